@@ -115,7 +115,8 @@ def _linked(
         return
     problem, early = subject.problem.plain, frees_early(subject.costs)
     values = leaving(subject.graph, problem)
-    linker = Linker(problem, subject.link, values, early, subject.engine)
+    views = views_of(subject.graph, subject.costs, problem)
+    linker = Linker(problem, subject.link, values, early, subject.engine, views)
 
     def source(budget: int) -> Point:
         return next((point for point in plain if point.peak <= budget), plain[-1])

@@ -192,7 +192,8 @@ def _linked(
     """What is found with transfers within a budget, from the best without and the points around,
     and from those with transfers that are `given`."""
     problem, early = player.opener.problem.plain, frees_early(player.costs)
-    linker = Linker(problem, link, leaving(player.graph, problem), early, engine)
+    views = views_of(player.graph, player.costs, problem)
+    linker = Linker(problem, link, leaving(player.graph, problem), early, engine, views)
     starts = [player.opener.plain_positions(point.executions) for point in (searched, *around)]
     placed = linker.plan(budget, starts, effort, [point.actions for point in given], told)
     if placed is None:

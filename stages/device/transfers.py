@@ -84,6 +84,7 @@ class Moving:
         self.device = device
         self.places: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
+        self.empty: dict[int, torch.UntypedStorage] = {}
         self.moving: dict[int, tuple[bool, Ticket]] = {}
         self.moved = Movement(self.memory.seconds, self.memory.now())
         if sending is not None:
@@ -108,13 +109,23 @@ class Moving:
         offset: int,
     ) -> torch.Tensor:
         """A tensor that the storage begins to come back to."""
-        earlier = [self.moving[name][1]] if name in self.moving else []
-        size = self.sizes[name]
-        whole = torch.empty(size, dtype=torch.uint8, device=self.device)
-        self.moving[name] = False, self.memory.read(whole, self.places[name], *earlier)
-        self.moved.returned += size
+        whole = torch.empty(self.sizes[name], dtype=torch.uint8, device=self.device)
+        self._come(name, whole)
         made = torch.empty(0, dtype=dtype, device=self.device)
         return made.set_(whole.untyped_storage(), offset, tuple(shape), tuple(strides))
+
+    def vacate(self, name: int, tensor: torch.Tensor) -> None:
+        """The storage of a tensor, which was sent and comes back, gives its bytes back: all tensors
+        of it stay what they are, and are not to be read until then."""
+        storage = tensor.untyped_storage()
+        storage.resize_(0)
+        self.empty[name] = storage
+
+    def refill(self, name: int) -> None:
+        """A storage that gave its bytes back takes them anew, and begins to come back."""
+        storage = self.empty.pop(name)
+        storage.resize_(self.sizes[name])
+        self._come(name, _bytes_of(storage))
 
     def wait(self, name: int) -> None:
         """The run goes on when the last transfer of a storage is through."""
@@ -128,6 +139,11 @@ class Moving:
         """The place of a storage is free for others."""
         del self.places[name]
         self.moved.count(-self.sizes.pop(name), self.memory.now())
+
+    def _come(self, name: int, whole: torch.Tensor) -> None:
+        earlier = [self.moving[name][1]] if name in self.moving else []
+        self.moving[name] = False, self.memory.read(whole, self.places[name], *earlier)
+        self.moved.returned += self.sizes[name]
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -37,7 +37,7 @@ from stages.generate.lines import INDENT, WIDTH, line, statement_lines
 from stages.generate.naming import Names, comment, value_names
 from stages.generate.programs import Program, arguments_of
 from stages.generate.remote import NAMES, OTHER_MEMORY, Remote
-from stages.generate.transfers import SENDING, TRANSFERS, places, transfer
+from stages.generate.transfers import SENDING, TRANSFERS, places, transfer, vacated, vacating
 from stages.replay.walk import Effect, effects
 
 _RUNTIME = (
@@ -106,6 +106,7 @@ class _Writer:
         self.gradients = {self.names[value] for value in flowing(graph)}
         self.views = graph.view_ops()
         self.places = places(graph, self.steps, self.remote.numbers)
+        self.vacated = vacated(graph, self.walked, self.remote.numbers)
         own = {*self.remote.numbers, *self.remote.gradients}
         offloads = (e for e in self.walked if isinstance(e.step.action, Offload))
         self.sends = any(effect.moves not in own for effect in offloads)
@@ -187,7 +188,6 @@ class _Writer:
             if not isinstance(effect.step.action, OTHER_MEMORY):
                 self.live = effect.step.live
         self.hand_over()
-        self.flush()
         if self.remote:
             self.lines += self.remote.ends()
             for parts in (self.slices, self.handed, self.watched):
@@ -218,7 +218,6 @@ class _Writer:
                 self.remark(f"updated: {self.graph.values[value].path}")
             case OptimiseAway() | Accumulate() as action:
                 self.hand_over()
-                self.flush()
                 self.statement(self.remote.updates(action, effect.moves), 1, None)
             case unknown:
                 assert_never(unknown)
@@ -229,7 +228,6 @@ class _Writer:
         assert op is not None
         if op.id not in self.views:
             self.hand_over()
-        self.flush()
         self.mark_place(op, effect.repeated)
         calls = self.calls(op, in_place, effect.repeated)
         depth = 1
@@ -251,25 +249,29 @@ class _Writer:
         action, live = effect.step.action, effect.step.live
         assert isinstance(action, Linked)
         self.hand_over()
-        self.flush()
         name, place = self.names[action.value], self.places.begins.get(effect.position, 0)
         shown = live if isinstance(action, Prefetch) else None
         moved = self.remote.moves(action, name, effect.moves, place)
         if effect.moves not in self.remote.gradients:
-            moved = moved or transfer(self.graph, action, name, place)
+            vacated = effect.position in self.vacated
+            moved = moved or transfer(self.graph, action, name, place, vacated)
         if moved is not None:
             self.statement(moved, 1, shown)
-        for value in effect.returns:
+        for value in effect.returns if effect.position not in self.vacated else ():
             self.bound.setdefault(self.graph.values[value].storage, []).append(value)
 
     def free(self, effect: Effect) -> None:
-        """The names of a storage end; a parameter that lives elsewhere is free of its bytes."""
+        """The names of a storage end, unless it comes back as it was; a parameter that lives
+        elsewhere is free of its bytes."""
+        comes_back = self.vacated.get(effect.position, NONE)
         for storage in effect.drops:
-            self.forget(storage)
-            freeing = self.remote.frees(storage)
+            if comes_back == NONE:
+                self.forget(storage)
+                freeing = self.remote.frees(storage)
+            else:
+                freeing = vacating(storage, self.names[comes_back])
             if freeing:
                 self.hand_over()
-                self.flush()
                 self.line(freeing, effect.step.live)
 
     def calls(self, op: Op, in_place: int, repeated: bool) -> list[Statement]:
@@ -332,13 +334,14 @@ class _Writer:
     def save_random(self, op: int, step: Step) -> None:
         """The line that keeps the generator's state."""
         self.hand_over()
-        self.flush()
         self.states[op] = self.reserved.reserve(f"random_state_{op}")
         self.line(f'{self.states[op]} = random_state("{self.graph.device}")', step.live)
 
     def hand_over(self) -> None:
-        """Yields the gradients that are waiting, without keeping any of them."""
+        """Yields the gradients that are waiting, without keeping any of them, and deletes the names
+        that have ended."""
         if not self.handing:
+            self.flush()
             return
         values = [value for _, value in self.handing]
         names = ["None" if value == NONE else self.names[value] for value in values]

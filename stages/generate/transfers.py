@@ -5,15 +5,16 @@ Places follow from the order of issue alone, so that the memory is taken once, w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from schemas.actions import FreeCopy, Linked, Offload, Prefetch, Updating, Wait
+from schemas.actions import Free, FreeCopy, Linked, Offload, Prefetch, Updating, Wait
 from schemas.graph import Graph
 from schemas.link import HostLink
 from schemas.schedule import Step
 from schemas.updates import LinkSpeed, UpdateCost, Updates
 from stages.generate.calls import Statement
+from stages.replay.walk import Effect
 
 TRANSFERS, SENDING = "transfers", "sending"
 """The names, in a program, of what does its transfers, and of what says how."""
@@ -60,13 +61,40 @@ def _first(taken: Sequence[tuple[int, int]], size: int) -> int:
     return begin
 
 
-def transfer(graph: Graph, action: Linked, name: str, place: int) -> Statement:
-    """The statement of a transfer; `name` is that of the value, `place` where what leaves goes."""
+def vacated(graph: Graph, walked: Iterable[Effect], remote: Collection[int] = ()) -> dict[int, int]:
+    """The positions of frees after which a storage comes back as it was, with its views, and those
+    of the prefetches that bring it; each with the value that is brought. The storages `remote` come
+    back as others."""
+    freed: dict[int, int] = {}
+    found: dict[int, int] = {}
+    for effect in walked:
+        match effect.step.action:
+            case Free():
+                freed.update(dict.fromkeys(effect.drops, effect.position))
+            case Prefetch(value) if effect.moves in freed and effect.moves not in remote:
+                found[freed.pop(effect.moves)] = found[effect.position] = value
+        for value in effect.makes:
+            freed.pop(graph.values[value].storage, None)
+    return found
+
+
+def vacating(storage: int, name: str) -> str:
+    """The line by which a storage goes so; `name` is that of the value."""
+    return f"{TRANSFERS}.vacate({storage}, {name})"
+
+
+def transfer(
+    graph: Graph, action: Linked, name: str, place: int, vacated: bool = False
+) -> Statement:
+    """The statement of a transfer; `name` is that of the value, `place` where what leaves goes, and
+    `vacated` says that it comes back as it was."""
     value = graph.values[action.value]
     number = str(value.storage)
     match action:
         case Offload():
             return Statement("", f"{TRANSFERS}.offload", [number, name, str(place)])
+        case Prefetch() if vacated:
+            return Statement("", f"{TRANSFERS}.refill", [number])
         case Prefetch():
             shape, strides = repr(tuple(value.shape)), repr(tuple(value.strides))
             taken = [number, f"torch.{value.dtype}", shape, strides, str(value.offset)]

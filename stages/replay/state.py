@@ -55,14 +55,14 @@ class State:
 
     `live_bytes` are above what was allocated when the step began; `live` are the values that have a
     name, by storage; `sums` are the storages of gradients that are added to ones which are there
-    already; and `allocated` the storages that the step made and has not freed. `done` are
-    the ops that ran, `handed` the gradients given away, `gone` says why a storage may not be read
-    any more. `states` are the ops whose random state is saved, `restoring` the one that draws from
-    it next, `last_draw` the last one that drew for the first time, `last_once` the last one of the
-    forward that may run only once. `clock` is when the compute lane is free; what concerns the
-    `link` and the memory behind it is in `away`. Of `updates`, the optimiser, `updated` are the
-    parameters that have been updated; `remote` the storages of those that live in the other
-    memory, in whose lane `beside` they may be updated.
+    already; and `allocated` the storages that the step made and has not freed. `done` are the ops
+    that ran, `handed` the gradients given away, `gone` says why a storage may not be read any more.
+    `states` are the ops whose random state is saved, `restoring` the one that draws from it next,
+    `last_draw` the last one that drew for the first time, `last_once` the last one of the forward
+    that may run only once. `asleep` are the values that come back with a storage. `clock` is when
+    the compute lane is free; what concerns the `link` and the memory behind it is in `away`. Of
+    `updates`, the optimiser, `updated` are the parameters that have been updated; `remote` the
+    storages of those that live in the other memory, in whose lane `beside` they may be updated.
     """
 
     graph: Graph
@@ -77,6 +77,7 @@ class State:
     repeated_seconds: float = 0.0
     position: int = -1
     live: dict[int, set[int]] = field(default_factory=dict)
+    asleep: dict[int, set[int]] = field(default_factory=dict)
     allocated: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     handed: set[int] = field(default_factory=set)
@@ -166,7 +167,8 @@ class State:
         self.clock = end
 
     def allocate(self, storage: int) -> None:
-        """A storage that the step makes is there from now on."""
+        """A storage that the step makes, or brings back, is there from now on."""
+        self.asleep.pop(storage, None)
         self.allocated.add(storage)
         self.live_bytes += self.graph.storages[storage]
 

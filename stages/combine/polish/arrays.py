@@ -35,7 +35,8 @@ class Arrays(NamedTuple):
     place of what is overwritten among the inputs. `drawn` sums up how likely storages are drawn, up
     to each of them. `rank` orders nodes as captured, alternatives right behind theirs.
     `input_views` are the views that a row reads of each of its inputs, as bits, and `view_seconds`
-    those of each storage (`views`). Nodes of one `kind` are alike (`kinds`), `equal_item` has those
+    those of each storage (`views`); a node that `brings` its outputs back leaves them their views.
+    Nodes of one `kind` are alike (`kinds`), `equal_item` has those
     of each.
     """
 
@@ -67,6 +68,7 @@ class Arrays(NamedTuple):
     input_views: Integers
     view_start: Positions
     view_seconds: Seconds
+    brings: Flags
     kind: Positions
     equal_start: Positions
     equal_item: Positions
@@ -137,6 +139,7 @@ def arrays(problem: Problem, in_place: bool, views: Views | None = None) -> Arra
         ),
         view_start=_starts(views.seconds),
         view_seconds=np.array([each for group in views.seconds for each in group], np.float64),
+        brings=np.isin(positions, list(views.brings)),
         kind=np.array(kinds, np.int32),
         equal_start=equal_start,
         equal_item=equal_item,

@@ -101,7 +101,8 @@ def memory_line(
             viewed[storage] |= a.input_views[k]
         for k in range(a.output_start[row], a.output_start[row + 1]):
             live += a.size[a.output_item[k]]
-            viewed[a.output_item[k]] = 0
+            if not a.brings[node]:
+                viewed[a.output_item[k]] = 0
         line[i] = max(before + a.peak[row], live)
         k = reuse[i]
         if k >= 0 and (a.reuse_seconds[k] <= a.seconds[row] or line[i] > ceiling):

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from schemas.link import HostLink
-from stages.combine.polish.arrays import Arrays, Flags, Positions, Seconds
+from stages.combine.polish.arrays import Arrays, Flags, Integers, Positions, Seconds
+from stages.combine.polish.kernel import seconds_of_views
 from stages.combine.polish.state import State
 from stages.combine.polish.uncounted import inlined, uncounted
 
@@ -27,8 +28,8 @@ class Lanes(NamedTuple):
     """The transfers of a problem: the `kind` of each node and the `storage` that one of a transfer
     moves; of each storage the nodes by which it `leaves` and `comes`, -1 for none, and the
     `seconds` of a transfer with its `overhead`. The clocks have in `sent` and `back` when a storage
-    is sent and back. A `shared` link moves one at a time; all that leaves is within the `room` in
-    bytes."""
+    is sent and back, and in `viewed` which of its views are there. A `shared` link moves one at a
+    time; all that leaves is within the `room` in bytes."""
 
     kind: Positions
     storage: Positions
@@ -38,6 +39,7 @@ class Lanes(NamedTuple):
     overhead: Seconds
     sent: Seconds
     back: Seconds
+    viewed: Integers
     shared: Flags
     room: Seconds
 
@@ -56,6 +58,7 @@ def through(s: State, a: Arrays, t: Lanes) -> float:
     size = 0
     t.sent[:] = 0.0
     t.back[:] = 0.0
+    t.viewed[:] = 0
     for slot in range(s.at.size):
         run = s.at[slot]
         if run < 0:
@@ -74,7 +77,7 @@ def through(s: State, a: Arrays, t: Lanes) -> float:
                 out = into
         else:
             row = s.row[run]
-            gone = 0.0
+            gone = viewing = 0.0
             event = s.event[run]
             for k in range(a.input_start[row], a.input_start[row + 1]):
                 storage = a.input_item[k]
@@ -85,8 +88,14 @@ def through(s: State, a: Arrays, t: Lanes) -> float:
                         if t.kind[s.node[s.owner[after]]] == COMES:
                             return np.inf
                         gone = max(gone, t.sent[storage])
+                new = a.input_views[k] & ~t.viewed[storage]
+                if new:
+                    viewing += seconds_of_views(a, storage, new)
+                    t.viewed[storage] |= new
                 event += 1
-            clock += s.spent[run]
+            for k in range(a.output_start[row], a.output_start[row + 1]):
+                t.viewed[a.output_item[k]] = 0
+            clock += viewing + s.spent[run]
             if s.first[node] == run:
                 for k in range(a.output_start[row], a.output_start[row + 1]):
                     storage = a.output_item[k]
@@ -120,5 +129,5 @@ def lanes(nodes: int, sizes: Sequence[int], moved_storages: Sequence[int], link:
     overhead[moved] = [link.overhead_of(sizes[each]) for each in moved_storages]
     return Lanes(
         kind, storage, leaves, comes, taken, overhead, np.zeros(storages), np.zeros(storages),
-        np.array([link.shared], np.bool_), np.array([link.room]),
+        np.zeros(storages, np.int64), np.array([link.shared], np.bool_), np.array([link.room]),
     )  # fmt: skip

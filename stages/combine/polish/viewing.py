@@ -20,17 +20,28 @@ def views_read(s: State, a: Arrays, event: int) -> int:
 
 
 @inlined
+def begins(s: State, a: Arrays, event: int) -> bool:
+    """Whether an event makes a storage whose views are to be made, too."""
+    return s.makes[event] and not a.brings[s.node[s.owner[event]]]
+
+
+@inlined
 def viewing(s: State, a: Arrays, storage: int, event: int) -> float:
     """The seconds of the views that are made for an event alone: those that it reads and no other
-    read of that life does; where it makes the storage, those that are read before and after it."""
+    read of that life does; where it makes the storage, those that are read before and after it.
+    None are for one that brings the storage back."""
+    if s.makes[event] and not begins(s, a, event):
+        return 0.0
     earlier, later = 0, 0
     other = s.before[event]
-    while other >= 0 and not s.makes[other]:
-        earlier |= views_read(s, a, other)
+    while other >= 0 and not begins(s, a, other):
+        if not s.makes[other]:
+            earlier |= views_read(s, a, other)
         other = s.before[other]
     other = s.after[event]
-    while other >= 0 and not s.makes[other]:
-        later |= views_read(s, a, other)
+    while other >= 0 and not begins(s, a, other):
+        if not s.makes[other]:
+            later |= views_read(s, a, other)
         other = s.after[other]
     if s.makes[event]:
         return seconds_of_views(a, storage, earlier & later)

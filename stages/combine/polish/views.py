@@ -2,13 +2,13 @@
 
 A view is made before it is first read, with those that it is a view of, and is gone with the life
 of its storage: after that was made again, what is read of it then is made again, too
-(`stages.combine.schedule.opening`).
+(`stages.combine.schedule.opening`). What comes back from another memory does so with its views.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from schemas.costs import Costs
 from schemas.graph import LOSS_TARGET, NONE, Graph
@@ -23,11 +23,13 @@ MOST = 62
 class Views:
     """The views that take time: by storage the `seconds` of each; by position, for the `first` run
     and for `further` runs, which of them a run reads of each of its inputs, as bits; the same where
-    it runs again as it did first."""
+    it runs again as it did first. The nodes at the positions `brings` bring back what they make,
+    where it was made before."""
 
     seconds: list[list[float]]
     first: list[list[int]]
     further: list[list[int]]
+    brings: frozenset[int] = frozenset()
 
     def once(self, problem: Problem) -> float:
         """The seconds of all that first runs read, once each."""
@@ -41,6 +43,42 @@ class Views:
             for place, each in enumerate(seconds)
             if bits >> place & 1
         )
+
+    def of_runs(self, problem: Problem, sequence: Sequence[int]) -> list[float]:
+        """The seconds of the views that are made for each run of a sequence of positions."""
+        seen: set[int] = set()
+        made = [0] * len(self.seconds)
+        found = []
+        for position in sequence:
+            repeated = position in seen
+            seen.add(position)
+            form = problem.form_at(position, repeated)
+            seconds = 0.0
+            read = (self.further if repeated else self.first)[position]
+            for storage, bits in zip(form.inputs, read, strict=True):
+                new = bits & ~made[storage]
+                made[storage] |= bits
+                own = enumerate(self.seconds[storage] if new else ())
+                seconds += sum(each for place, each in own if new >> place & 1)
+            for storage in form.outputs if position not in self.brings else ():
+                made[storage] = 0
+            found.append(seconds)
+        return found
+
+    def moved(self, transfers: int) -> Views:
+        """Those of the step with so many storages that may leave: behind its nodes, which have no
+        alternatives, it has two for each, one that reads it as it is and one that brings it back
+        (`stages.combine.transfers.moving`)."""
+        own = len(self.first)
+        more = [[0], []] * transfers
+        comes = frozenset(range(own + 1, own + 2 * transfers, 2))
+        return Views(self.seconds, self.first + more, self.further + more, comes)
+
+    def priced(self, nodes: Collection[int]) -> Views:
+        """Those of the step in which further runs of some nodes read nothing, and bring back what
+        they made (`stages.combine.transfers.priced`)."""
+        further = [[] if at in nodes else row for at, row in enumerate(self.further)]
+        return replace(self, further=further, brings=frozenset(nodes))
 
     def shared(self, problem: Problem) -> list[float]:
         """By storage, the seconds of the views that all runs read which read it."""
@@ -62,7 +100,7 @@ def no_views(problem: Problem) -> Views:
         [[0] * len(problem.form_at(position, repeated).inputs) for position in problem.positions]
         for repeated in (False, True)
     ]
-    return Views([[] for _ in problem.storages], *read)
+    return Views([[] for _ in problem.storages], read[0], read[1])
 
 
 def views_of(graph: Graph, costs: Costs, problem: Problem) -> Views:

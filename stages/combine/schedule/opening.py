@@ -78,9 +78,9 @@ class Opener:
         """As `schedule`, of the actions of a plan, which may have transfers.
 
         A storage that was sent leaves where its `Free` stands, after a wait, and comes back where
-        its `Prefetch` stands; what reads it waits first. The copy of a storage is freed when it has
-        come back for the last time; a storage that has one is not sent again. Raises ScheduleError
-        for any other action.
+        its `Prefetch` stands, with its views; what reads it waits first. The copy of a storage is
+        freed when it has come back for the last time; a storage that has one is not sent again.
+        Raises ScheduleError for any other action.
         """
         executions: list[int] = []
         linked: dict[int, list[Offload | Prefetch | Free]] = {}
@@ -136,6 +136,7 @@ class _Opening:
         self.maker = graph.makers()
         self.views = graph.view_ops()
         self.live: set[int] = set()
+        self.asleep: dict[int, set[int]] = {}
         self.values: dict[int, list[int]] = {}
         for value in graph.values:
             self.values.setdefault(value.storage, []).append(value.id)
@@ -166,14 +167,20 @@ class _Opening:
                 self.away.moves(storage)
             case Prefetch(value):
                 self.act(action)
-                self.live.add(value)
+                self.live.update({value}, self.asleep.pop(storage, ()))
                 self.away.comes_back(storage)
             case Free():
                 if storage not in self.away.copies:
                     raise ScheduleError(f"a plan frees storage {storage}, which it has not sent")
-                self.settle(storage)
-                self.act(Free(self.any_value(storage)))
-                self.forget(storage)
+                self.free(storage)
+
+    def free(self, storage: int) -> None:
+        """Frees a storage; one that comes back does so with its views."""
+        self.settle(storage)
+        self.act(Free(self.any_value(storage)))
+        if storage in self.away.copies:
+            self.asleep[storage] = self.live.intersection(self.values[storage])
+        self.forget(storage)
 
     def settle(self, storage: int) -> None:
         """Waits for what is on its way, and forgets its copy where that is not needed any more."""
@@ -205,9 +212,9 @@ class _Opening:
                 parts.append(self.handing.parts[storage])
                 continue
             if storage != run.overwrites and storage < len(self.graph.storages):
-                self.settle(storage)
-                self.act(Free(self.any_value(storage)))
-            self.forget(storage)
+                self.free(storage)
+            else:
+                self.forget(storage)
         parts.sort(key=self.handing.order.index)
         for value in parts + self.handing.ready(position):
             self.make_view(self.handing.first.get(value, value))
@@ -223,7 +230,10 @@ class _Opening:
         if saved:
             self.act(RestoreRandom(op.id) if run.repeated else SaveRandom(op.id))
         self.act(run_of(op, self.overwritten(op, run)))
-        self.live.update(makes_of(self.graph, op, run.repeated))
+        makes = makes_of(self.graph, op, run.repeated)
+        self.live.update(makes)
+        for storage in self.asleep and {self.graph.values[value].storage for value in makes}:
+            self.asleep.pop(storage, None)
         if saved and self.runs_left[op.id] == 0:
             self.act(FreeRandom(op.id))
 

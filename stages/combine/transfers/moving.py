@@ -38,7 +38,8 @@ class Mover:
         nodes = len(problem.nodes)
         extended = replace(problem, nodes=[*problem.nodes, *_transfers(self.moved_storages)])
         plain = arrays(problem, in_place=True)
-        self.arrays = arrays(extended, in_place=True)._replace(
+        views = placer.views.moved(len(self.moved_storages))
+        self.arrays = arrays(extended, in_place=True, views=views)._replace(
             again_start=plain.again_start, again_item=plain.again_item
         )
         self.patient = large_first(self.arrays)
@@ -55,7 +56,8 @@ class Mover:
         count = min(max(share * nodes, LEAST_MOVES), MOST_WORK // nodes)
         steps = np.array(start, np.int32)
         # Threads that search at a time have clocks of their own.
-        lanes_ = self.lanes._replace(sent=self.lanes.sent.copy(), back=self.lanes.back.copy())
+        own = self.lanes
+        lanes_ = own._replace(sent=own.sent.copy(), back=own.back.copy(), viewed=own.viewed.copy())
         a = self.arrays if pace == QUICK else self.patient
         return anneal_linked(a, lanes_, steps, budget, count, seed, pace).tolist()
 

@@ -13,6 +13,7 @@ from schemas.problem import Problem
 from stages.combine.offload.gaps import Computation, Gap
 from stages.combine.offload.placing import Sent, Stay, first_made_first, sends, stays
 from stages.combine.offload.plans import capped
+from stages.combine.polish.views import Views, no_views
 from stages.combine.schedule.executions import runs
 from stages.replay.line import Execution, executions
 from stages.replay.link_lanes import LinkLanes
@@ -22,7 +23,7 @@ from stages.replay.link_lanes import LinkLanes
 class Clocks:
     """When all lanes are through (`seconds`), the `most` bytes in the other memory, when each run
     begins, when what leaves has been `sent`, and what computations are busy with for the `overhead`
-    of transfers. Views take no time."""
+    of transfers."""
 
     seconds: float
     overhead: float
@@ -46,19 +47,25 @@ class Placed:
 
     @property
     def seconds(self) -> float:
-        """The seconds that the lanes take, views left out."""
+        """The seconds that the lanes take, but for views that every plan makes once."""
         return self.clocks.seconds
 
 
 class Placer:
     """Places transfers of one problem over one link; `leaving` are the storages that may leave,
     with the values by which they do. What leaves is freed as late as the budget allows, or `early`:
-    once it has been sent, by the clocks."""
+    once it has been sent, by the clocks. Without `views` these take no time."""
 
     def __init__(
-        self, problem: Problem, link: HostLink, leaving: Mapping[int, int], early: bool = False
+        self,
+        problem: Problem,
+        link: HostLink,
+        leaving: Mapping[int, int],
+        early: bool = False,
+        views: Views | None = None,
     ) -> None:
         self.problem = problem
+        self.views = views or no_views(problem)
         self.link = link
         self.leaving = leaving
         self.early = early
@@ -123,7 +130,7 @@ class Placer:
         played = executions(self.problem, sequence, True, budget, moved)
         if max(run.peak for run in played) > budget:
             return None
-        own = [run.seconds for run in played]
+        own = self._seconds(played)
         clocks = self._clocks(own, found, order)
         if clocks.most > self.link.room or not math.isfinite(clocks.seconds):
             return None
@@ -194,6 +201,11 @@ class Placer:
                     most = max(most, other)
         return Clocks(lanes.through(clock), overhead, most, begins, sent)
 
+    def _seconds(self, played: Sequence[Execution]) -> list[float]:
+        """What each run takes, with the views that are made for it."""
+        viewed = self.views.of_runs(self.problem, [run.node for run in played])
+        return [run.seconds + views for run, views in zip(played, viewed, strict=True)]
+
     def _computation(self, played: Sequence[Execution]) -> Computation:
         """The runs as planners of chains with a link see them: what each needs, and the gaps."""
         gaps: list[Gap] = []
@@ -210,7 +222,7 @@ class Placer:
                 made[storage] = used[storage] = place
         turn = next(i for i, run in enumerate(played) if run.node == self.problem.loss)
         gaps.sort(key=lambda gap: (gap.first, gap.made, gap.store))
-        needs, seconds = [run.peak for run in played], [run.seconds for run in played]
+        needs, seconds = [run.peak for run in played], self._seconds(played)
         return Computation([], needs, seconds, turn, gaps)
 
 

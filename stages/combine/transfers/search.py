@@ -25,6 +25,7 @@ from stages.combine.moment.limits import Limits
 from stages.combine.polish.anneal import CLOSING, LOOSE
 from stages.combine.polish.polisher import Polisher
 from stages.combine.polish.sweeping import grid
+from stages.combine.polish.views import Views
 from stages.combine.telling import Report, Tally
 from stages.combine.transfers.deciding import LinkedMoments
 from stages.combine.transfers.moving import Mover
@@ -92,7 +93,7 @@ ASKED = Effort((1.0, 0.7, 0.4), 4, 5, 2, 400, 12, 3000, 1600)
 class Linker:
     """Plans of one problem over one link; `leaving` are the storages that may leave, with the
     values by which they do, as late as they can, or `early` (`Placer`). The `engine` solves the
-    programs that starts come from."""
+    programs that starts come from; without `views` these take no time."""
 
     def __init__(
         self,
@@ -101,15 +102,21 @@ class Linker:
         leaving: Mapping[int, int],
         early: bool = False,
         engine: Engine = HIGHS,
+        views: Views | None = None,
     ) -> None:
         self.problem = problem
-        self.placer = Placer(problem, link, leaving, early)
+        self.placer = Placer(problem, link, leaving, early, views)
         self.limits = Limits(engine=engine)
         self.idle = link.bandwidth == 0 or not leaving
         self.makers = makers(problem, leaving, link)
         self.ends = list(accumulate(maker.size for maker in self.makers))
         seconds = (node.seconds for node in problem.nodes[: problem.loss])
         self.made = [*accumulate(seconds)]
+
+    @cached_property
+    def viewed(self) -> float:
+        """The seconds of views that every plan makes."""
+        return self.placer.views.once(self.problem)
 
     @cached_property
     def mover(self) -> Mover:
@@ -293,7 +300,8 @@ class _Search:
 
     def _is_far(self) -> bool:
         """Whether the best is far from what no plan goes below."""
-        bound = self.linker.moments.bound(self.budget).seconds
+        linker = self.linker
+        bound = linker.moments.bound(self.budget).seconds + linker.viewed
         return math.isfinite(bound) and self._seconds() > (1 + FAR) * bound
 
     def _tried(self, share: float, part: float, start: Sequence[int]) -> Placed | None:
@@ -303,7 +311,8 @@ class _Search:
         rate = min((maker.rate for maker in chosen), default=0.0)
         price = 0.0 if share == 0 or rate == math.inf else rate * BELOW
         found = priced(linker.problem, chosen, price)
-        polished = Polisher(found.problem).polish({0: start}, self.budget)
+        views = linker.placer.views.priced(found.brings)
+        polished = Polisher(found.problem, views).polish({0: start}, self.budget)
         placed = linker.placer.place(*parted(found, polished.sequence), self.budget)
         self._searched(placed)
         return placed

@@ -22,8 +22,11 @@ def _play(state: State, effect: Effect) -> int:
             raise state.refuse(f"the gradient in value {action.value} is freed")
         if storage in state.sums and storage not in state.allocated:
             state.forget_sum(storage)
-        else:
-            state.forget(storage)
+            continue
+        values = state.live.get(storage, set())
+        state.forget(storage)
+        if storage in state.away.copies and storage not in state.remote:
+            state.asleep[storage] = values
     return state.live_bytes
 
 

@@ -1,6 +1,9 @@
 """Transfers over the link to another memory: of what is there, one after the other in their lane,
 waited for before what they move is used.
 
+What comes back does so with its views: those that were there when its storage was freed. A
+parameter that lives in the other memory, and what was overwritten, come without.
+
 A transfer begins when what stands before it in the compute lane has ended, where it takes its
 overhead, and its lane is free.
 Both directions take turns where the link is shared.
@@ -82,8 +85,9 @@ def _prefetch(state: State, value: int, storage: int) -> None:
         raise state.refuse(f"value {value} comes back, which is there")
     if value not in state.whole and storage not in state.remote:
         raise state.refuse(f"value {value} comes back, which is a view")
+    views = state.asleep.pop(storage, set())
     state.allocate(storage)
-    state.live.setdefault(storage, set()).add(value)
+    state.live[storage] = views | {value}
     away.coming.add(storage)
     away.returned += state.graph.storages[storage]
     _begin(state, storage, leaves=False)

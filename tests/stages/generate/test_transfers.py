@@ -88,6 +88,8 @@ def test_equal_to_the_model(name: str, tmp_path: Path) -> None:
     costs = timeless(graph)
     steps = leaves(graph, costs, 2, 1.0)
     compare(packaged(graph, costs, steps, tmp_path / "package"), built)
+    text = (tmp_path / "package" / "step.py").read_text()
+    assert text.count("transfers.vacate(") == text.count("transfers.refill(") > 0
 
 
 def test_the_bytes_are_those_predicted(tmp_path: Path) -> None:

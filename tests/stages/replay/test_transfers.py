@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace as with_fields
 
 import pytest
@@ -240,9 +241,44 @@ def test_opening_adds_waits_views_and_frees_of_copies() -> None:
         assert found.transfers == Transfers(4, 4, 4, found.transfers.waited)  # type: ignore[union-attr]
         kept = replay(graph, costs, opener.schedule(ops, False))
         assert found.peak <= kept.peak and found.seconds >= kept.seconds
+        assert len([s for s in steps if isinstance(s.action, Compute)]) == len(
+            [s for s in opener.schedule(ops, False) if isinstance(s.action, Compute)]
+        )
         with pytest.raises(ScheduleError, match="frees storage 0, which it has not sent"):
             opener.of_actions([first, Free(0), second], in_place=False)
         with pytest.raises(ScheduleError, match="which is added to it"):
             opener.of_actions([first, Offload(0), Wait(0)], in_place=False)
         with pytest.raises(ScheduleError, match="which the graph does not have"):
             opener.of_actions([first, Offload(99)], in_place=False)
+
+
+def test_what_comes_back_has_the_views_that_it_had() -> None:
+    graph, costs = graph_of(two_reads(), views=True, shared=True)
+    opener = Opener(graph, condense(graph, costs))
+    first, second, loss, back = (node.op for node in opener.problem.nodes)
+    away: list[Action] = [Compute(first), Offload(0), Compute(second), Free(0), Loss(loss)]
+
+    def views(steps: Sequence[Step]) -> int:
+        return sum(s.action.op in graph.view_ops() for s in steps if isinstance(s.action, Compute))
+
+    returned = opener.of_actions([*away, Prefetch(0), Compute(back)], in_place=False)
+    again = opener.schedule([first, second, loss, first, back], False)
+    assert (views(returned), views(again)) == (2, 3)
+    for steps in (returned, again):
+        replay(graph, costs, steps, link=LINK)
+    place = [step.action for step in returned].index(Free(0)) + 1
+    made = [Step(Compute(first)), Step(Free(0))]
+    with pytest.raises(ScheduleError, match=r"reads value \d+, which is not live"):
+        replay(graph, costs, [*returned[:place], *made, *returned[place:]], link=LINK)
+
+
+def two_reads() -> Problem:
+    """An op whose output the next one reads, and a backward."""
+    nodes = [
+        Node(0, "forward", 1.0, 4, [], [0], [], False, True),
+        Node(1, "forward", 1.0, 4, [0], [1], [], False, True),
+        Node(2, "loss", 0.0, 4, [1], [2], [], False, False),
+        Node(3, "backward", 1.0, 4, [0, 2], [3], [], False, True),
+    ]
+    storages = [Storage(4, index, index in (1, 2), index == 3) for index in range(4)]
+    return Problem(nodes, storages, 0)

@@ -17,6 +17,7 @@ from schemas.problem import Node, Problem, Storage
 from stages.combine.polish.anneal import CLOSING, LOOSE, QUICK, Pace
 from stages.combine.polish.lanes import through
 from stages.combine.polish.state import EXCESS, state_of
+from stages.combine.polish.views import views_of
 from stages.combine.schedule.leaving import leaving
 from stages.combine.transfers.deciding import LinkedMoments
 from stages.combine.transfers.moving import Mover, as_made
@@ -25,6 +26,9 @@ from stages.combine.transfers.search import ASKED, Linker
 from stages.replay.line import executions
 from tests.stages.combine.problems import problems
 from tests.stages.combine.transfers.test_search import LINKS, budgets, played, step_of
+
+VIEWS = st.sampled_from([0.0, 1.0])
+"""The seconds of each view; none are there where these are 0."""
 
 
 def without_reuses(made: Problem) -> Problem:
@@ -40,10 +44,13 @@ def seconds_of(mover: Mover, sequence: list[int], budget: int) -> tuple[float, i
 
 
 @settings(deadline=None, max_examples=60)
-@given(problems(forward=4), LINKS)
-def test_clocks_are_those_of_the_placer(made: Problem, link: HostLink) -> None:
-    graph, _, problem = step_of(without_reuses(made))
-    placer = Placer(problem, link, leaving(graph, problem))
+@given(problems(forward=4), LINKS, VIEWS, st.booleans())
+def test_clocks_are_those_of_the_placer(
+    made: Problem, link: HostLink, view_seconds: float, shared: bool
+) -> None:
+    graph, costs, problem = step_of(without_reuses(made), view_seconds, shared)
+    views = views_of(graph, costs, problem)
+    placer = Placer(problem, link, leaving(graph, problem), views=views)
     mover = Mover(problem, placer)
     captured = range(len(problem.nodes))
     for budget in budgets(problem):
@@ -59,12 +66,20 @@ def test_clocks_are_those_of_the_placer(made: Problem, link: HostLink) -> None:
 
 
 @settings(deadline=None, max_examples=30)
-@given(problems(forward=4), LINKS, st.integers(0, 3), st.sampled_from([QUICK, LOOSE, CLOSING]))
+@given(
+    problems(forward=4),
+    LINKS,
+    st.integers(0, 3),
+    st.sampled_from([QUICK, LOOSE, CLOSING]),
+    VIEWS,
+    st.booleans(),
+)
 def test_what_is_found_is_a_plan_that_is_no_slower(
-    made: Problem, link: HostLink, seed: int, pace: Pace
+    made: Problem, link: HostLink, seed: int, pace: Pace, view_seconds: float, shared: bool
 ) -> None:
-    graph, costs, problem = step_of(without_reuses(made))
-    placer = Placer(problem, link, leaving(graph, problem))
+    graph, costs, problem = step_of(without_reuses(made), view_seconds, shared)
+    views = views_of(graph, costs, problem)
+    placer = Placer(problem, link, leaving(graph, problem), views=views)
     mover = Mover(problem, placer)
     for budget in budgets(problem):
         placed = placer.place(range(len(problem.nodes)), None, budget)

@@ -37,6 +37,7 @@ from stages.combine.frontier import Subject, frontier
 from stages.combine.moment.program import seconds_of_all
 from stages.combine.moment.solver import integral
 from stages.combine.polish.sweeping import grid
+from stages.combine.polish.views import views_of
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
@@ -69,8 +70,10 @@ LINKS = st.builds(
 )
 
 
-def step_of(problem: Problem) -> tuple[Graph, Costs, Problem]:
-    graph, costs = graph_of(problem, views=False)
+def step_of(
+    problem: Problem, view_seconds: float = 0.0, shared: bool = False
+) -> tuple[Graph, Costs, Problem]:
+    graph, costs = graph_of(problem, view_seconds > 0, view_seconds, shared)
     return graph, costs, condense(graph, costs)
 
 
@@ -246,11 +249,15 @@ def test_a_link_without_bandwidth_changes_nothing(made: Problem) -> None:
 
 
 @settings(deadline=None, max_examples=8)
-@given(problems(forward=4))
-def test_nobody_waits_for_a_link_that_takes_no_time(made: Problem) -> None:
-    graph, _, problem = step_of(made)
+@given(problems(forward=4), st.sampled_from([0.0, 1.0]), st.booleans())
+def test_nobody_waits_for_a_link_that_takes_no_time(
+    made: Problem, view_seconds: float, shared: bool
+) -> None:
+    graph, costs, problem = step_of(made, view_seconds, shared)
     link = HostLink(math.inf, 0.0, device="cpu")
-    linker = Linker(problem, link, leaving(graph, problem))
+    views = views_of(graph, costs, problem)
+    linker = Linker(problem, link, leaving(graph, problem), views=views)
+    once = sum(node.seconds for node in problem.nodes) + views.once(problem)
     captured = list(range(len(problem.nodes)))
     for budget in budgets(problem):
         placed = linker.placer.place(captured, None, budget)
@@ -258,6 +265,8 @@ def test_nobody_waits_for_a_link_that_takes_no_time(made: Problem) -> None:
         if placed is not None:
             assert found is not None and found.seconds <= placed.seconds + 1e-9
             assert found.waited == pytest.approx(0)
+            actions = linker.placer.actions(found)
+            assert played(graph, costs, problem, actions, link, budget).seconds <= once + 1e-9
 
 
 @settings(deadline=None, max_examples=6)
