@@ -18,6 +18,7 @@ from .absent import Absent
 from .arrived import Arrived, arrived, own
 from .facts import Interface
 from .inner import Inner, check_inner, watch_inner
+from .marks import ended_early, marks_of
 from .regions import region_of
 from .strides import as_in_eager
 from .surroundings import changing_mode, without_function_modes
@@ -30,14 +31,15 @@ class Run:
     """One run of the step, suspended after its forward and after each slice of its backward."""
 
     __slots__ = (
-        *("aliased", "device", "inner", "interface", "message", "program", "region", "unlike"),
-        "watched",
+        *("aliased", "device", "inner", "interface", "marks", "message", "program", "region"),
+        *("unlike", "watched"),
     )
 
     def __init__(self, step: Step, interface: Interface, tensors: Sequence[torch.Tensor]) -> None:
         self.interface = interface
         self.device = tensors[0].device
         self.region = region_of(self.device, [tensors[i] for i in interface.cast])
+        self.marks = marks_of(tensors)
         self.program: Any = step(*tensors)
         self.message: list[Arrived] | None = None
         self.watched: list[Watched] = []
@@ -187,8 +189,12 @@ class _Slice(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, token: torch.Tensor) -> tuple[Any, ...]:
         run, ctx.run = ctx.run, None
-        run.check_watched()
-        gradients = run.advance()
+        try:
+            run.check_watched()
+            gradients = run.advance()
+        except BaseException as error:
+            ended_early(run.marks, error)
+            raise
         unlike = run.unlike.pop()
         handed = [_alone(gradient) for gradient in gradients]
         gradients.clear()
