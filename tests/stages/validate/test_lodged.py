@@ -66,11 +66,23 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIGHTFIT_DISK", str(tmp_path))
 
 
-def test_the_module_is_judged_to_the_byte(made: Any, tmp_path: Path) -> None:
+def test_the_module_is_judged_to_the_byte(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     _, words = made
     out = str(tmp_path / "measurement.arrow")
+    monkeypatch.setattr("schemas.telling.PAUSE", 0.0)
+    capsys.readouterr()
     assert main(["validate", *words, "--out", out, "--pairs", "2"]) == 0
     found = read_measurement(out)
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == f"feasible: {found.sentence.removeprefix('feasible: ')}"
+    kinds = ("a plain step", "a planned step", "the memory of a planned", "the memory of a plain")
+    told = [line.partition(": running ")[2] for line in lines]
+    assert [line.split(" steps at most: ")[1] for line in told if "timing" in line] == [
+        "timing"
+    ] * 4
+    assert all(any(f" of 13 steps at most: {kind}" in line for line in told) for kind in kinds)
     assert found.verdict == "feasible" and found.peak_as_predicted and found.within_budget
     assert found.bits_equal and found.pairs == 2
     assert "waits for the other memory for" in found.sentence
