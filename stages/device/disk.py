@@ -21,7 +21,8 @@ from typing import IO
 
 import torch
 
-from .slow import Access, Ticket, Work, check_span, said
+from .marks import said
+from .slow import Access, Ticket, Work, check_span
 from .workers import Promise, Worker
 
 FOLDER = "TIGHTFIT_DISK"

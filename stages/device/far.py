@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator
 import torch
 
 from .disk import Disk
+from .marks import said
 from .pieces import Piece
 from .ring import Ring
-from .slow import Access, Area, Slow, Ticket, Work, failed, said
+from .slow import Access, Area, Slow, Ticket, Work, failed
 from .workers import Promise
 
 FAR_DISK = "far_disk"

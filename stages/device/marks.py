@@ -1,4 +1,5 @@
-"""Which optimiser updates a parameter in its backward, as the parameter itself says."""
+"""Which optimiser updates a parameter in its backward, as the parameter itself says, and by what a
+backward has ended."""
 
 from __future__ import annotations
 
@@ -49,12 +50,25 @@ def marks_of(parameters: Iterable[torch.Tensor]) -> list[Callable[[], Any]]:
     return [each for each in found if each is not None]
 
 
-def ended_early(marks: Iterable[Callable[[], Any]], error: BaseException) -> None:
-    """Tells optimisers by what error a backward has ended."""
+def said(error: BaseException) -> str:
+    """What an error says in one line, else its kind."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def ended_early(marks: Iterable[Callable[[], Any]], error: BaseException) -> str:
+    """Tells optimisers by what error a backward has ended; returns what that says."""
     for each in marks:
         own = each()
         if own is not None:
             own.ended_early(error)
+    return said(error)
+
+
+def ended_by(marks: Iterable[Callable[[], Any]]) -> str:
+    """By what a backward has ended that optimisers know of, "" for none."""
+    found = (own.ended_by for own in (each() for each in marks) if own is not None)
+    return next(filter(None, found), "")
 
 
 def _none() -> None:

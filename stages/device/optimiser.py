@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 import torch
 
 from .away import kept_from_swapping
-from .marks import mark, optimiser_of, unmark
+from .marks import mark, optimiser_of, said, unmark
 from .pieces import is_dense, overlapping
-from .slow import said
 from .updating import KNOWN, Updates
 
 PIECE_BYTES = 1 << 20
@@ -98,7 +97,7 @@ class _InBackward(torch.optim.Optimizer):
     def _begin(self) -> None:
         """Listens to the gradients of all parameters."""
         self._waiting = False
-        self._ended_by = ""
+        self.ended_by = ""
         self._taken: dict[int, None] = {}
         self._settings: dict[int, dict[str, Any]] = {}
         self._unswapped = kept_from_swapping(self._updates.parameters)
@@ -139,16 +138,16 @@ class _InBackward(torch.optim.Optimizer):
 
     def ended_early(self, error: BaseException) -> None:
         """A backward has ended by an error: what it has updated is told by that, until a step."""
-        if self._taken and not self._ended_by:
-            self._ended_by = said(error)
+        if self._taken and not self.ended_by:
+            self.ended_by = said(error)
 
     def _refused(self, sentence: str) -> RuntimeError:
         """Why something cannot be between a backward and its step: a sentence, unless the backward
         has ended early, which is then told."""
-        if not self._ended_by:
+        if not self.ended_by:
             return RuntimeError(sentence)
         return RuntimeError(
-            f"{self._ended_by}; this ended a backward which had updated some of the parameters: go "
+            f"{self.ended_by}; this ended a backward which had updated some of the parameters: go "
             "on from a saved state_dict(), with an optimizer made anew after optimizer.close()"
         )
 
@@ -199,7 +198,7 @@ class _InBackward(torch.optim.Optimizer):
             if parameter.grad is not None and number not in self._taken:
                 self._updates.update(number, self.taking(number))
         self._taken.clear()
-        self._ended_by = ""
+        self.ended_by = ""
         self._settings.clear()
         self._updates.begin()
 

@@ -96,12 +96,6 @@ class Slow(Protocol):
         """Waits for all transfers and gives the bytes back."""
 
 
-def said(error: BaseException) -> str:
-    """What an error says in one line, else its kind."""
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
 def failed(memory: Slow, sentence: str) -> RuntimeError:
     """A sentence about a memory that is not sound, with what it failed by."""
     return RuntimeError(f"{sentence}; the failure was: {memory.failure}")

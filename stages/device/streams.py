@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from .slow import Access, Ticket, Work, check_span, said
+from .marks import said
+from .slow import Access, Ticket, Work, check_span
 
 _ALIGNED = 64
 

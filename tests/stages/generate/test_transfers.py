@@ -137,10 +137,21 @@ def test_a_backward_that_a_disk_ended_is_told_by_an_optimiser_that_steps_in_it(
         broken.setattr(os, "preadv", lambda *_: (_ for _ in ()).throw(OSError(5, "In or out")))
         with pytest.raises(RuntimeError, match=r"tensors cannot wait in files of .* \(In or out"):
             stepper.backward(first)
+    with pytest.raises(RuntimeError, match=rf"files of {tmp_path} .*; this ended .* forward again"):
+        stepper.backward(first)
     assert optimizer._taken
     words = rf"files of {tmp_path} \(In or out\): .*; this ended a backward"
     with pytest.raises(RuntimeError, match=words):
         stepper.backward(second)
+    first = stepper.forward(module, built.samples[0])
+    optimizer._taken.clear()
+    optimizer.ended_by = ""
+    with monkeypatch.context() as broken:
+        broken.setattr(optimizer._updates, "update", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            stepper.backward(first)
+    with pytest.raises(RuntimeError, match=r"^division by zero; this ended .* forward again"):
+        stepper.backward(first)
     optimizer.close()
 
 
