@@ -1,10 +1,12 @@
 # make plan: plan the models of config.yaml.  make zoo: those of zoo.yaml.  make test: run the tests.
-# Each makes .venv first.  PROFILE=slurm sends the jobs of plan and zoo to a cluster.
+# Each makes .venv first.  PROFILE=slurm sends the jobs of plan and zoo to a cluster,
+# and REMEASURE=1 has them measure costs again.
 
 VENV ?= .venv
 CONFIG ?= config.yaml
 PROFILE ?= default
 CORES ?=
+REMEASURE ?=
 CASES ?= 1000
 MUTANTS ?= 100
 SEED ?= 0
@@ -20,10 +22,10 @@ CLUSTER := $(if $(filter-out default,$(PROFILE)),$(VENV)/cluster.done)
 .PHONY: plan zoo prune test tests check lint types battery fuzz mutate bench crash pipelines slurm clean
 
 plan: $(VENV)/plan.done $(CLUSTER)
-	@exec $(BIN)/python workflow/together.py workflow/plan.sh $(BIN) $(CONFIG) "$(CORES)" $(PROFILE)
+	@exec $(BIN)/python workflow/together.py workflow/plan.sh $(BIN) $(CONFIG) "$(CORES)" $(PROFILE) $(REMEASURE)
 
 zoo: $(VENV)/zoo.done $(CLUSTER)
-	@exec $(BIN)/python workflow/together.py workflow/plan.sh $(BIN) zoo.yaml "$(CORES)" $(PROFILE)
+	@exec $(BIN)/python workflow/together.py workflow/plan.sh $(BIN) zoo.yaml "$(CORES)" $(PROFILE) $(REMEASURE)
 
 prune: $(VENV)/plan.done
 	$(BIN)/python -m stages prune --configuration $(CONFIG)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 _TIMES = ((1.0, "s", 2), (1e-3, "ms", 1), (1e-6, "µs", 0))
 
 
@@ -23,3 +25,10 @@ def told(verdict: str, sentence: str) -> str:
     """What a command says of its plan: the sentence on one line, with the verdict before it."""
     said = sentence if sentence.startswith(f"{verdict}:") else f"{verdict}: {sentence}"
     return one_line(said)
+
+
+def tell(verdict: str, sentence: str, options: argparse.Namespace) -> None:
+    """Prints what a command says of its plan, unless its `options` have a file for errors: many
+    plans are then made at a time, and a table at the end has them."""
+    if getattr(options, "error_file", None) is None:
+        print(told(verdict, sentence))

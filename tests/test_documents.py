@@ -61,6 +61,22 @@ def test_links_lead_somewhere(name: str) -> None:
     assert name == "README.md" or name in {"CONTRIBUTING.md"} or f"({name})" in _readme()
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_read_in_one_sitting(name: str) -> None:
+    assert len((ROOT / name).read_text().splitlines()) <= 400
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_to_headings(name: str) -> None:
+    page = ROOT / name
+    for target, heading in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text()):
+        titles = re.findall(
+            r"^#+ (.*)$", (page.parent / target if target else page).read_text(), re.M
+        )
+        found = {re.sub(r"[^\w\s-]", "", title).lower().replace(" ", "-") for title in titles}
+        assert heading in found, (target, heading)
+
+
 def _readme() -> str:
     return (ROOT / "README.md").read_text()
 

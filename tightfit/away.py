@@ -301,8 +301,9 @@ def _check(
     microbatches: int,
 ) -> None:
     """Raises ModelError where steps of the module do not do what those of the model do."""
+    from schemas.telling import Doing
     from stages.validate.load import load_lodged
-    from stages.validate.lodged import check_lodged
+    from stages.validate.lodged import STEPS, check_lodged
 
     route.progress.stage("check")
     said = check_lodged(
@@ -311,6 +312,7 @@ def _check(
         lambda model, own: load_lodged(module, model, own, *memories.folders),
         optimizer,
         microbatches,
+        Doing(route.progress.done, 2 * STEPS * microbatches),
     )
     if said:
         raise ModelError(said)

@@ -115,7 +115,7 @@ def plan(
     step with all updates, and the plan's `whole` says what is predicted of it; on the CPU `check`
     compares three steps, too. With `parameters` "away" those of 1 MiB and more live there, too, and
     come to the device for as long as a step uses them: their values are to be had within
-    `made.optimizer.gathered()`, see docs/offloading.md; of several `microbatches`, each of the
+    `made.optimizer.gathered()`, see docs/whole.md; of several `microbatches`, each of the
     sample's shape, all but the last run within `made.optimizer.accumulating()`, and their gradients
     add up there, too; of samples of several shapes with a number each the fastest is taken. Of
     that memory a plan takes `room` at most ("20GB", unless given the free bytes of the disk); what

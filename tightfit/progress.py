@@ -54,6 +54,8 @@ class Progress:
         self.names: list[str] = list(stages)
         self.current = ""
         self.told = 0.0
+        self.total = 0
+        """Of how many parts something was done last."""
         self.since = (0.0, 0)
         """When the first parts of the stage were done, and how many. They may take much longer than
         the others, as where code is compiled."""
@@ -80,16 +82,21 @@ class Progress:
     def stage(self, name: str) -> None:
         """A stage begins."""
         self.current, self.told, self.since = name, time.monotonic(), (0.0, 0)
+        self.total = 0
         if self.bar is not None:
             self.bar.update(self.task, description=self.stages[name][0], completed=self._before())
         else:
             self._line("")
 
-    def done(self, count: int, total: int) -> None:
-        """So many parts of the stage are done, of so many."""
+    def done(self, count: int, total: int, doing: str = "") -> None:
+        """So many parts of the stage are done, of so many, or of what it does next; `doing` is what
+        is being done."""
+        more = f" ({doing})" if doing else ""
+        if total != self.total:
+            self.total, self.since = total, (0.0, 0)
         if self.bar is not None:
             part = self.stages[self.current][1] * count / max(total, 1)
-            said = f"{self.stages[self.current][0]} {count}/{total}"
+            said = f"{self.stages[self.current][0]} {count}/{total}{more}"
             self.bar.update(self.task, description=said, completed=self._before() + part)
             return
         now = time.monotonic()
@@ -98,7 +105,7 @@ class Progress:
             self.since = (now, count)
         if count and now - self.told >= PAUSE:
             self.told = now
-            said = f", {count} of {total} done"
+            said = f", {count} of {total} done{more}"
             if first and count > first:
                 said += f", about {(now - began) / (count - first) * (total - count):.0f} s left"
             self._line(said)

@@ -233,7 +233,7 @@ class Route:
         from stages.validate.validate import check
 
         self.progress.stage("check")
-        said = check(read_graph(graph), built, planned)
+        said = check(read_graph(graph), built, planned, self.progress.done)
         if said:
             raise ModelError(said)
 
@@ -269,7 +269,7 @@ class Route:
 
         self.progress.stage("check")
         traced = read_graph(graph)
-        said = check_fused(traced, built, planned, unplanned)
+        said = check_fused(traced, built, planned, unplanned, self.progress.done)
         if said:
             raise ModelError(said)
         return beside_eager(traced, built, planned)[1]
@@ -291,7 +291,7 @@ class Route:
         from stages.validate.updates import check_updates
 
         folder = None if disk is None else str(disk)
-        given = (optimizer, folder, original, resident)
+        given = (optimizer, folder, original, resident, self.progress.done)
         said = check_updates(read_graph(graph), built, load, *given)
         if said:
             raise ModelError(said)

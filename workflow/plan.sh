@@ -1,25 +1,42 @@
 #!/bin/sh
-# plan.sh BIN CONFIG [CORES [PROFILE]]: says what is to be done and why, runs the workflow with the
-# programs in BIN, one line a step, then prints the table of plans.
+# plan.sh BIN CONFIG [CORES [PROFILE [REMEASURE]]]: says what is to be done and why, runs the workflow
+# with the programs in BIN, one line a step, then prints the table of plans. With REMEASURE costs and
+# the link are measured again, those of the store too.
 set -u
 
 PATH=$(cd "$1" && pwd):$PATH
 config=$2
 cores=${3:-}
 profile=${4:-default}
+remeasure=${5:-}
+unset TIGHTFIT_REMEASURE
+case $remeasure in
+0) remeasure= ;;
+?*) export TIGHTFIT_REMEASURE=1 ;;
+esac
 
 # What a run imports is compiled once, not at each start.
 unset PYTHONDONTWRITEBYTECODE
 
-# One run at a time in this folder. Unlike Snakemake's own lock, which --nolock leaves out, this one
-# ends with its processes: a run that was killed does not stop the next one.
+# A wrong configuration is told first. Then one run at a time is in this folder. Unlike Snakemake's
+# own lock, which --nolock leaves out, this one ends with its processes: a run that was killed does
+# not stop the next one.
 mkdir -p .snakemake
 exec 9>.snakemake/plan.lock
-python - <<'END'
+python - "$config" <<'END' || exit
 import fcntl
 import signal
+import sys
 
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # An interrupt ends the wait without a traceback.
+
+from schemas.config import read_config, require_folders
+from schemas.errors import ConfigError
+
+try:
+    require_folders(read_config(sys.argv[1]), sys.argv[1])
+except ConfigError as error:
+    sys.exit(str(error))
 try:
     fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)
 except OSError:
@@ -29,7 +46,8 @@ END
 
 run() {
     snakemake --profile "workflow/profiles/$profile" --logger tightfit --configfile "$config" \
-        ${cores:+--cores "$cores"} --nolock "$@"
+        ${cores:+--cores "$cores"} --nolock "$@" \
+        ${remeasure:+--forcerun profile link --envvars TIGHTFIT_REMEASURE}
 }
 
 summary() {
@@ -49,13 +67,6 @@ told=0
 wait $table || told=$?
 
 if [ $status -ne 0 ]; then
-    # Of a file that is not there or no YAML the table says in a sentence what and where.
-    case $todo in
-    *Traceback* | *WorkflowError*)
-        said=$(sed -n 's/^tightfit summary: //p' .snakemake/table.txt)
-        todo=${said:-$todo}
-        ;;
-    esac
     printf '%s\n' "$todo" >&2
     exit $status
 fi

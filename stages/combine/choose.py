@@ -16,6 +16,7 @@ from schemas.link import HostLink
 from schemas.plan import Plan, PlanCost, Verdict, gap_of
 from schemas.problem import Problem
 from schemas.schedule import Step
+from schemas.telling import Report, Tally
 from stages.combine.bounds import (
     Proven,
     least_peak,
@@ -31,7 +32,6 @@ from stages.combine.moment.limits import Limits
 from stages.combine.refine import Player, refined, searches
 from stages.combine.schedule.leaving import leaving
 from stages.combine.sources import of_costs, of_link
-from stages.combine.telling import Report, Tally
 from stages.combine.transfers.bound import least_seconds_linked
 from stages.combine.transfers.deciding import LinkedMoments
 from stages.replay.referee import Replay

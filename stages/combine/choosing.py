@@ -77,11 +77,12 @@ class _Chosen:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Writes sequence.arrow, schedule.arrow and plan.json, those of eager's plan apart, too. Raises
-    ConfigError where a frontier is of another graph, or what is given of eager's kernels is not
-    whole."""
+    """Writes sequence.arrow, schedule.arrow and plan.json, those of eager's plan apart, too, and
+    prints the verdict. Raises ConfigError where a frontier is of another graph, or what is given of
+    eager's kernels is not whole."""
     from schemas.compiled import tell_compiling
     from schemas.costs import read_device
+    from schemas.words import tell
     from stages.combine.polish.anneal import cool
     from stages.combine.rivals import rival_of, taken
 
@@ -101,6 +102,7 @@ def run(options: argparse.Namespace) -> None:
     found.write(options.out)
     if read_device(options.costs).described:
         _forget_measurement(options.out)
+    tell(found.plan.verdict, found.plan.sentence, options)
 
 
 def _eager(options: argparse.Namespace) -> tuple[Path, Path, Path, Path] | None:
@@ -134,8 +136,8 @@ def _chosen(
     from schemas.graph import GRAPH, is_fused, read_graph
     from schemas.groups import run_groups
     from schemas.store import read
+    from schemas.telling import Printing
     from stages.combine.choose import choose
-    from stages.combine.telling import Printing
     from stages.replay.condense import condense
 
     graph, costs = read_graph(graph_path), read_costs(costs_path)

@@ -43,10 +43,10 @@ def run(options: argparse.Namespace) -> None:
     from schemas.compiled import tell_compiling
     from schemas.frontier import write_frontier
     from schemas.options import clock_of
+    from schemas.telling import Printing
     from stages.combine.inputs import Inputs
     from stages.combine.polish.anneal import cool
     from stages.combine.strategies.registry import strategy as strategy_of
-    from stages.combine.telling import Printing
 
     strategy = strategy_of(options.strategy)
     about = replace(strategy.about, baseline=strategy.about.baseline or options.given)

@@ -14,6 +14,7 @@ from schemas.graph import NONE, Graph
 from schemas.link import HostLink
 from schemas.plan import PlanCost
 from schemas.problem import Problem
+from schemas.telling import Report, TwoParts
 from stages.combine.bounds import least_peak, least_seconds
 from stages.combine.moment.deciding import Moments
 from stages.combine.moment.limits import Limits
@@ -24,7 +25,6 @@ from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
 from stages.combine.strategies.strategy import About, Candidate
-from stages.combine.telling import Report, TwoParts
 from stages.combine.transfers.points import linked_point, next_to
 from stages.combine.transfers.search import EVERY, Linker, frees_early
 from stages.replay.line import executions

@@ -18,10 +18,10 @@ from schemas.link import HostLink
 from schemas.plan import Fixed, GpuMemory
 from schemas.problem import Problem
 from schemas.schedule import Step
+from schemas.telling import Tally
 from stages.combine.fixed import fixed_bytes
 from stages.combine.refine import Player, refined
 from stages.combine.schedule.opening import Opener
-from stages.combine.telling import Tally
 from stages.replay.gpu_memory import on_gpu, reserving_least
 
 TRIES = 8

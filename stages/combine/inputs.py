@@ -16,10 +16,10 @@ from schemas.link import HostLink, host_link
 from schemas.machine import read_machine
 from schemas.options import Option, read_options
 from schemas.store import read
+from schemas.telling import Report
 from stages.combine.frontier import Subject, frontier
 from stages.combine.strategies.registry import strategy as strategy_of
 from stages.combine.strategies.strategy import About, Strategy, TrainingStep
-from stages.combine.telling import Report
 from stages.replay.condense import condense
 
 

@@ -16,6 +16,7 @@ from schemas.graph import Graph
 from schemas.link import HostLink
 from schemas.plan import PlanCost
 from schemas.schedule import Step
+from schemas.telling import Tally
 from stages.combine.bounds import seconds_of_views
 from stages.combine.polish.polisher import Polisher
 from stages.combine.polish.refining import MOST
@@ -24,7 +25,6 @@ from stages.combine.polish.views import Views, views_of
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
-from stages.combine.telling import Tally
 from stages.combine.transfers.points import linked_point, next_to
 from stages.combine.transfers.search import AGAIN, ASKED, Effort, Linker, frees_early
 from stages.replay.referee import Replay, replay

@@ -21,6 +21,7 @@ from typing import IO
 
 import torch
 
+from .marks import said
 from .slow import Access, Ticket, Work, check_span
 from .workers import Promise, Worker
 
@@ -88,8 +89,13 @@ class Disk:
             Worker(f"tightfit-{name}") for name in ("to-disk", "from-disk", "beside-disk")
         ]
         self.moving: set[Ticket] = set()
-        self.sound = True
+        self.failure = ""
         self.ended = weakref.finalize(self, _end, self.process, self.moving, self.lanes, self.file)
+
+    @property
+    def sound(self) -> bool:
+        """See `Slow.sound`."""
+        return not self.failure
 
     def write(self, tensor: torch.Tensor, offset: int, *after: Ticket) -> Ticket:
         """See `Slow.write`."""
@@ -118,10 +124,10 @@ class Disk:
         try:
             ticket.done.result()
         except OSError as error:
-            self.sound = False
+            self._fail(error)
             raise RuntimeError(self.folder.sentence(error)) from error
-        except Exception:
-            self.sound = False
+        except Exception as error:
+            self._fail(error)
             raise
         finally:
             if ticket.done.done():
@@ -144,11 +150,17 @@ class Disk:
 
     def idle(self) -> None:
         """Returns when all transfers are through; one that fails leaves the disk not `sound`."""
-        self.sound = _settle(self.moving) and self.sound
+        for error in _settle(self.moving):
+            self._fail(error)
 
     def close(self) -> None:
         """Waits for all transfers and gives the disk its bytes back."""
         self.ended()
+
+    def _fail(self, error: BaseException) -> None:
+        """A transfer has failed; what fails first is told."""
+        sentence = self.folder.sentence(error) if isinstance(error, OSError) else said(error)
+        self.failure = self.failure or sentence
 
     def _check_process(self) -> None:
         """A process that was forked has no lanes, and would wait for ever."""
@@ -309,14 +321,14 @@ def _read(file: int, address: int, size: int, offset: int) -> None:
         rest, offset = rest[found:], offset + found
 
 
-def _settle(moving: set[Ticket]) -> bool:
-    """Whether all transfers did what they should, once they are through."""
-    failed = False
+def _settle(moving: set[Ticket]) -> list[BaseException]:
+    """What transfers have failed by, once all are through."""
+    errors = []
     for ticket in list(moving):
-        failed = ticket.done.exception() is not None or failed
+        errors.append(ticket.done.exception())
         ticket.tensor = None
     moving.clear()
-    return not failed
+    return [error for error in errors if error is not None]
 
 
 def _end(process: int, moving: set[Ticket], lanes: list[Worker], file: IO[bytes]) -> None:

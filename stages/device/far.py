@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator
 import torch
 
 from .disk import Disk
+from .marks import said
 from .pieces import Piece
 from .ring import Ring
-from .slow import Access, Area, Slow, Ticket, Work
+from .slow import Access, Area, Slow, Ticket, Work, failed
 from .workers import Promise
 
 FAR_DISK = "far_disk"
@@ -170,7 +171,7 @@ class FarStates:
         self.behind.disk.check_open()
         self.memory.idle()
         if not self.memory.sound:
-            raise RuntimeError(_FAILED)
+            raise failed(self.memory, _FAILED)
         # What was begun and not waited for, as behind an interruption, may use any buffer.
         self.behind.disk.idle()
         with self._failing():
@@ -187,8 +188,8 @@ class FarStates:
         beside that memory says so when it is waited for."""
         try:
             yield
-        except Exception:
-            self.memory.sound = False
+        except Exception as error:
+            self.memory.failure = self.memory.failure or said(error)
             raise
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .away import MemoryLayout, away_class, kept_from_swapping
-from .pieces import flat, is_dense
-from .slow import Ticket
+from .pieces import bytes_of, is_dense
+from .slow import Ticket, failed
 from .spans import Span
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ class Home:
     def refusal(self, number: int) -> str:
         """See `Owner.refusal`."""
         if not self.memory.sound:
-            return f"the values of {self.paths[number]} are not to be had: {_LOST}"
+            lost = failed(self.memory, _LOST)
+            return f"the values of {self.paths[number]} are not to be had: {lost}"
         if self.orphaned:
             return (
                 f"the values of {self.paths[number]} are in another memory, and the optimiser of "
@@ -150,7 +151,8 @@ class Home:
     def states(self) -> Iterator[None]:
         """Within it a module's `state_dict` and `load_state_dict` read and write the memory: what
         they read are copies."""
-        self.check()
+        if not self.left:
+            self.check()
         before, self.serving = self.serving, True
         try:
             yield
@@ -193,7 +195,7 @@ class Home:
 
     def offload(self, number: int) -> None:
         """A parameter begins to be sent back."""
-        self.moving[number] = self.memory.write(_bytes_of(self.values[number]), self.places[number])
+        self.moving[number] = self.memory.write(bytes_of(self.values[number]), self.places[number])
         self.changed.discard(number)
 
     def free(self, number: int) -> None:
@@ -265,7 +267,7 @@ class Home:
         if number in self.changed:
             return made.copy_(self.tensor(number))
         earlier = [self.moving[number]] if number in self.moving else []
-        self.memory.wait(self.memory.read(_bytes_of(made), self.places[number], *earlier))
+        self.memory.wait(self.memory.read(bytes_of(made), self.places[number], *earlier))
         return made
 
     def write(self, number: int, values: torch.Tensor) -> torch.Tensor:
@@ -281,8 +283,8 @@ class Home:
     def gathered(self) -> Iterator[None]:
         """Within it all parameters are on the device, to be read, changed, and used by the model
         itself; at its end they are sent back as they are then."""
-        self.check()
-        if not self.open:
+        if not self.open and not self.left:
+            self.check()
             self.settle()
             self._show_all()
         self.open += 1
@@ -305,10 +307,15 @@ class Home:
         self.closed = True
         self.unswapped.clear()
 
+    @property
+    def left(self) -> bool:
+        """Whether all parameters have come back from the memory, for good."""
+        return self.closed and self.memory.sound
+
     def check(self) -> None:
         """Raises RuntimeError where the memory has failed, or the parameters have left it."""
         if not self.memory.sound:
-            raise RuntimeError(_LOST)
+            raise failed(self.memory, _LOST)
         if self.closed:
             raise RuntimeError(
                 "the optimiser was closed, and the parameters no longer live in another memory: "
@@ -389,7 +396,3 @@ def _uses(parameter: torch.Tensor) -> int:
     """By how many the bytes of a tensor are held."""
     count: int = torch._C._storage_Use_Count(parameter.untyped_storage()._cdata)
     return count
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return flat(tensor).view(torch.uint8)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .home import Home
-from .pieces import Piece, flat
+from .pieces import Piece, bytes_of
 from .slow import Access, Ticket, Work
 from .spans import Span
 from .updating import Updates, shadow_of
@@ -256,7 +256,7 @@ class Lane:
     def send(self, n: int, place: int) -> None:
         """A gradient begins to leave for a place among the copies of a step."""
         if n in self.gradients:
-            whole = flat(self.gradients[n]).view(torch.uint8)
+            whole = bytes_of(self.gradients[n])
             self.moving[n] = self.sent[n] = self.home.copies.write(whole, place)
             self.places[n] = place
 
@@ -326,7 +326,7 @@ class Lane:
         """A gradient that was sent, on the device again."""
         made = self.home.layouts[n].empty()
         copies = self.home.copies
-        copies.wait(copies.read(flat(made).view(torch.uint8), place))
+        copies.wait(copies.read(bytes_of(made), place))
         return made
 
     def check_gradient(self, n: int) -> None:

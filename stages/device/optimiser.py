@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import weakref
 from collections.abc import Collection, Iterator, Mapping
@@ -12,11 +11,11 @@ from typing import Any, TypeVar
 import torch
 
 from .away import kept_from_swapping
+from .marks import mark, optimiser_of, said, unmark
 from .pieces import is_dense, overlapping
 from .updating import KNOWN, Updates
 
 PIECE_BYTES = 1 << 20
-_MARK = "_tightfit_optimiser"
 Optimiser = TypeVar("Optimiser", bound=torch.optim.Optimizer)
 
 
@@ -98,15 +97,16 @@ class _InBackward(torch.optim.Optimizer):
     def _begin(self) -> None:
         """Listens to the gradients of all parameters."""
         self._waiting = False
+        self.ended_by = ""
         self._taken: dict[int, None] = {}
         self._settings: dict[int, dict[str, Any]] = {}
         self._unswapped = kept_from_swapping(self._updates.parameters)
-        own, mark = weakref.ref(self), _Mark(self)
+        own = weakref.ref(self)
+        mark(self._updates.parameters, self)
         handles = []
         for number, parameter in enumerate(self._updates.parameters):
             if parameter.requires_grad:
                 handles.append(parameter.register_post_accumulate_grad_hook(_hook(own, number)))
-            setattr(parameter, _MARK, mark)
         self._remove = weakref.finalize(self, _remove, handles, self._updates.parameters)
         self._remove.atexit = False
 
@@ -125,12 +125,31 @@ class _InBackward(torch.optim.Optimizer):
             self._updates.wait(number)
             return
         if number in self._taken:
-            raise RuntimeError(
+            raise self._refused(
                 "a second backward comes before optimizer.step(), and the first one has updated "
                 "the parameters: run all but the last within optimizer.accumulating()"
             )
         _check_alone()
-        self._updates.update(number, self.taking(number), arriving=True)
+        try:
+            self._updates.update(number, self.taking(number), arriving=True)
+        except BaseException as error:
+            self.ended_early(error)
+            raise
+
+    def ended_early(self, error: BaseException) -> None:
+        """A backward has ended by an error: what it has updated is told by that, until a step."""
+        if self._taken and not self.ended_by:
+            self.ended_by = said(error)
+
+    def _refused(self, sentence: str) -> RuntimeError:
+        """Why something cannot be between a backward and its step: a sentence, unless the backward
+        has ended early, which is then told."""
+        if not self.ended_by:
+            return RuntimeError(sentence)
+        return RuntimeError(
+            f"{self.ended_by}; this ended a backward which had updated some of the parameters: go "
+            "on from a saved state_dict(), with an optimizer made anew after optimizer.close()"
+        )
 
     def taking(self, number: int) -> dict[str, Any]:
         """The group of a parameter that is updated from here on."""
@@ -179,6 +198,7 @@ class _InBackward(torch.optim.Optimizer):
             if parameter.grad is not None and number not in self._taken:
                 self._updates.update(number, self.taking(number))
         self._taken.clear()
+        self.ended_by = ""
         self._settings.clear()
         self._updates.begin()
 
@@ -189,7 +209,7 @@ class _InBackward(torch.optim.Optimizer):
             # What a backward that was interrupted has not come to is a gradient again.
             lane.settle()
         if self._taken:
-            raise RuntimeError(
+            raise self._refused(
                 "zero_grad() comes before optimizer.step(), and the backward has updated the "
                 "parameters already: call it after the step"
             )
@@ -208,7 +228,7 @@ class _InBackward(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Any) -> None:
         """Takes settings and states, which go to the slow memory."""
         if self._taken:
-            raise RuntimeError("load_state_dict() comes between a backward and its step()")
+            raise self._refused("load_state_dict() comes between a backward and its step()")
         super().load_state_dict(state_dict)
         loaded = self.state
         self.state = _States(self)  # type: ignore[assignment]
@@ -281,19 +301,6 @@ class _InBackward(torch.optim.Optimizer):
         )
 
 
-class _Mark:
-    """Says of a parameter which optimiser updates it; a copy that was pickled says none."""
-
-    def __init__(self, optimizer: _InBackward) -> None:
-        self._optimizer = weakref.ref(optimizer)
-
-    def __call__(self) -> _InBackward | None:
-        return self._optimizer()
-
-    def __reduce__(self) -> Any:
-        return functools.partial, (dict.get, {}, None)
-
-
 def _hook(optimizer: weakref.ref[_InBackward], number: int) -> Any:
     def arrived(parameter: torch.Tensor) -> None:
         owner = optimizer()
@@ -306,8 +313,7 @@ def _hook(optimizer: weakref.ref[_InBackward], number: int) -> Any:
 def _remove(handles: list[Any], parameters: list[torch.Tensor]) -> None:
     for handle in handles:
         handle.remove()
-    for parameter in parameters:
-        vars(parameter).pop(_MARK, None)
+    unmark(parameters)
 
 
 def _settings_of(group: dict[str, Any]) -> dict[str, Any]:
@@ -355,7 +361,7 @@ def check(optimizer: torch.optim.Optimizer) -> None:
         shape = tuple(parameter.shape)
         if not is_dense(parameter):
             raise RuntimeError(f"the elements of a parameter of shape {shape} are not dense")
-        if getattr(parameter, _MARK, lambda: None)() is not None:
+        if optimiser_of(parameter) is not None:
             raise RuntimeError(
                 f"a parameter of shape {shape} is updated in its backward by another optimiser: "
                 f"close() that one"

@@ -84,3 +84,8 @@ def overlapping(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
     for one, other in pairwise(spans):
         if other[0] < one[1]:
             yield one[2], other[2]
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor whose elements are dense, in the order of its storage."""
+    return flat(tensor).view(torch.uint8)

@@ -49,14 +49,19 @@ Work = Callable[[Access], None]
 
 
 class Slow(Protocol):
-    """`size` bytes of such a memory; it is `sound` unless a transfer has failed.
+    """`size` bytes of such a memory; it is `sound` unless a transfer has failed, and `failure` is
+    the sentence that says so then.
 
     Transfers of one direction are done in the order of issue. Each takes the bytes of a contiguous
     tensor, which must stay as it is until the ticket was waited for.
     """
 
     size: int
-    sound: bool
+    failure: str
+
+    @property
+    def sound(self) -> bool:
+        """Whether no transfer has failed."""
 
     def write(self, tensor: torch.Tensor, offset: int, *after: Ticket) -> Ticket:
         """Sends a tensor's bytes to `offset`, once the tickets `after` are through."""
@@ -89,6 +94,11 @@ class Slow(Protocol):
 
     def close(self) -> None:
         """Waits for all transfers and gives the bytes back."""
+
+
+def failed(memory: Slow, sentence: str) -> RuntimeError:
+    """A sentence about a memory that is not sound, with what it failed by."""
+    return RuntimeError(f"{sentence}; the failure was: {memory.failure}")
 
 
 def check_span(tensor: torch.Tensor, offset: int, size: int) -> int:

@@ -22,12 +22,17 @@ class Span:
 
     @property
     def sound(self) -> bool:
-        """See `Slow`."""
+        """See `Slow.sound`."""
         return self.memory.sound
 
-    @sound.setter
-    def sound(self, value: bool) -> None:
-        self.memory.sound = value
+    @property
+    def failure(self) -> str:
+        """See `Slow`."""
+        return self.memory.failure
+
+    @failure.setter
+    def failure(self, value: str) -> None:
+        self.memory.failure = value
 
     def write(self, tensor: torch.Tensor, offset: int, *after: Ticket) -> Ticket:
         """See `Slow.write`."""

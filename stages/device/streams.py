@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .marks import said
 from .slow import Access, Ticket, Work, check_span
 
 _ALIGNED = 64
@@ -24,11 +25,16 @@ class Host:
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = size
         self.device = device
-        self.sound = True
+        self.failure = ""
         self.bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         self.streams = [torch.cuda.Stream(device), torch.cuda.Stream(device)]
         self.worker = ThreadPoolExecutor(1, "tightfit-beside-host")
         self.moving: set[Ticket] = set()
+
+    @property
+    def sound(self) -> bool:
+        """See `Slow.sound`."""
+        return not self.failure
 
     def write(self, tensor: torch.Tensor, offset: int, *after: Ticket) -> Ticket:
         """See `Slow.write`; it begins when what is issued so far is through."""
@@ -55,8 +61,8 @@ class Host:
         if isinstance(ticket.done, Future):
             try:
                 ticket.done.result()
-            except Exception:
-                self.sound = False
+            except Exception as error:
+                self.failure = self.failure or said(error)
                 raise
         else:
             torch.cuda.current_stream(self.device).wait_event(ticket.done)
@@ -82,7 +88,8 @@ class Host:
         """Returns when all transfers are through."""
         for ticket in list(self.moving):
             if isinstance(ticket.done, Future):
-                self.sound = ticket.done.exception() is None and self.sound
+                error = ticket.done.exception()
+                self.failure = self.failure or ("" if error is None else said(error))
             else:
                 ticket.done.synchronize()
             ticket.tensor = None

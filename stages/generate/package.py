@@ -55,8 +55,8 @@ _COPIED = (
 )
 _DEVICE = Path(__file__).parents[1] / "device"
 _SHARED = (
-    *("asked.py", "caches.py", "classes.py", "form.py", "kept.py", "readings.py", "states.py"),
-    *("trees.py", "written.py"),
+    *("asked.py", "caches.py", "classes.py", "form.py", "kept.py", "marks.py", "readings.py"),
+    *("states.py", "trees.py", "written.py"),
 )
 
 

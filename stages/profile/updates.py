@@ -31,6 +31,7 @@ class _Nowhere:
     def __init__(self, size: int) -> None:
         self.size = size
         self.sound = True
+        self.failure = ""
 
     def write(self, tensor: torch.Tensor, offset: int, *after: Ticket) -> Ticket:
         return Ticket(None, tensor)

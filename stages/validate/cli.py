@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas import store
+from schemas.budget import NO_BUDGET
 from schemas.derived import Derived
 from schemas.errors import ConfigError
 from schemas.graph import Graph, is_fused, read_graph
@@ -59,8 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Runs the stage. Of a plan without a program (verdict "infeasible") nothing is built."""
+    """Runs the stage, and prints the verdict. Of a plan without a program (verdict "infeasible")
+    nothing is built."""
     from schemas.module import graph_of
+    from schemas.words import tell
     from stages.validate.foretold import base_of, read_foretold
 
     if options.pipeline is not None:
@@ -79,11 +82,13 @@ def run(options: argparse.Namespace) -> None:
     digest = module_digest(options.module)
     if plan.get("verdict") == "infeasible":
         write_line(_line(options), [])
-        write_measurement(options.out, base_of(graph, plan, options.plan_seconds), digest)
-        return
-    result = _validation(options, path, graph, plan)
-    write_line(_line(options), result.line)
-    write_measurement(options.out, result.measurement, digest)
+        found = base_of(graph, plan, options.plan_seconds)
+    else:
+        result = _validation(options, path, graph, plan)
+        write_line(_line(options), result.line)
+        found = result.measurement
+    write_measurement(options.out, found, digest)
+    tell(found.verdict, found.sentence, options)
 
 
 def _validation(
@@ -92,6 +97,7 @@ def _validation(
     """What a module of the graph at `path` is found to do."""
     import torch
 
+    from schemas.telling import Printing
     from stages.device.devices import require_device
     from stages.device.factory import build
     from stages.device.foreign import registered
@@ -105,6 +111,8 @@ def _validation(
         torch.set_num_threads(options.threads)
     arguments = _arguments(options)
     torch.manual_seed(SEED)
+    asked = "" if plan["budget"] == NO_BUDGET else f" {plan['budget']}"
+    report = Printing(f"{graph.model}: running {plan['strategy']}{asked}", "steps at most")
     with registered(options.operators, options.search_path):
         built = build(
             options.factory, arguments, search_path=options.search_path, device=options.device
@@ -118,6 +126,7 @@ def _validation(
                 options.pairs,
                 options.device,
                 far_folder=options.far_disk,
+                report=report,
             )
         result = validate(
             graph,
@@ -128,6 +137,7 @@ def _validation(
             options.plan_seconds,
             options.device,
             options.unplanned if is_fused(path) else None,
+            report,
         )
         return _with_beside(options, built, result)
 
@@ -167,6 +177,7 @@ def _pipeline(options: argparse.Namespace) -> None:
     from schemas.pipeline import FILE, read_pipeline
     from schemas.pipeline_measurement import FAILED, write_pipeline_measurement
     from schemas.pipeline_plan import read_pipeline_plan
+    from schemas.telling import Printing
     from stages.device.foreign import registered
     from stages.validate.load import load_package
     from stages.validate.pipeline import Source, validate_pipeline
@@ -177,7 +188,8 @@ def _pipeline(options: argparse.Namespace) -> None:
     load_package(options.module)
     source = Source(options.factory, _arguments(options), options.search_path)
     with registered(options.operators, options.search_path):
-        measured = validate_pipeline(source, pipeline, plan, Path(options.module))
+        report = Printing(f"{pipeline.model}: running its pipeline", "steps")
+        measured = validate_pipeline(source, pipeline, plan, Path(options.module), report)
     write_pipeline_measurement(options.out, measured)
     print(measured.sentence)
     if measured.verdict == FAILED:

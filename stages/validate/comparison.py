@@ -13,6 +13,7 @@ from torch import nn
 
 from schemas.errors import ModelError
 from schemas.graph import Graph
+from schemas.telling import Doing
 from stages.device.devices import (
     is_out_of_memory,
     kept_random_states,
@@ -30,6 +31,10 @@ from stages.validate.step import Stepper
 SEED = 20
 REPEATS = 3
 TIMES_OWN = 10.0
+MOST = 2 * (len(ROUNDS) + 1)
+"""Steps of a comparison that are told, at most."""
+ORIGINAL_STEP = "the model's own step"
+PLANNED_STEP = "the planned step"
 
 NOTHING = Difference(0.0, 0.0, 0.0, True, "")
 
@@ -95,16 +100,19 @@ class Comparer:
         move_tensors(copied_model, self.device)
         return copied_model
 
-    def compare(self, planned: nn.Module, itself: bool = False) -> Comparison:
-        """Runs all rounds, up to the first in which the planned module differs.
+    def compare(
+        self, planned: nn.Module, itself: bool = False, told: Doing | None = None
+    ) -> Comparison:
+        """Runs all rounds, up to the first in which the planned module differs, up to MOST steps of
+        which each is `told`.
 
         Copies of the planned module are run, too; with `itself` the first round runs the module
         that was given. Raises what the planned module raises on its own samples.
         """
         with quick_collections():
-            return self._compare(planned, itself)
+            return self._compare(planned, itself, told or Doing())
 
-    def _compare(self, planned: nn.Module, itself: bool) -> Comparison:
+    def _compare(self, planned: nn.Module, itself: bool, told: Doing) -> Comparison:
         total = own = NOTHING
         skipped: list[str] = []
         libraries: list[str] = []
@@ -113,6 +121,7 @@ class Comparer:
         for one in ROUNDS if itself else (*ROUNDS, *self._of_loss()):
             if one.name and one.name == contained:
                 continue
+            told(f"{ORIGINAL_STEP} {one.name}".strip())
             try:
                 reference = self._reference(one)
             except torch.OutOfMemoryError:
@@ -123,6 +132,7 @@ class Comparer:
                 if skipped == [""]:
                     return Comparison(NOTHING, NOTHING, "", self._unlike(skipped), compared=False)
                 continue
+            told(f"{PLANNED_STEP} {one.name}".strip())
             try:
                 mine = self._run(one, given if itself and not one.name else copied(planned))
             except Exception as error:

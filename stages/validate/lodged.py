@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,9 @@ from torch import nn
 from schemas.errors import ConfigError, ModelError
 from schemas.graph import Graph
 from schemas.measurement import FAILED, LinePoint, Measurement, thin
+from schemas.telling import Doing, Telling
 from schemas.words import duration
-from stages.device.devices import kept_random_states, wait_for
+from stages.device.devices import kept_random_states
 from stages.device.factory import Built, Sample
 from stages.device.leaves import leaves_of
 from stages.device.meter import Usage, session
@@ -33,17 +32,24 @@ from stages.validate.step import Stepper, random_tangents
 from stages.validate.unordered import unordered
 from stages.validate.updates import copied
 from stages.validate.validate import Validation
+from stages.validate.whole_steps import Steps, waiting
 
 STEPS = 3
+PLAIN, PLANNED = "a plain step with its optimiser", "a planned step with its optimiser"
 Load = Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, Any]]
 """Makes the planned module of a model, and the optimiser that takes the place of another one."""
 
 
 def check_lodged(
-    graph: Graph, built: Built, load: Load, optimizer: torch.optim.Optimizer, microbatches: int = 1
+    graph: Graph,
+    built: Built,
+    load: Load,
+    optimizer: torch.optim.Optimizer,
+    microbatches: int = 1,
+    told: Doing | None = None,
 ) -> str:
     """Takes three steps of some microbatches, each on other contents, of a copy of the model with a
-    copy of its optimiser, and of what `load` makes of other copies.
+    copy of its optimiser, and of what `load` makes of other copies; each microbatch is `told`.
 
     Returns "" where outputs, gradients, parameters, buffers and states are equal in every bit, else
     a sentence with the first that differs. Nothing is compared on a GPU, or where the model adds in
@@ -56,7 +62,8 @@ def check_lodged(
     for make in (None, load):
         twin = copy.deepcopy(built.model)
         own = copied(optimizer, built.model, twin)
-        trails.append(_trail(stepper, built.samples[0], twin, own, make, microbatches))
+        given = (stepper, built.samples[0], twin, own, make, microbatches)
+        trails.append(_trail(*given, told or Doing()))
     kind = type(optimizer).__name__
     for (name, mine), (_, other) in zip(*trails, strict=True):
         if not same_bits(mine, other):
@@ -79,6 +86,7 @@ def _trail(
     optimizer: torch.optim.Optimizer,
     load: Load | None,
     microbatches: int,
+    told: Doing,
 ) -> list[tuple[str, Any]]:
     """What some steps gave, by name."""
     found: list[tuple[str, Any]] = []
@@ -95,6 +103,7 @@ def _trail(
             for number in range(STEPS * microbatches):
                 given = fresh_contents(sample, SEED + number, tied=True) if number else sample
                 last = (number + 1) % microbatches == 0
+                told(PLAIN if load is None else PLANNED)
                 with contextlib.nullcontext() if last else waiting(stepping):
                     output, received = stepper.run(module, given, tangent)
                 if last:
@@ -118,14 +127,6 @@ def _trail(
     return found
 
 
-def waiting(optimizer: Any) -> contextlib.AbstractContextManager[None]:
-    """Within it gradients of microbatches add up, as they do anyway in a plain step."""
-    if not hasattr(optimizer, "accumulating"):
-        return contextlib.nullcontext()
-    found: contextlib.AbstractContextManager[None] = optimizer.accumulating()
-    return found
-
-
 def _keeping(gradients: dict[str, torch.Tensor], path: str) -> Callable[[torch.Tensor], None]:
     def keep(gradient: torch.Tensor) -> None:
         gradients[path] = gradient.detach().clone()
@@ -135,64 +136,6 @@ def _keeping(gradients: dict[str, torch.Tensor], path: str) -> Callable[[torch.T
 
 def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor)
-
-
-@dataclass
-class Steps:
-    """Whole training steps of a module with its optimiser, of some microbatches each; `held` is
-    what the last one left with the caller."""
-
-    stepper: Stepper
-    sample: Sample
-    module: nn.Module
-    optimizer: Any
-    microbatches: int = 1
-    held: list[Any] = field(default_factory=list)
-
-    def run(self) -> None:
-        """One step."""
-        for number in range(self.microbatches):
-            self.microbatch(number)
-
-    def microbatch(self, number: int) -> None:
-        """One microbatch; the last one ends the step."""
-        self.held = []
-        last = number == self.microbatches - 1
-        with contextlib.nullcontext() if last else waiting(self.optimizer):
-            self.held = [self.stepper.run(self.module, self.sample)]
-        if last:
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-
-    def usages(self, device: str) -> list[Usage]:
-        """The memory of each microbatch of a step above what was there when it began, with what the
-        caller holds of it."""
-        found = []
-        for number in range(self.microbatches):
-            self.held = []
-            gc.collect()
-            with session(device, lines=True) as running, running.section("step"):
-                self.microbatch(number)
-            self.held = []
-            found.append(running.section_usage("step"))
-        return found
-
-    def seconds(self, device: str) -> float:
-        """The time of one step."""
-        self.held = []
-        wait_for(device)
-        begin = time.perf_counter()
-        self.run()
-        wait_for(device)
-        seconds = time.perf_counter() - begin
-        self.held = []
-        return seconds
-
-    @property
-    def waited(self) -> float:
-        """Seconds for which its steps have waited for the other memory so far."""
-        found: float = getattr(self.optimizer, "waited_seconds", 0.0)
-        return found
 
 
 def is_lodged(module: Path | str) -> bool:
@@ -210,9 +153,10 @@ def validate_lodged(
     device: str,
     folder: str | None = None,
     far_folder: str | None = None,
+    report: Telling | None = None,
 ) -> Validation:
     """Runs a planned step beside a plain one with an optimiser of `torch.optim`, on copies of the
-    model, and measures both.
+    model, and measures both; `report` is told of each step.
 
     The verdict is "failed" where a bit differs, or the first or a later step takes other bytes than
     predicted, or the other memory others. Raises ModelError where there is no such optimiser, and
@@ -231,15 +175,16 @@ def validate_lodged(
         return optimizer_of(lodging, model)
 
     try:
-        said = check_lodged(graph, built, load, made(built.model), lodging.microbatches)
+        count = lodging.microbatches
+        told = Doing(report, (2 * STEPS + 3) * count + 2 * pairs)
+        said = check_lodged(graph, built, load, made(built.model), count, told)
         stepper, sample = Stepper.of(graph, built), built.samples[0]
         plain = copy.deepcopy(built.model)
-        count = lodging.microbatches
-        theirs = Steps(stepper, sample, plain, made(plain), count)
+        theirs = Steps(stepper, sample, plain, made(plain), PLAIN, told, count)
         # The meter knows the bytes of what was made while it ran.
         with session(device):
             twin = copy.deepcopy(built.model)
-        ours = Steps(stepper, sample, *load(twin, made(twin)), count)
+        ours = Steps(stepper, sample, *load(twin, made(twin)), PLANNED, told, count)
         return _measured(base, lodging, ours, theirs, said, incomparable(graph), pairs, device)
     except ModelError:
         raise

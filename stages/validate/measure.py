@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from schemas.telling import Doing
 from stages.device.devices import kept_random_states, release, wait_for, waiting_on_host
 from stages.device.factory import Sample
 from stages.device.meter import Timing, Usage, session, summarise
@@ -19,6 +20,9 @@ from stages.device.trees import flatten
 from stages.replay.allocator import Taken
 from stages.validate.sent import last_moved
 from stages.validate.step import Stepper, forget_gradients
+
+TIMING = "timing"
+"""What is told of steps that are timed."""
 
 
 @dataclass(frozen=True)
@@ -124,15 +128,24 @@ def _kept_buffers(module: nn.Module) -> Iterator[None]:
 
 
 def measure_alone(
-    module: nn.Module, stepper: Stepper, sample: Sample, runs: int, device: str
+    module: nn.Module,
+    stepper: Stepper,
+    sample: Sample,
+    runs: int,
+    device: str,
+    told: Doing | None = None,
 ) -> Times:
-    """Times steps of one module, after one that is not timed."""
+    """Times steps of one module, each of which is `told`, after one that is not timed."""
+    told = told or Doing()
     _seconds(module, stepper, sample, device)
     gc.collect()
     gc.disable()
     try:
         waits: list[float] = []
-        seconds = [_seconds(module, stepper, sample, device, waits) for _ in range(runs)]
+        seconds = []
+        for _ in range(runs):
+            told(TIMING)
+            seconds.append(_seconds(module, stepper, sample, device, waits))
     finally:
         gc.enable()
     return Times(summarise(seconds), None, None, _median(waits))
@@ -145,9 +158,11 @@ def measure_times(
     sample: Sample,
     pairs: int,
     device: str,
+    told: Doing | None = None,
 ) -> Times:
-    """Times pairs of steps of modules that have run, the planned one first in every other pair;
-    `.grad` is None before each."""
+    """Times pairs of steps of modules that have run, the planned one first in every other pair,
+    each of which is `told`; `.grad` is None before each."""
+    told = told or Doing()
     modules = [planned, unplanned]
     gc.collect()
     gc.disable()
@@ -155,6 +170,7 @@ def measure_times(
         runs: list[list[float]] = [[], []]
         waits: tuple[list[float], list[float]] = ([], [])
         for pair in range(pairs):
+            told(TIMING)
             for index in (0, 1) if pair % 2 == 0 else (1, 0):
                 seconds = _seconds(modules[index], stepper, sample, device, waits[index])
                 runs[index].append(seconds)

@@ -19,6 +19,7 @@ from schemas.errors import ModelError
 from schemas.pipeline import Pipeline
 from schemas.pipeline_measurement import FAILED, MeasuredRank, PipelineMeasurement, rank_of_row
 from schemas.pipeline_plan import PipelinePlan
+from schemas.telling import Doing, Telling
 from stages.device.factory import Built, Sample, build
 from stages.device.trees import flatten
 from stages.validate.contents import fresh_contents, own_copy
@@ -27,6 +28,7 @@ from stages.validate.rank import Job, work
 
 SEED = 20_000
 STEPS = 3
+ONE_PROCESS = "a step of one process"
 
 
 @dataclass(frozen=True)
@@ -79,19 +81,26 @@ def _scalar(output: Any) -> Tensor:
 
 
 def validate_pipeline(
-    source: Source, pipeline: Pipeline, plan: PipelinePlan, module: Path
+    source: Source,
+    pipeline: Pipeline,
+    plan: PipelinePlan,
+    module: Path,
+    report: Telling | None = None,
 ) -> PipelineMeasurement:
-    """Runs a pipeline's package beside one process over the same microbatches.
+    """Runs a pipeline's package beside one process over the same microbatches; `report` is told of
+    each step of that one, and of those of all ranks together.
 
     Raises ModelError, in a sentence, where a rank ends before it is done.
     """
     built = source.build()
     calls = microbatches_of(built, pipeline.microbatches)
-    seconds = _reference_seconds(built, calls)
+    told = Doing(report, STEPS + 3)
+    seconds = _reference_seconds(built, calls, told)
     built = source.build()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         torch.manual_seed(SEED)
+        told(ONE_PROCESS)
         losses, outputs = one_process(built.model, built, calls)
         reference = {
             "losses": losses,
@@ -104,16 +113,18 @@ def validate_pipeline(
         }
         torch.save((calls, reference), place / "reference.pt")
         del built, reference
+        told(f"{STEPS} steps of {pipeline.ranks} ranks")
         ranks = _run(
             Job(source, str(module), folder, SEED, STEPS, torch.get_num_threads()), pipeline
         )
     return _measurement(pipeline, plan, ranks, seconds)
 
 
-def _reference_seconds(built: Built, calls: Sequence[Sample]) -> float:
+def _reference_seconds(built: Built, calls: Sequence[Sample], told: Doing) -> float:
     """The median seconds of a step of one process, after one to warm up."""
     found = []
     for _ in range(STEPS + 1):
+        told(ONE_PROCESS)
         built.model.zero_grad(set_to_none=True)
         start = time.perf_counter()
         one_process(built.model, built, calls)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from schemas.graph import Graph
+from schemas.telling import Doing, Telling
 from stages.device.devices import kept_random_states
 from stages.device.factory import Built
 from stages.device.optimiser import in_backward
@@ -29,10 +30,12 @@ def check_updates(
     folder: str | None,
     original: Callable[[nn.Module], nn.Module] | None = None,
     resident: Collection[int] = (),
+    report: Telling | None = None,
 ) -> str:
     """Takes three steps of a copy of the model, or of what `original` makes of it, with a copy of
     its optimiser, and of what `load` makes of another copy with one that steps in the backward,
-    of which the states of `resident` parameters, by number, stay on the device.
+    of which the states of `resident` parameters, by number, stay on the device. `report` is told
+    of each step.
 
     Returns "" where all parameters and buffers are equal in every bit, else a sentence with the
     first that differs. Nothing is compared on a GPU, or where the model adds in no fixed order.
@@ -47,8 +50,9 @@ def check_updates(
     found: Any = in_backward(own, folder, resident=resident)
     try:
         first = plain if original is None else original(plain)
+        told = Doing(report, 2 * STEPS)
         for module, each in ((first, expected), (load(planned), found)):
-            _train(stepper, module, each, built)
+            _train(stepper, module, each, built, told)
     finally:
         found.close()
     other = {**dict(planned.named_parameters()), **dict(planned.named_buffers())}
@@ -59,12 +63,17 @@ def check_updates(
 
 
 def _train(
-    stepper: Stepper, module: nn.Module, optimizer: torch.optim.Optimizer, built: Built
+    stepper: Stepper,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    built: Built,
+    told: Doing,
 ) -> None:
     with kept_random_states():
         torch.manual_seed(SEED)
         tangent = random_tangents(SEED)
         for _ in range(STEPS):
+            told(f"a step with {type(optimizer).__name__}")
             stepper.run(module, fresh_sample(built.samples[0]), tangent)
             optimizer.step()
             optimizer.zero_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,16 @@ from schemas.errors import ArtifactError, ModelError
 from schemas.graph import Graph
 from schemas.measurement import FAILED, LinePoint, Measurement, thin
 from schemas.plan import Transfers
+from schemas.telling import Doing, Telling
 from stages.device.devices import device_named, device_of, entered, is_out_of_memory, release
 from stages.device.factory import Built, Sample, all_tensors
 from stages.device.leaves import leaves_of
 from stages.device.meter import Usage
 from stages.replay.allocator import Taken
 from stages.validate.comparison import (
+    MOST,
+    ORIGINAL_STEP,
+    PLANNED_STEP,
     SEED,
     Comparer,
     Comparison,
@@ -74,8 +78,9 @@ def validate(
     plan_seconds: float | None = None,
     device: str = "",
     unplanned: Path | str | None = None,
+    report: Telling | None = None,
 ) -> Validation:
-    """Runs a planned module against the model it was made from.
+    """Runs a planned module against the model it was made from; `report` is told of each step.
 
     `module` is the generated directory, or what its `load` made of a copy of the model. Outputs,
     gradients and buffers are compared over two steps on every sample, on other contents, and with
@@ -95,7 +100,8 @@ def validate(
     base = base_of(graph, plan, plan_seconds)
     if base.verdict == "infeasible" or base.predicted_peak is None:
         return Validation(base, [])
-    pair = replace(_Pair.of(graph, built, device), foretold=transfers_of(plan))
+    told = Doing(report, MOST + 2 + pairs)
+    pair = replace(_Pair.of(graph, built, device), foretold=transfers_of(plan), told=told)
     try:
         if unplanned is not None:
             pair = pair.of_kernels(load_planned(unplanned, built.model))
@@ -109,8 +115,9 @@ def validate(
         return Validation(replace(base, verdict=FAILED, sentence=said), [])
 
 
-def check(graph: Graph, built: Built, planned: nn.Module) -> str:
-    """Compares a planned module with its original as `validate` does, without measuring.
+def check(graph: Graph, built: Built, planned: nn.Module, report: Telling | None = None) -> str:
+    """Compares a planned module with its original as `validate` does, without measuring; `report`
+    is told of each step.
 
     Returns "" where they are equal, else a sentence that says what differs and what that is likely
     to come from. Warns of what is not compared, since the original does not fit on the device, and
@@ -120,7 +127,7 @@ def check(graph: Graph, built: Built, planned: nn.Module) -> str:
     try:
         pair = _Pair.of(graph, built)
         with entered(pair.device), other_numbers(SEED):
-            compared = pair.comparer.compare(planned)
+            compared = pair.comparer.compare(planned, told=Doing(report, MOST))
             for said in filter(None, (sentence(compared.skipped), other_kernels(compared))):
                 warnings.warn(said, stacklevel=2)
             return sentence(compared.complaint)
@@ -130,10 +137,16 @@ def check(graph: Graph, built: Built, planned: nn.Module) -> str:
         return f"The planned step fails with {describe(error)}."
 
 
-def check_fused(graph: Graph, built: Built, planned: nn.Module, unplanned: nn.Module) -> str:
+def check_fused(
+    graph: Graph,
+    built: Built,
+    planned: nn.Module,
+    unplanned: nn.Module,
+    report: Telling | None = None,
+) -> str:
     """Compares a planned module with the same kernels `unplanned`, bit for bit, as `check` does
     with the original, and with the original; "" where all is as it should be, else a sentence."""
-    said = check(graph, replace(built, model=unplanned), planned)
+    said = check(graph, replace(built, model=unplanned), planned, report)
     return said.replace(ORIGINAL, KERNELS) if said else _beside_eager(graph, built, planned)[0]
 
 
@@ -177,6 +190,7 @@ class _Pair:
     unordered: list[str]
     unplanned: nn.Module | None = None
     foretold: Transfers | None = None
+    told: Doing = field(default_factory=Doing)
 
     @classmethod
     def of(cls, graph: Graph, built: Built, device: str = "") -> _Pair:
@@ -202,14 +216,15 @@ class _Pair:
         others = [leaf for leaf in leaves_of(self.built.samples) if isinstance(leaf, torch.Tensor)]
         used = taken_memory(planned, self.stepper, first, self.device, others=others)
         taken = None if used is None else used.most
-        compared = self.comparer.compare(planned, itself=True)
+        compared = self.comparer.compare(planned, itself=True, told=self.told)
         gc.collect()
         sample = fresh_sample(self.built.samples[0])
         warm = compared.compared
+        self.told(f"the memory of {PLANNED_STEP}")
         usage = {"planned": measure_memory(planned, self.stepper, sample, self.device, warm)}
         times = self.beside_original(usage, planned, sample, pairs) if compared.compared else None
         if pairs and times is None:
-            times = measure_alone(planned, self.stepper, sample, pairs, self.device)
+            times = measure_alone(planned, self.stepper, sample, pairs, self.device, self.told)
         if compared.compared and ("unplanned" not in usage or (times and times.ratio is None)):
             compared = compared.skipping(f"not measured beside the plan on {self.device}")
         fresh, accumulating = usage["planned"]
@@ -258,10 +273,12 @@ class _Pair:
         pairs, or the original has no memory beside the planned module."""
         try:
             original = self.beside.original_here()
+            self.told(f"the memory of {ORIGINAL_STEP}")
             usage["unplanned"] = measure_memory(original, self.stepper, sample, self.device)
             if not pairs:
                 return None
-            return measure_times(planned, original, self.stepper, sample, pairs, self.device)
+            own = (self.stepper, sample, pairs, self.device, self.told)
+            return measure_times(planned, original, *own)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise

@@ -121,6 +121,13 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(
     assert all(map(lambda one, other: one is other, before, model.parameters()))
     optimizer.close()
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
+    saved = plain.state_dict()
+    assert alike(dict(fitted.state_dict()), dict(saved))
+    assert fitted.state_dict()["norm.bias"].data_ptr() == model.norm.bias.data_ptr()
+    fitted.load_state_dict({key: value + 1 for key, value in saved.items()})
+    module: Any = fitted
+    with module.gathered():
+        assert torch.equal(model.table.weight, saved["table.weight"] + 1)
 
 
 @pytest.fixture(scope="module")

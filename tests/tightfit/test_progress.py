@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def test_what_a_stage_prints_is_read_and_not_shown(capsys: pytest.CaptureFixture
     stream = io.StringIO()
     told = Progress(stream=stream)
     counts = []
-    told.done = lambda count, total: counts.append((count, total))  # type: ignore[method-assign]
+    told.done = lambda *given: counts.append(given[:2])  # type: ignore[method-assign]
     with told.reading(_blocks_of(2)):
         print("head: 3 options, 1 optimal")
         print("something else")
@@ -96,12 +97,17 @@ def test_what_a_stage_prints_is_read_and_not_shown(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == ""
 
 
-def test_a_call_tells_its_stages(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_call_tells_its_stages(
+    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tightfit.progress.PAUSE", 0.0)
     x = torch.randn(64, 16)
     tightfit.plan(tower(), (x,), budget="90%", store=store, **SETTINGS)
     told = capsys.readouterr()
     stages = [line.split(" ", 2)[1] for line in told.err.splitlines()]
     assert told.out == ""
+    last = told.err.splitlines()[-1]
+    assert re.search(r"8/8 comparing .*, (\d+) of \d+ done \(the planned step .*\), about", last)
     assert list(dict.fromkeys(stages)) == [f"{number}/8" for number in range(1, 9)]
     tightfit.plan(tower(), (x,), budget="90%", store=store, progress=False, **SETTINGS)
     assert capsys.readouterr().err == ""

@@ -39,11 +39,11 @@ class Workplace:
         ]
         return self._run(command, self.checkout / "workflow/progress")
 
-    def plan(self) -> subprocess.CompletedProcess[str]:
-        """Runs what `make plan` runs, where the folder is the checkout itself."""
+    def plan(self, *more: str) -> subprocess.CompletedProcess[str]:
+        """Runs what `make plan` runs, with more words, where the folder is the checkout itself."""
         script = str(self.checkout / "workflow/plan.sh")
         binaries = str(Path(sys.executable).parent)
-        command = [script, binaries, "config.yaml", "2"]
+        command = [script, binaries, "config.yaml", "2", *more]
         return self._run(command, self.checkout / "workflow/progress")
 
     def stage(self, *words: str) -> subprocess.CompletedProcess[str]:

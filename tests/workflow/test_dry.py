@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import shutil
+import subprocess
 from typing import Any
 
 import pytest
@@ -93,8 +93,18 @@ def test_the_link_is_measured_once_where_a_strategy_takes_it(commands: list[str]
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     parser.add_argument("--error-file")
-    options = parser.parse_args(shlex.split(command.partition("-m stages machine ")[2]))
-    assert (options.disk, options.out) == ("", "results/machine.json")
+    said = command.partition("-m stages machine ")[2]
+    for asked in ("", "1"):
+        words = subprocess.run(
+            ["/bin/sh", "-c", f"printf '%s\\n' {said}"],
+            env={"TIGHTFIT_REMEASURE": asked},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        options = parser.parse_args(words.stdout.splitlines())
+        assert (options.disk, options.out) == ("", "results/machine.json")
+        assert options.remeasure is bool(asked)
 
 
 def test_the_workflow_is_tidy(workplace: Workplace, tiny: dict[str, Any]) -> None:

@@ -217,3 +217,17 @@ def test_an_edited_layer_is_solved_alone_and_not_again_when_undone(place: Workpl
     left = place.snakemake("--dry-run")
     assert sorted(steps(undone) + steps(left)) == sorted(followed)
     assert solves(undone) == ["mine: solved 0, 3 from the store"]
+
+
+def test_costs_are_measured_again_where_that_is_asked(place: Workplace) -> None:
+    place.configure(configuration(models={"theirs": MODELS["theirs"]}))
+    assert place.plan().returncode == 0
+    costs = place.folder / "results/theirs/costs.arrow"
+    before = costs.read_bytes()
+    again = place.plan("default", "1")
+    assert again.returncode == 0, again.stderr
+    assert "it is to be measured again" in again.stdout
+    assert "theirs: measuring each distinct op" in steps(again)
+    assert costs.read_bytes() != before
+    for words in (("default", "0"), ()):
+        assert not steps(place.plan(*words))

@@ -76,13 +76,44 @@ def test_a_file_that_is_no_configuration_is_told_in_a_sentence(
     assert result.stderr.startswith(words) and result.stderr.count("\n") == 1
 
 
+@pytest.fixture
+def ending(workplace: Workplace) -> str:
+    """A configuration without a fault of its own, whose run ends at once: its factory is
+    nowhere."""
+    path = workplace.checkout / "right.yaml"
+    path.write_text("models: {a: {factory: 'nowhere:a'}}\nsearch_path: [gone]\n")
+    return path.name
+
+
 @contextlib.contextmanager
-def waiting_run(workplace: Workplace, config: str) -> Iterator[subprocess.Popen[str]]:
-    """A run that waits for another one, which goes on within this block."""
+def held_folder(workplace: Workplace) -> Iterator[None]:
+    """Within it another run holds the folder."""
     folder = workplace.checkout / ".snakemake"
     folder.mkdir(exist_ok=True)
     with (folder / "plan.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_wrong_configuration_is_told_ahead_of_a_wait(workplace: Workplace, invalid: str) -> None:
+    with held_folder(workplace):
+        result = subprocess.run(
+            command(workplace, invalid),
+            cwd=workplace.checkout,
+            env=environment(workplace),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+    assert result.returncode == 1 and "models.a.factory" in result.stderr
+    assert not result.stdout
+
+
+@contextlib.contextmanager
+def waiting_run(workplace: Workplace, config: str) -> Iterator[subprocess.Popen[str]]:
+    """A run that waits for another one, which goes on within this block."""
+    with held_folder(workplace):
         waiting = subprocess.Popen(
             command(workplace, config),
             cwd=workplace.checkout,
@@ -98,16 +129,16 @@ def waiting_run(workplace: Workplace, config: str) -> Iterator[subprocess.Popen[
         yield waiting
 
 
-def test_a_second_run_waits_for_the_first(workplace: Workplace, invalid: str) -> None:
-    with waiting_run(workplace, invalid) as waiting:
+def test_a_second_run_waits_for_the_first(workplace: Workplace, ending: str) -> None:
+    with waiting_run(workplace, ending) as waiting:
         pass
     rest, _ = waiting.communicate(timeout=120)
     assert waiting.returncode == 1
-    assert "models.a.factory" in rest
+    assert "nowhere" in rest
 
 
-def test_a_run_that_waits_is_interrupted_without_a_word(workplace: Workplace, invalid: str) -> None:
-    with waiting_run(workplace, invalid) as waiting:
+def test_a_run_that_waits_is_interrupted_without_a_word(workplace: Workplace, ending: str) -> None:
+    with waiting_run(workplace, ending) as waiting:
         os.killpg(waiting.pid, signal.SIGINT)
         rest, _ = waiting.communicate(timeout=120)
     assert (rest, waiting.returncode) == ("", -signal.SIGINT)

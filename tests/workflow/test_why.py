@@ -132,6 +132,24 @@ def test_the_end_names_each_step_that_failed_and_was_not_done_later(
     ]
 
 
+def test_a_step_that_was_interrupted_has_not_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = LogHandler.__new__(LogHandler)
+    logging.Handler.__init__(handler)
+    handler.settings = None
+    handler.__post_init__()
+    log = tmp_path / "trace.txt"
+    log.write_text("trace: no such luck\n")
+    for number, name in enumerate(("none", "trace")):
+        data = {"jobid": number, "rule_name": name, "log": [str(tmp_path / f"{name}.txt")]}
+        handler.emit(logging.makeLogRecord({"event": LogEvent.JOB_ERROR, **data}))
+    said = "Terminating processes on user request, this might take some time."
+    handler.emit(logging.makeLogRecord({"levelno": logging.INFO, "msg": said}))
+    handler.close()
+    assert capsys.readouterr().err == f"Failed: trace ({log} says why)\n"
+
+
 def test_steps_are_counted_as_they_were_told() -> None:
     """The target of the workflow is no step."""
     handler = LogHandler.__new__(LogHandler)

@@ -25,10 +25,11 @@ rule profile:
         "{wildcards.model}: {params.doing}"
     shell:
         "python -m stages profile {params.source:q} {params.operators:q} --graph {input.graph:q}"
-        " {params.costs_from:q} --out {output:q} --error-file {log:q}"
+        " {params.costs_from:q} ${{TIGHTFIT_REMEASURE:+--remeasure}} --out {output:q} --error-file {log:q}"
 
 
-# Where a strategy takes a link and no machine is named. What the store has is not measured again.
+# Where a strategy takes a link and no machine is named. What the store has is not measured again,
+# here and above, unless REMEASURE of plan.sh asks for that.
 rule link:
     output:
         LINK,
@@ -46,4 +47,4 @@ rule link:
         "measuring the link of {params.device} to its slow memory"
     shell:
         "python -m stages machine --device {params.device:q} --library {params.store:q}"
-        " --disk={params.disk:q} --out {output:q} --error-file {log:q}"
+        " --disk={params.disk:q} ${{TIGHTFIT_REMEASURE:+--remeasure}} --out {output:q} --error-file {log:q}"

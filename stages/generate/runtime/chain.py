@@ -18,6 +18,7 @@ from .absent import Absent
 from .arrived import Arrived, arrived, own
 from .facts import Interface
 from .inner import Inner, check_inner, watch_inner
+from .marks import ended_by, ended_early, marks_of
 from .regions import region_of
 from .strides import as_in_eager
 from .surroundings import changing_mode, without_function_modes
@@ -30,14 +31,17 @@ class Run:
     """One run of the step, suspended after its forward and after each slice of its backward."""
 
     __slots__ = (
-        *("aliased", "device", "inner", "interface", "message", "program", "region", "unlike"),
-        "watched",
+        *("aliased", "device", "ended", "inner", "interface", "marks", "message", "program"),
+        *("region", "unlike", "watched"),
     )
 
     def __init__(self, step: Step, interface: Interface, tensors: Sequence[torch.Tensor]) -> None:
         self.interface = interface
         self.device = tensors[0].device
         self.region = region_of(self.device, [tensors[i] for i in interface.cast])
+        self.marks = marks_of(tensors)
+        self.ended: list[str] = []
+        """By what the backward has ended, where it has by an error."""
         self.program: Any = step(*tensors)
         self.message: list[Arrived] | None = None
         self.watched: list[Watched] = []
@@ -124,10 +128,17 @@ class _Outputs(torch.autograd.Function):
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         run, ctx.run = ctx.run, None
         if run is None:
+            ended, marks = ctx.started
+            if why := next(iter(ended), "") or ended_by(marks):
+                raise RuntimeError(
+                    f"{why}; this ended the backward of a planned module, which runs once for each "
+                    "forward: run the forward again"
+                )
             raise RuntimeError(
                 "the backward of a planned module runs once for each forward, "
                 "retain_graph has no effect on it: give several losses one backward of their sum"
             )
+        ctx.started = run.ended, run.marks
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "a planned module has no double backward (create_graph=True): use the original "
@@ -187,8 +198,12 @@ class _Slice(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, token: torch.Tensor) -> tuple[Any, ...]:
         run, ctx.run = ctx.run, None
-        run.check_watched()
-        gradients = run.advance()
+        try:
+            run.check_watched()
+            gradients = run.advance()
+        except BaseException as error:
+            run.ended.append(ended_early(run.marks, error))
+            raise
         unlike = run.unlike.pop()
         handed = [_alone(gradient) for gradient in gradients]
         gradients.clear()

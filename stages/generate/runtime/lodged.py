@@ -53,22 +53,24 @@ class Lodged:
 
         def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
             """As that of the model, with copies of all tensors, those that stay on the device
-            among them: what was saved is of one step, whatever is trained later."""
+            among them, until the optimiser is closed: what was saved is of one step, whatever is
+            trained later."""
             with home.states():
                 found = own.state_dict(self, *args, **kwargs)
-            return found if kwargs.get("keep_vars") else _copied(found, self, home)
+            own_ones = kwargs.get("keep_vars") or home.left
+            return found if own_ones else _copied(found, self, home)
 
         def load_state_dict(
             self: Any, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
         ) -> Any:
             """As that of the model; a parameter goes to where it lives."""
-            if assign:
+            if assign and not home.left:
                 raise RuntimeError(
                     "load_state_dict(assign=True) would replace parameters that live in another "
                     "memory: leave assign out"
                 )
             with home.states():
-                return own.load_state_dict(self, state_dict, strict)
+                return own.load_state_dict(self, state_dict, strict, assign)
 
         def gathered(self: Any) -> contextlib.AbstractContextManager[None]:
             """Within it all parameters are on the device; see the optimiser's `gathered`."""

@@ -11,6 +11,8 @@ from schemas.errors import ArtifactError, ScheduleError
 from schemas.frontier import Frontier, read_frontier, write_frontier
 from schemas.graph import check_graph
 from schemas.options import read_options, write_options
+from schemas.plan import read_plan
+from schemas.words import told
 from stages.__main__ import main
 from stages.combine.schedule.opening import Opener
 from stages.replay.condense import condense
@@ -51,6 +53,20 @@ def test_figures_are_replayed(frontier: Frontier, capsys: pytest.CaptureFixture[
         capsys.readouterr()
         assert chosen(other, "none") == 1
         assert "which replays to" in capsys.readouterr().err
+
+
+def test_the_verdict_is_printed_by_hand_alone(
+    frontier: Frontier, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for budget, verdict in (("none", "optimal"), ("1B", "infeasible")):
+        capsys.readouterr()
+        assert chosen(frontier, budget) == 0
+        plan = read_plan("p/plan.json")
+        assert plan.verdict == verdict
+        assert capsys.readouterr().out.splitlines()[-1] == told(verdict, plan.sentence)
+    words = ("--frontier", "other.arrow", "--budget", "none", "--out", "p")
+    assert main(["choose", *FILES, *words, "--error-file", "errors.txt"]) == 0
+    assert "optimal" not in capsys.readouterr().out
 
 
 def test_times_are_numbers(frontier: Frontier, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from schemas import telling
 from schemas.link import HostLink
-from stages.combine import telling
+from schemas.telling import Doing, Printing, Tally, TwoParts
 from stages.combine.choose import choose
 from stages.combine.frontier import Subject, frontier
 from stages.combine.polish.refining import MOST
 from stages.combine.schedule.executions import runs
 from stages.combine.strategies.registry import strategy
 from stages.combine.strategies.strategy import Candidate
-from stages.combine.telling import Printing, Tally, TwoParts
 from stages.combine.transfers.search import ASKED
 from stages.replay.condense import condense
 from tests.stages.combine.polish.test_optimum import chain
@@ -32,6 +32,20 @@ def test_lines_come_now_and_then(
     assert capsys.readouterr().out.splitlines() == [
         "tower: rockmate at 2 of 9 budgets",
         "tower: rockmate at 4 of 9 budgets",
+    ]
+
+
+def test_what_is_being_done_is_told_of_each_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(telling, "PAUSE", 0.0)
+    told = Doing(Printing("tower: running", "steps"), 2)
+    for what in ("a step", "another one", "timing"):
+        told(what)
+    assert capsys.readouterr().out.splitlines() == [
+        "tower: running at 0 of 2 steps: a step",
+        "tower: running at 1 of 2 steps: another one",
+        "tower: running at 2 of 2 steps: timing",
     ]
 
 

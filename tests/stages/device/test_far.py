@@ -196,7 +196,8 @@ def test_a_third_file_that_fails_where_states_are_asked_for(far: Path) -> None:
     os.ftruncate(found._updates.far.behind.disk.file.fileno(), 8)
     with pytest.raises(RuntimeError, match=rf"files of {far} .* name a folder .* as far_disk$"):
         found.state_dict()
-    with pytest.raises(RuntimeError, match=r"has failed, and some of them may be lost: make"):
+    words = rf"has failed, and some of them may be lost: make .* in files of {far} .* as far_disk$"
+    with pytest.raises(RuntimeError, match=words):
         run(home, found, list(gradients_of(own, 2)), True)
     found.close()
 

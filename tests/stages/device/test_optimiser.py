@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import gc
 import os
 import pickle
@@ -199,6 +200,35 @@ def test_a_disk_that_failed_goes_on_failing_in_a_sentence() -> None:
     found.close()
     with pytest.raises(RuntimeError, match="what waited there is gone"):
         found.state_dict()
+
+
+def test_what_comes_behind_a_backward_that_a_disk_ended_names_the_disk(tmp_path: Path) -> None:
+    own = model()
+    found: Any = in_backward(torch.optim.AdamW(own.parameters()), piece_bytes=256)
+    train(own, found, steps=2)
+    saved = found.state_dict()
+    found._updates.ring.forget()
+    for key in list(found._updates.ring.stored)[:4]:
+        found._updates.ring.stored[key] = found._updates.ring.memory.beside(_broken)
+    words = rf"files of {tmp_path} \(Input/output error\): .*; this ended a backward .* go on"
+    with pytest.raises(RuntimeError, match=r"\(Input/output error\): .* as disk, or in \w+$"):
+        own(torch.ones(2, 9)).sum().backward()
+    uses = (
+        lambda: own(torch.ones(2, 9)).sum().backward(),
+        found.zero_grad,
+        lambda: found.load_state_dict(saved),
+    )
+    for use in uses:
+        with pytest.raises(RuntimeError, match=words):
+            use()
+    found.close()
+    again = in_backward(torch.optim.AdamW(own.parameters()))
+    again.load_state_dict(saved)
+    train(own, again, steps=1)
+
+
+def _broken(reach: Any) -> None:
+    raise OSError(errno.EIO, "Input/output error")
 
 
 def test_a_wait_for_states_that_is_interrupted_is_waited_for_again(

@@ -22,6 +22,7 @@ from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
 from stages.device.meter import measure
+from stages.device.optimiser import in_backward
 from stages.generate.package import package, timeless, write_directory
 from stages.generate.transfers import places
 from stages.profile.device import describe_device
@@ -122,6 +123,38 @@ def test_places_are_used_again_once_they_are_free() -> None:
     }
     found = places(graph, schedule(away))
     assert found.size == 8 and sorted(found.begins.values()) == [0, 0, 4]
+
+
+def test_a_backward_that_a_disk_ended_is_told_by_an_optimiser_that_steps_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    graph, built = traced(MODELS["shared"](), "shared")
+    costs = timeless(graph)
+    package_ = packaged(graph, costs, leaves(graph, costs, 2, 1.0), tmp_path / "package")
+    module, stepper = package_.load(built.model), Stepper.of(graph, built)
+    optimizer: Any = in_backward(torch.optim.SGD(built.model.parameters(), lr=0.1))
+    first, second = (stepper.forward(module, built.samples[0]) for _ in range(2))
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "preadv", lambda *_: (_ for _ in ()).throw(OSError(5, "In or out")))
+        with pytest.raises(RuntimeError, match=r"tensors cannot wait in files of .* \(In or out"):
+            stepper.backward(first)
+    with pytest.raises(RuntimeError, match=rf"files of {tmp_path} .*; this ended .* forward again"):
+        stepper.backward(first)
+    assert optimizer._taken
+    words = rf"files of {tmp_path} \(In or out\): .*; this ended a backward"
+    with pytest.raises(RuntimeError, match=words):
+        stepper.backward(second)
+    first = stepper.forward(module, built.samples[0])
+    optimizer._taken.clear()
+    optimizer.ended_by = ""
+    with monkeypatch.context() as broken:
+        broken.setattr(optimizer._updates, "update", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            stepper.backward(first)
+    with pytest.raises(RuntimeError, match=r"^division by zero; this ended .* forward again"):
+        stepper.backward(first)
+    optimizer.close()
 
 
 def test_a_disk_that_fails_is_told_and_the_next_step_goes_well(

@@ -31,7 +31,7 @@ from stages.device.factory import build
 from stages.generate.remote import away_of
 from stages.profile import measure
 from stages.validate.load import load_lodged, load_package, load_planned
-from stages.validate.lodged import check_lodged, optimizer_of
+from stages.validate.lodged import PLAIN, PLANNED, check_lodged, optimizer_of
 
 MODEL = {"layers": 2, "width": 32, "heads": 2, "vocabulary": 60, "batch": 2, "tokens": 8}
 
@@ -66,11 +66,18 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIGHTFIT_DISK", str(tmp_path))
 
 
-def test_the_module_is_judged_to_the_byte(made: Any, tmp_path: Path) -> None:
+def test_the_module_is_judged_to_the_byte(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     _, words = made
     out = str(tmp_path / "measurement.arrow")
+    monkeypatch.setattr("schemas.telling.PAUSE", 0.0)
     assert main(["validate", *words, "--out", out, "--pairs", "2"]) == 0
     found = read_measurement(out)
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == f"feasible: {found.sentence.removeprefix('feasible: ')}"
+    told = {line.partition(" of 13 steps at most: ")[2] for line in lines}
+    assert {"timing", PLAIN, PLANNED, f"the memory of {PLANNED}"} <= told
     assert found.verdict == "feasible" and found.peak_as_predicted and found.within_budget
     assert found.bits_equal and found.pairs == 2
     assert "waits for the other memory for" in found.sentence

@@ -108,8 +108,13 @@ def peak_of(graph: Graph, built: Built, folder: Path) -> int:
 
 def test_a_module_that_does_the_same_passes(graph: Graph, built: Built, tmp_path: Path) -> None:
     plan = {**PLAN, "peak": peak_of(graph, built, tmp_path)}
-    result = validate(graph, built, plan, written(tmp_path / "same", "return model"), 3, 1.5)
+    told: list[tuple[int, int, str]] = []
+    package = written(tmp_path / "same", "return model")
+    result = validate(graph, built, plan, package, 3, 1.5, report=lambda *step: told.append(step))
     measured = result.measurement
+    assert [what for _, _, what in told[:2]] == ["the model's own step", "the planned step"]
+    assert [what for _, _, what in told[-3:]] == ["timing"] * 3
+    assert [done for done, _, _ in told] == list(range(len(told))) and told[-1][0] < told[-1][1]
     assert (measured.verdict, measured.sentence) == ("feasible", "fits")
     assert measured.output_difference == measured.gradient_difference == 0.0
     assert measured.buffer_difference == 0.0 and measured.bits_equal is True

@@ -30,6 +30,8 @@ class LogHandlerSettings(LogHandlerSettingsBase):
 
 _SOME = ("job did not complete successfully", "because a job execution failed")
 """What Snakemake says at the end where jobs failed, without their names."""
+_INTERRUPTED = "Terminating processes on user request"
+"""How Snakemake begins what it says of an interrupt. A stage that was interrupted leaves no log."""
 
 
 class LogHandler(LogHandlerBase):
@@ -48,11 +50,18 @@ class LogHandler(LogHandlerBase):
         self.jobs: list[Job] = []
         self.messages: dict[int, str] = {}
         self.failed: dict[int, str] = {}
+        self.unlogged: set[int] = set()
+        self.interrupted = False
         self.why = isinstance(self.settings, LogHandlerSettings) and self.settings.why
 
     def close(self) -> None:
         """Says which steps failed and, if asked to, why there are steps to do."""
-        lines = [*told(self.jobs), *self.failed.values()]
+        failed = [
+            said
+            for job, said in self.failed.items()
+            if not (self.interrupted and job in self.unlogged)
+        ]
+        lines = [*told(self.jobs), *failed]
         if lines:
             print("\n".join(lines), file=sys.stderr, flush=True)
         self.jobs, self.failed = [], {}
@@ -97,11 +106,14 @@ class LogHandler(LogHandlerBase):
     def _failure(self, data: dict[str, Any]) -> str:
         """Which step failed, and where its log is."""
         logs = [str(log) for log in data.get("log") or () if Path(str(log)).is_file()]
+        if not logs:
+            self.unlogged.add(data["jobid"])
         why = f"{logs[0]} says why" if logs else "it has left no log"
         return f"Failed: {self.messages.get(data['jobid'], data['rule_name'])} ({why})"
 
     def _other(self, record: logging.LogRecord) -> str:
         text = record.getMessage().strip()
+        self.interrupted = self.interrupted or text.startswith(_INTERRUPTED)
         # By the stage itself, and at the end by name.
         told = "CalledProcessError" in text or (
             bool(self.failed) and any(some in text for some in _SOME)

@@ -75,6 +75,8 @@ def _cause(job: Job) -> str:
         return "a run before was interrupted"
     if "Missing output" in reason:
         return _missing(job)
+    if "Forced execution" in reason:
+        return "it is to be measured again"
     if "Params have changed" in reason:
         return _changed(reason)
     if "Updated input" in reason:
