@@ -27,8 +27,13 @@ def told(verdict: str, sentence: str) -> str:
     return one_line(said)
 
 
+def by_hand(options: argparse.Namespace) -> bool:
+    """Whether a command is run by itself: with a file for errors many are, and a table at the end
+    has what they say."""
+    return getattr(options, "error_file", None) is None
+
+
 def tell(verdict: str, sentence: str, options: argparse.Namespace) -> None:
-    """Prints what a command says of its plan, unless its `options` have a file for errors: many
-    plans are then made at a time, and a table at the end has them."""
-    if getattr(options, "error_file", None) is None:
+    """Prints what a command that is run by itself says of its plan."""
+    if by_hand(options):
         print(told(verdict, sentence))

@@ -90,7 +90,8 @@ def overview() -> str:
 
 
 def run_stage(stage: str, arguments: Sequence[str]) -> int:
-    """Parses a stage's arguments and runs it, telling its errors in one sentence."""
+    """Parses a stage's arguments and runs it, telling its errors in one sentence; returns the exit
+    code, which a stage may give where what it made is to be seen as failed."""
     module_name, purpose = STAGES[stage]
     module = import_module(module_name)
     parser = _Parser(prog=f"tightfit {stage}", description=purpose.capitalize())
@@ -107,7 +108,7 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
             _write(options.error_file, f"{stage}: {UNENDED}")
     runs = held(None if stage in READING else options.error_file)
     try:
-        module.run(options)
+        code: int | None = module.run(options)
         if hasattr(module, "derived"):
             record(stage, module.derived(options))
     except TightfitError as error:
@@ -130,7 +131,7 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
         runs.close()
     if options.error_file is not None:
         options.error_file.unlink(missing_ok=True)
-    return 0
+    return code or 0
 
 
 def _valued(words: Sequence[str]) -> list[str]:

@@ -59,16 +59,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--line", help="memory lines to write (default: line.arrow beside --out)")
 
 
-def run(options: argparse.Namespace) -> None:
-    """Runs the stage, and prints the verdict. Of a plan without a program (verdict "infeasible")
-    nothing is built."""
+def run(options: argparse.Namespace) -> int:
+    """Runs the stage, prints the verdict, and returns the exit code: 1 for a plan that failed,
+    unless many are validated at a time. Of a plan without a program (verdict "infeasible") nothing
+    is built."""
     from schemas.module import graph_of
-    from schemas.words import tell
+    from schemas.words import by_hand, tell
     from stages.validate.foretold import base_of, read_foretold
 
     if options.pipeline is not None:
         _pipeline(options)
-        return
+        return 0
     path = graph_of(options.module, options.graph)
     graph, plan = read_graph(path), read_foretold(options.plan)
     check_made_from(options.module, store.header(path).digest, plan_digest(options.plan))
@@ -89,6 +90,7 @@ def run(options: argparse.Namespace) -> None:
         found = result.measurement
     write_measurement(options.out, found, digest)
     tell(found.verdict, found.sentence, options)
+    return int(found.verdict == "failed" and by_hand(options))
 
 
 def _validation(

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from schemas.telling import Report, Tally
 from stages.combine.polish.refining import Refinement
 from stages.combine.polish.searcher import Drafts, Polished, Searcher
 from stages.combine.polish.sweeping import Sweep
-from stages.combine.telling import Report, Tally
 
 
 class Polisher(Searcher):

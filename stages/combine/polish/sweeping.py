@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Lock
 
+from schemas.telling import Report
 from stages.combine.polish.anneal import PATIENT
 from stages.combine.polish.searcher import (
     ALONE,
@@ -16,7 +17,6 @@ from stages.combine.polish.searcher import (
     Searcher,
     rank,
 )
-from stages.combine.telling import Report
 
 STEP = 0.975
 """Ratio of two neighbouring budgets on the grid of a frontier."""

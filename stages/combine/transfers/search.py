@@ -21,12 +21,12 @@ from schemas.costs import Costs
 from schemas.engines import HIGHS, Engine
 from schemas.link import HostLink
 from schemas.problem import Problem
+from schemas.telling import Report, Tally
 from stages.combine.moment.limits import Limits
 from stages.combine.polish.anneal import CLOSING, LOOSE
 from stages.combine.polish.polisher import Polisher
 from stages.combine.polish.sweeping import grid
 from stages.combine.polish.views import Views
-from stages.combine.telling import Report, Tally
 from stages.combine.transfers.deciding import LinkedMoments
 from stages.combine.transfers.moving import Mover
 from stages.combine.transfers.placing import Placed, Placer

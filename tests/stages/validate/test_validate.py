@@ -333,7 +333,7 @@ def test_the_command_writes_measurement_and_line(
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[3])
     parser, words = command(graph, PLAN, tmp_path)
-    cli.run(parser.parse_args(words))
+    assert cli.run(parser.parse_args(words)) == 1
     measured = read_measurement(tmp_path / "measurement.arrow")
     assert measured.bits_equal and measured.verdict == "failed"
     assert {point.run for point in read_line(tmp_path / "line.arrow")} == {"planned", "unplanned"}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from schemas import telling
 from schemas.actions import Action, Free, Loss, Offload, Prefetch, Wait
 from schemas.config import parse_config
 from schemas.errors import ConfigError
@@ -19,7 +20,6 @@ from schemas.plan import read_plan
 from schemas.schedule import read_schedule, schedule_link
 from schemas.strategies import STRATEGIES, About
 from stages.__main__ import main
-from stages.combine import telling
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.strategies.strategy import Candidate, TrainingStep
