@@ -50,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="threads of the CPU (default: PyTorch's)")
     parser.add_argument("--pairs", type=int, default=15, help="timed pairs of steps (default: 15)")
     parser.add_argument(
+        "--disk", help="the folder of a disk that a plan sends to (default: that of TIGHTFIT_DISK)"
+    )
+    parser.add_argument(
         "--far-disk", help="the folder of a third memory, where the plan has states in one"
     )
     parser.add_argument("--plan-seconds", type=float, help="how long planning took, to record")
@@ -103,6 +106,7 @@ def _validation(
     from stages.device.devices import require_device
     from stages.device.factory import build
     from stages.device.foreign import registered
+    from stages.validate.load import sending_to
     from stages.validate.lodged import is_lodged, validate_lodged
     from stages.validate.validate import SEED, validate
 
@@ -115,7 +119,7 @@ def _validation(
     torch.manual_seed(SEED)
     asked = "" if plan["budget"] == NO_BUDGET else f" {plan['budget']}"
     report = Printing(f"{graph.model}: running {plan['strategy']}{asked}", "steps at most")
-    with registered(options.operators, options.search_path):
+    with registered(options.operators, options.search_path), sending_to(options.disk):
         built = build(
             options.factory, arguments, search_path=options.search_path, device=options.device
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -20,6 +21,7 @@ from torch import nn
 from schemas import store
 from schemas.errors import ArtifactError, TightfitError
 from schemas.module import check_unchanged, digests_of
+from stages.device.disk import FOLDER
 
 _MOST_SOURCE = 2**28
 _DATA = (".bin", ".pt2")
@@ -192,3 +194,18 @@ class _Packages(MetaPathFinder):
 
 _PACKAGES = _Packages()
 sys.meta_path.insert(0, _PACKAGES)
+
+
+@contextlib.contextmanager
+def sending_to(folder: str | None) -> Iterator[None]:
+    """Within it what is sent to a disk goes to a folder; None leaves that to the environment."""
+    before = os.environ.get(FOLDER)
+    if folder is not None:
+        os.environ[FOLDER] = folder
+    try:
+        yield
+    finally:
+        if folder is not None and before is None:
+            del os.environ[FOLDER]
+        elif folder is not None and before is not None:
+            os.environ[FOLDER] = before

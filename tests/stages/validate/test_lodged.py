@@ -322,7 +322,10 @@ def test_states_of_a_third_memory_are_judged_to_the_byte(
     model = [*words[:6], "--plan", str(plan / "plan.json"), "--module", str(module)]
     assert main(["validate", *model, *out]) == 1
     assert "--far-disk: the plan has states in a third memory" in capsys.readouterr().err
-    assert main(["validate", *model, *out, "--far-disk", str(far)]) == 0
+    nowhere = ["--disk", "/nowhere", "--far-disk", str(far)]
+    assert main(["validate", *model, *out, *nowhere]) == 1
+    assert "/nowhere" in capsys.readouterr().out
+    assert main(["validate", *model, *out, "--disk", str(near), "--far-disk", str(far)]) == 0
     found = read_measurement(tmp_path / "measurement.arrow")
     assert found.verdict == "feasible", found.sentence
     assert found.peak_as_predicted and found.within_budget and found.bits_equal
