@@ -165,6 +165,11 @@ class Problem:
         return next(index for index, node in enumerate(self.nodes) if node.phase == "loss")
 
     @cached_property
+    def staying(self) -> frozenset[int]:
+        """The storages that stay."""
+        return frozenset(index for index, storage in enumerate(self.storages) if storage.stays)
+
+    @cached_property
     def again(self) -> list[list[int]]:
         """For each storage the positions of what makes it again."""
         found: list[list[int]] = [[] for _ in self.storages]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from schemas.graph import NONE
 from schemas.problem import Node, Problem, Repeat, Reuse
@@ -20,8 +20,7 @@ FASTEST = 1 << 62
 """A ceiling under which a node overwrites an input only where that takes no longer."""
 
 
-@dataclass(frozen=True)
-class Execution:
+class Execution(NamedTuple):
     """One run of the node at a position of the problem, `repeated` where it is not its first.
 
     `op` is the op that runs, `form` says what it reads, makes and costs, `reuse` what it
@@ -64,24 +63,33 @@ def executions(
     takes no longer, or where it would need more than `ceiling` bytes otherwise.
     """
     repeated = _repeated(problem, sequence)
-    drops = _drops(problem, sequence)
+    ran = _forms(problem, sequence, repeated)
+    drops = ended(ran, problem.staying)
+    storages, sizes = problem.storages, [storage.bytes for storage in problem.storages]
     runs, left = Counter(sequence), Counter(sequence)
     live, found = 0, []
     moved = moved or {}
-    for place, (position, again, dropped) in enumerate(zip(sequence, repeated, drops, strict=True)):
+    for place, (position, again, form, dropped) in enumerate(
+        zip(sequence, repeated, ran, drops, strict=True)
+    ):
         live += moved.get(place, 0)
-        form, before = problem.form_at(position, again), live
-        states = _states(problem, position, runs, left)
-        live += states[0]
-        made = live + sum(problem.storages[storage].bytes for storage in form.outputs)
-        peak = max(live + states[1] + form.peak, made)
-        reuse = _reuse(form, dropped, peak, ceiling) if in_place else None
+        node, before = problem.node_at(position), live
+        saved, needed, freed = 0, 0, 0
+        if problem.nodes[node].random:
+            saved, needed, freed = _states(problem, position, runs, left)
+        live += saved
+        made = live
+        for storage in form.outputs:
+            made += sizes[storage]
+        peak = max(live + needed + form.peak, made)
+        reuse = _reuse(form, dropped, peak, ceiling) if in_place and form.reuses else None
         if reuse is not None:
-            overwritten = problem.storages[reuse.storage].bytes
-            peak = max(live + states[1] + reuse.peak, made - overwritten)
-        gone = (problem.storages[storage] for storage in dropped)
-        live = made - sum(s.bytes for s in gone if s.producer >= 0) - states[2]
-        node, op = problem.node_at(position), problem.op_at(position)
+            peak = max(live + needed + reuse.peak, made - sizes[reuse.storage])
+        live = made - freed
+        for storage in dropped:
+            if storages[storage].producer >= 0:
+                live -= sizes[storage]
+        op = problem.op_at(position)
         found.append(Execution(node, op, again, form, reuse, dropped, before, peak))
     return found
 
@@ -118,10 +126,7 @@ def limits(
 
 def forms(problem: Problem, sequence: Sequence[int]) -> list[Node | Repeat]:
     """What each execution of a sequence reads, makes and costs."""
-    repeated = _repeated(problem, sequence)
-    return [
-        problem.form_at(position, again) for position, again in zip(sequence, repeated, strict=True)
-    ]
+    return _forms(problem, sequence, _repeated(problem, sequence))
 
 
 def ended(runs: Sequence[Node | Repeat], stays: Collection[int]) -> list[list[int]]:
@@ -131,11 +136,16 @@ def ended(runs: Sequence[Node | Repeat], stays: Collection[int]) -> list[list[in
     used_later = set(stays)
     found: list[list[int]] = []
     for form in reversed(runs):
-        unused = [storage for storage in form.outputs if storage not in used_later]
+        gone, unused = [], []
+        for storage in form.outputs:
+            if storage not in used_later:
+                unused.append(storage)
         used_later.difference_update(form.outputs)
-        last_read = [storage for storage in form.inputs if storage not in used_later]
+        for storage in form.inputs:
+            if storage not in used_later:
+                gone.append(storage)
         used_later.update(form.inputs)
-        found.append(last_read + unused)
+        found.append(gone + unused)
     return found[::-1]
 
 
@@ -153,29 +163,31 @@ def memory_of_part(problem: Problem, part: Collection[int]) -> tuple[int, int]:
     return peak, live
 
 
+def _forms(
+    problem: Problem, sequence: Sequence[int], repeated: Sequence[bool]
+) -> list[Node | Repeat]:
+    return [
+        problem.form_at(position, again) for position, again in zip(sequence, repeated, strict=True)
+    ]
+
+
 def _repeated(problem: Problem, sequence: Sequence[int]) -> list[bool]:
     """Which executions are not their node's first."""
     seen: set[int] = set()
     repeated = []
+    nodes = len(problem.nodes)
     for position in sequence:
-        repeated.append(position in seen or problem.is_alternative(position))
+        repeated.append(position in seen or position >= nodes)
         seen.add(position)
     return repeated
-
-
-def _drops(problem: Problem, sequence: Sequence[int]) -> list[list[int]]:
-    """The storages that are gone after each execution."""
-    stays = {index for index, storage in enumerate(problem.storages) if storage.stays}
-    return ended(forms(problem, sequence), stays)
 
 
 def _states(
     problem: Problem, position: int, runs: Counter[int], left: Counter[int]
 ) -> tuple[int, int, int]:
-    """The bytes of random states that a run saves, needs for itself and frees; counts the run. No
-    node that draws has alternatives."""
-    random = problem.nodes[problem.node_at(position)].random
-    size = problem.state_bytes if random and runs[position] > 1 else 0
+    """The bytes of random states that a run of a node that draws saves, needs for itself and frees;
+    counts the run. No such node has alternatives."""
+    size = problem.state_bytes if runs[position] > 1 else 0
     first = left[position] == runs[position]
     left[position] -= 1
     return size if first else 0, 0 if first else size, 0 if left[position] else size
@@ -183,7 +195,7 @@ def _states(
 
 def _reuse(form: Node | Repeat, dropped: list[int], peak: int, ceiling: int) -> Reuse | None:
     """The in-place form that a run takes; without it the most would be `peak`."""
-    reuse = next((reuse for reuse in form.reuses if reuse.storage in dropped), None)
-    if reuse is not None and reuse.seconds > form.seconds and peak <= ceiling:
-        return None
-    return reuse
+    for reuse in form.reuses:
+        if reuse.storage in dropped:
+            return None if reuse.seconds > form.seconds and peak <= ceiling else reuse
+    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from schemas.actions import (
     Accumulate,
@@ -31,8 +31,7 @@ from schemas.repeat import makes_of, reads_of
 from schemas.schedule import Step
 
 
-@dataclass(frozen=True)
-class Effect:
+class Effect(NamedTuple):
     """What the step at a position of a schedule does.
 
     `op` is the op that it is about, None where it is about none. Where it `runs` it, `repeated`

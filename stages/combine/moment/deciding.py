@@ -18,7 +18,7 @@ from schemas.problem import Problem
 from stages.combine.moment.draft import sequence_of
 from stages.combine.moment.intervals import Order
 from stages.combine.moment.limits import Limits
-from stages.combine.moment.matrix import SparseProgram
+from stages.combine.moment.matrix import Matrix, SparseProgram, Terms, joined
 from stages.combine.moment.program import Program, seconds_again, seconds_of_all
 from stages.combine.moment.solver import Solved, integral, relaxed
 from stages.combine.moment.widening import Widened, widened
@@ -155,6 +155,10 @@ class Moments:
         program = Program(self.problem, intervals, budget, self.again, heaviest)
         return program, program.matrix.sparse()
 
+    def _alone(self, moment: int, budget: int) -> SparseProgram:
+        """The program of one moment."""
+        return self._program([moment], budget)[1]
+
     def _first(self, budget: int) -> tuple[int, Solved]:
         """The node of the chain whose first run, as the only moment, gives the highest bound when
         parts of everything are allowed, looked for ever closer around the best so far."""
@@ -164,7 +168,7 @@ class Moments:
         while True:
             for index in wanted:
                 if 0 <= index < len(self.chain) and index not in found:
-                    arrays = self._program([self.chain[index]], budget)[1]
+                    arrays = self._alone(self.chain[index], budget)
                     found[index] = relaxed(arrays, self.limits)
             best = max(found, key=lambda index: found[index].bound)
             if step == 1:
@@ -199,3 +203,21 @@ class Moments:
     def drafts(self, budget: int) -> list[list[int]]:
         """Starts for the search, for one of many budgets: with less work than a bound takes."""
         return self.decide(budget, SEEDED, SEED_WORK).sequences
+
+
+class MomentsOfMany(Moments):
+    """Those of many budgets. All of the programs of one moment but a row is made once."""
+
+    def __init__(self, problem: Problem, limits: Limits | None = None) -> None:
+        super().__init__(problem, limits)
+        self._known: dict[int, tuple[SparseProgram, Matrix, Terms]] = {}
+
+    def _alone(self, moment: int, budget: int) -> SparseProgram:
+        if moment not in self._known:
+            program = Program(self.problem, self.order.intervals([moment]), None)
+            matrix = program.matrix
+            self._known[moment] = matrix.sparse(), matrix.without_rows(), program.there_at(1)
+        known, columns, terms = self._known[moment]
+        rows = columns.without_rows()
+        rows.at_least(self.problem.nodes[moment].peak - budget, terms, unit=max(budget, 1))
+        return joined(known, rows)

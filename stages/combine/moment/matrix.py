@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,8 @@ class Term(NamedTuple):
     constant: float = 0.0
 
 
+Terms = list[tuple[float, Term]]
+"""Weights with what they weigh."""
 NOTHING, ONE = Term(), Term(constant=1.0)
 
 
@@ -37,6 +39,19 @@ class SparseProgram(NamedTuple):
     column: Indices
     value: Floats
     possible: bool
+
+
+def joined(program: SparseProgram, rows: Matrix) -> SparseProgram:
+    """A program with further rows over its columns."""
+    return program._replace(
+        least=np.concatenate([program.least, np.array(rows.least, np.float64)]),
+        start=np.concatenate(
+            [program.start, program.start[-1] + np.array(rows.start[1:], np.int32)]
+        ),
+        column=np.concatenate([program.column, np.array(rows.column, np.int32)]),
+        value=np.concatenate([program.value, np.array(rows.value, np.float64)]),
+        possible=rows.possible,
+    )
 
 
 @dataclass
@@ -74,20 +89,23 @@ class Matrix:
         """Adds the row: the weighted sum of terms is at least so much. A row is handed on in
         `unit`s; bytes are whole numbers until then, whose sums are exact."""
         weights: dict[int, float] = {}
-        for weight, term in terms:
-            if term.column < 0:
-                least -= weight * term.constant
+        for weight, (column, constant) in terms:
+            if column < 0:
+                least -= weight * constant
             elif weight:
-                weights[term.column] = weights.get(term.column, 0.0) + weight
-        if weights:
+                weights[column] = weights.get(column, 0.0) + weight
+        if weights and unit == 1.0:
+            self._row(least, weights)
+        elif weights:
             self._row(least / unit, {column: weight / unit for column, weight in weights.items()})
         else:
             self.possible = self.possible and least <= 0
 
     def _row(self, least: float, weights: dict[int, float]) -> None:
-        if least <= sum(
-            min(w * self.low[column], w * self.high[column]) for column, w in weights.items()
-        ):
+        sure, low, high = 0.0, self.low, self.high
+        for column, weight in weights.items():
+            sure += weight * (low[column] if weight > 0 else high[column])
+        if least <= sure:
             return
         self.column += weights
         self.value += weights.values()
@@ -96,9 +114,15 @@ class Matrix:
 
     def implied(self, claim: Term, grounds: Iterable[Term]) -> None:
         """Adds the row: the claim, which is at most 1, is at most the sum of the grounds."""
-        found = list(grounds)
-        if not any(ground is ONE for ground in found):
-            self.at_least(0.0, [*((1.0, ground) for ground in found), (-1.0, claim)])
+        found = [(1.0, ground) for ground in grounds]
+        for _, ground in found:
+            if ground is ONE:
+                return
+        self.at_least(0.0, [*found, (-1.0, claim)])
+
+    def without_rows(self) -> Matrix:
+        """The columns alone."""
+        return replace(self, least=[], start=[0], column=[], value=[])
 
     def sparse(self) -> SparseProgram:
         """The program as arrays."""

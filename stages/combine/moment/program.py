@@ -34,7 +34,7 @@ from collections.abc import Sequence
 
 from schemas.problem import Problem, Reuse
 from stages.combine.moment.intervals import Intervals
-from stages.combine.moment.matrix import NOTHING, ONE, Matrix, Term
+from stages.combine.moment.matrix import NOTHING, ONE, Matrix, Term, Terms
 from stages.combine.polish.views import Views
 
 CLOSED = 7
@@ -47,17 +47,17 @@ def seconds_of_all(problem: Problem) -> float:
 
 
 class Program:
-    """The program of a problem, its intervals and a budget in bytes. The value of `matrix` is the
-    seconds beyond `seconds_of_all`, in shares of these. `again` are the seconds that a further run
-    at each position takes at least, by default without views. With the `heaviest` moment there are
-    rows that let parts of storages count less often, and of many moments rows to the end for that
-    one alone."""
+    """The program of a problem, its intervals and a budget in bytes; without one its rows are left
+    to others. The value of `matrix` is the seconds beyond `seconds_of_all`, in shares of these.
+    `again` are the seconds that a further run at each position takes at least, by default without
+    views. With the `heaviest` moment there are rows that let parts of storages count less often,
+    and of many moments rows to the end for that one alone."""
 
     def __init__(
         self,
         problem: Problem,
         intervals: Intervals,
-        budget: int,
+        budget: int | None,
         again: Sequence[float] | None = None,
         heaviest: int | None = None,
     ) -> None:
@@ -88,8 +88,11 @@ class Program:
             self._read_after(position, interval)
         for low, high in self._windows(heaviest):
             self._close(low, high)
+        if budget is None:
+            return
         for number, moment in enumerate(intervals.moments, 1):
-            self._within(number, moment, budget)
+            least = problem.nodes[moment].peak - budget
+            self.matrix.at_least(least, self.there_at(number), unit=max(budget, 1))
 
     @property
     def last(self) -> int:
@@ -300,18 +303,18 @@ class Program:
                 found.setdefault(position, []).append(term)
         return found
 
-    def _within(self, number: int, moment: int, budget: int) -> None:
-        """What is there at a moment fits, in shares of the budget."""
-        node = self.problem.nodes[moment]
+    def there_at(self, number: int) -> Terms:
+        """What is there at a moment, by its number from 1 on, and what its node saves in place."""
+        moment = self.intervals.moments[number - 1]
+        peak = self.problem.nodes[moment].peak
         terms = [
             (-float(stored.bytes), self.kept.get((storage, number), NOTHING))
             for storage, stored in enumerate(self.problem.storages)
         ]
         saved = [
-            (float(node.peak - reuse.peak), term)
-            for reuse, term in self.over.get((moment, number), [])
+            (float(peak - reuse.peak), term) for reuse, term in self.over.get((moment, number), [])
         ]
-        self.matrix.at_least(node.peak - budget, [*terms, *saved], unit=max(budget, 1))
+        return terms + saved
 
 
 def seconds_again(problem: Problem, views: Views | None = None) -> list[float]:

@@ -8,8 +8,11 @@ the least memory, and by the law of lanes a place is all that counts).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from itertools import accumulate
 
 from schemas.sequence import Operation, Store, moving
 from stages.combine.offload.gaps import Computation, Gap, together
@@ -56,22 +59,22 @@ def stays(
     is free on the other side is used too, so that transfers may wait there as well. What is sent
     later in the `order` than it is made is there until then."""
     chosen = _in_order(gaps, order)
-    slack = [budget - need for need in computed.needs]
-    for gap in chosen:
-        for step in range(gap.first, gap.last + 1):
-            slack[step] += gap.size
+    slack = _slack(computed, chosen, budget)
     if min(slack) < 0:
         return None
     out = _outs(chosen, slack, turn)
     back = _backs(chosen, slack, turn)
-    for gap in chosen if wide else []:
-        if gap in out and back.get(gap) == max(turn, gap.first) and gap.last >= turn:
-            back[gap] = _earlier(gap, slack, out[gap], min(turn, back[gap]))
-    for gap in chosen:
-        if gap not in out:
-            begin = max(turn, gap.first)
-            out[gap] = _later(gap, slack, begin, back[gap])
-    return [Stay(gap, out[gap], back[gap]) for gap in chosen if out[gap] < back[gap]]
+    for place, gap in enumerate(chosen) if wide else ():
+        if place in out and back[place] == max(turn, gap.first) and gap.last >= turn:
+            back[place] = _earlier(gap, slack, out[place], min(turn, back[place]))
+    for place, gap in enumerate(chosen):
+        if place not in out:
+            out[place] = _later(gap, slack, max(turn, gap.first), back[place])
+    return [
+        Stay(gap, out[place], back[place])
+        for place, gap in enumerate(chosen)
+        if out[place] < back[place]
+    ]
 
 
 def placed(
@@ -105,42 +108,74 @@ def _in_order(gaps: Iterable[Gap], order: Sequence[Sent]) -> list[Gap]:
     when = sends(order)
 
     def cut(gap: Gap) -> Gap:
-        return replace(gap, first=max(gap.first, when[gap.made, gap.store] + 1))
+        first = when[gap.made, gap.store] + 1
+        return gap if first <= gap.first else replace(gap, first=first)
 
     chosen = sorted(gaps, key=lambda gap: (places[gap.made, gap.store], gap.first))
     return [gap for gap in map(cut, chosen) if gap.first <= gap.last]
 
 
-def _outs(chosen: list[Gap], slack: list[int], turn: int) -> dict[Gap, int]:
-    """The steps before which gaps are freed, of those that have to before `turn`; the bytes that
-    stay until then are taken from `slack`."""
-    out: dict[Gap, int] = {}
-    waiting: list[Gap] = []
-    ranks = {gap: rank for rank, gap in enumerate(chosen)}
+def _slack(computed: Computation, chosen: Iterable[Gap], budget: int) -> list[int]:
+    """The bytes that each step leaves of the budget where all gaps are gone."""
+    changes = [0] * (len(computed.needs) + 1)
+    for gap in chosen:
+        changes[gap.first] += gap.size
+        changes[gap.last + 1] -= gap.size
+    gone = accumulate(changes[:-1])
+    return [budget - need + more for need, more in zip(computed.needs, gone, strict=True)]
+
+
+def _outs(chosen: Sequence[Gap], slack: list[int], turn: int) -> dict[int, int]:
+    """The steps before which gaps, by place, are freed, of those that have to before `turn`; the
+    bytes that stay until then are taken from `slack`."""
+    out: dict[int, int] = {}
+    waiting: list[int] = []
+    begins, ends = _by_step(chosen, first=True), _by_step(chosen, first=False)
+    size = 0
     for step in range(turn):
-        waiting = [gap for gap in waiting if gap.last >= step]
-        waiting += [gap for gap in chosen if gap.first == step]
-        waiting.sort(key=ranks.__getitem__)
-        while sum(gap.size for gap in waiting) > slack[step]:
-            gap = waiting.pop(0)
-            out[gap] = step
-        slack[step] -= sum(gap.size for gap in waiting)
+        for place in ends.get(step - 1, ()):
+            size -= 0 if place in out else chosen[place].size
+        for place in begins.get(step, ()):
+            heappush(waiting, place)
+            size += chosen[place].size
+        while size > slack[step]:
+            place = heappop(waiting)
+            if chosen[place].last >= step:
+                out[place] = step
+                size -= chosen[place].size
+        slack[step] -= size
     return out
 
 
-def _backs(chosen: list[Gap], slack: list[int], turn: int) -> dict[Gap, int]:
+def _backs(chosen: Sequence[Gap], slack: list[int], turn: int) -> list[int]:
     """The steps before which gaps are back; what is back from then on is taken from `slack`."""
-    back = {gap: gap.last + 1 if gap.last < turn else max(turn, gap.first) for gap in chosen}
-    waiting: list[Gap] = []
+    back = [gap.last + 1 if gap.last < turn else max(turn, gap.first) for gap in chosen]
+    waiting: deque[int] = deque()
+    begins, ends = _by_step(chosen, first=True), _by_step(chosen, first=False)
+    late: set[int] = set()
+    size = 0
     for step in range(len(slack) - 1, turn - 1, -1):
-        waiting = [gap for gap in waiting if gap.first <= step]
-        waiting += [gap for gap in chosen if gap.last == step]
-        waiting.sort(key=lambda gap: -gap.last)
-        while sum(gap.size for gap in waiting) > slack[step]:
-            gap = waiting.pop(0)
-            back[gap] = step + 1
-        slack[step] -= sum(gap.size for gap in waiting)
+        for place in begins.get(step + 1, ()):
+            size -= 0 if place in late else chosen[place].size
+        for place in ends.get(step, ()):
+            waiting.append(place)
+            size += chosen[place].size
+        while size > slack[step]:
+            place = waiting.popleft()
+            if chosen[place].first <= step:
+                late.add(place)
+                back[place] = step + 1
+                size -= chosen[place].size
+        slack[step] -= size
     return back
+
+
+def _by_step(chosen: Iterable[Gap], first: bool) -> dict[int, list[int]]:
+    """The places of gaps by the first step of each, or the last."""
+    found: dict[int, list[int]] = {}
+    for place, gap in enumerate(chosen):
+        found.setdefault(gap.first if first else gap.last, []).append(place)
+    return found
 
 
 def _earlier(gap: Gap, slack: list[int], lowest: int, back: int) -> int:

@@ -203,18 +203,23 @@ def capped(computed: Computation, gaps: Collection[Gap], budget: int) -> list[Ga
     """The gaps with as many more as the budget takes: at each time the lowest-numbered of what is
     stored at the highest step (S 4.3, capper). None where that is not enough."""
     chosen = list(gaps)
-    left = [gap for gap in computed.gaps if gap not in set(chosen)]
+    known = set(chosen)
     needs = np.array(computed.needs)
     for gap in chosen:
         needs[gap.first : gap.last + 1] -= gap.size
+    if int(needs.max()) <= budget:
+        return chosen
+    left = [gap for gap in computed.gaps if gap not in known and gap.size > 0]
+    left.sort(key=lambda gap: (gap.store[1], not gap.store[0]))
+    first, last = (np.array([getattr(gap, at) for gap in left]) for at in ("first", "last"))
     while int(needs.max()) > budget:
         step = int(needs.argmax())
-        there = [gap for gap in left if gap.first <= step <= gap.last and gap.size > 0]
-        if not there:
+        there = np.flatnonzero((first <= step) & (step <= last))
+        if not len(there):
             return None
-        gap = min(there, key=lambda gap: (gap.store[1], not gap.store[0]))
+        gap = left[int(there[0])]
         chosen.append(gap)
-        left.remove(gap)
+        last[there[0]] = -1
         needs[gap.first : gap.last + 1] -= gap.size
     return chosen
 

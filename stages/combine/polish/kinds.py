@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
 
-from schemas.problem import Problem
+from schemas.problem import Node, Problem, Repeat
 
 ROUNDS = 2
 """How far around a node its neighbours have to be alike, too."""
@@ -13,40 +13,51 @@ ROUNDS = 2
 def kinds_of(problem: Problem) -> list[int]:
     """By position the number of its kind, from 0 on: equal where nodes or alternatives cost the
     same, and so do those around them that make what they read or read what they make."""
-    kinds = _numbered([_own(problem, position) for position in problem.positions])
+    sizes = [storage.bytes for storage in problem.storages]
+    kinds = _numbered(_own(problem, sizes, position) for position in problem.positions)
+    around = [_neighbours(problem, position) for position in problem.positions]
     for _ in range(ROUNDS):
-        kinds = _numbered([_around(problem, kinds, position) for position in problem.positions])
+        # Behind the kinds is that of what no node makes.
+        own = [*kinds, -1]
+        kinds = _numbered(
+            (kind, *[own[m] for m in makers], *[_sorted_kinds(own, each) for each in readers])
+            for kind, (makers, readers) in zip(kinds, around, strict=True)
+        )
     return kinds
 
 
-def _own(problem: Problem, position: int) -> Hashable:
+def _own(problem: Problem, sizes: Sequence[int], position: int) -> Hashable:
     node = problem.nodes[problem.node_at(position)]
-    forms = [problem.form_at(position, repeated) for repeated in (False, True)]
-    costs = [
-        (
-            form.seconds,
-            form.peak,
-            tuple(problem.storages[storage].bytes for storage in form.inputs),
-            tuple(problem.storages[storage].bytes for storage in form.outputs),
-            tuple((reuse.seconds, reuse.peak) for reuse in form.reuses),
-        )
-        for form in forms
-    ]
-    stays = tuple(problem.storages[storage].stays for storage in node.outputs)
+    first, again = (problem.form_at(position, repeated) for repeated in (False, True))
+    cost = _cost(sizes, first)
+    costs = cost, cost if again is first else _cost(sizes, again)
+    stays = tuple([storage in problem.staying for storage in node.outputs])
     further = problem.is_alternative(position)
     return further, node.phase, node.random, node.repeatable, stays, *costs
 
 
-def _around(problem: Problem, kinds: list[int], position: int) -> Hashable:
+def _cost(sizes: Sequence[int], form: Node | Repeat) -> Hashable:
+    return (
+        form.seconds,
+        form.peak,
+        tuple([sizes[storage] for storage in form.inputs]),
+        tuple([sizes[storage] for storage in form.outputs]),
+        tuple([(reuse.seconds, reuse.peak) for reuse in form.reuses]),
+    )
+
+
+def _neighbours(problem: Problem, position: int) -> tuple[list[int], list[list[int]]]:
+    """The nodes that make what a position reads, -1 where none does, and those that read each of
+    what it makes."""
     form = problem.form_at(position, False)
     makers = [problem.storages[storage].producer for storage in form.inputs]
-    readers = [
-        tuple(sorted(kinds[reader] for reader in problem.readers[storage]))
-        for storage in form.outputs
-    ]
-    return kinds[position], tuple(kinds[m] if m >= 0 else -1 for m in makers), tuple(readers)
+    return makers, [problem.readers[storage] for storage in form.outputs]
 
 
-def _numbered(marks: list[Hashable]) -> list[int]:
+def _sorted_kinds(kinds: Sequence[int], nodes: Sequence[int]) -> Hashable:
+    return tuple(sorted([kinds[node] for node in nodes]))
+
+
+def _numbered(marks: Iterable[Hashable]) -> list[int]:
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(mark, len(numbers)) for mark in marks]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,8 @@ class Base:
     reads: list[list[int]]
     touches: dict[int, list[int]]
     wholes: dict[int, int]
+    rest: list[float]
+    restoring: float
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -55,7 +58,8 @@ def base_of(
     parts = contributions(graph)
     owners = {found[0]: owner for owner, found in parts.items()}
     peak = np.zeros(len(steps) + 1, np.int64)
-    seconds, reads = [], []
+    seconds, reads, least = [], [], []
+    views, restoring = graph.view_ops(), 0.0
     touches: dict[int, list[int]] = {}
     wholes: dict[int, int] = {}
     gone = live = 0
@@ -76,9 +80,14 @@ def base_of(
                 wholes[owner] = position
                 gone += graph.storages[graph.values[step.action.value].storage]
         computes = step.lane.endswith("/compute") and not isinstance(step.action, Wait)
-        seconds.append(step.end - step.start if computes else 0.0)
+        own_seconds = step.end - step.start if computes else 0.0
+        seconds.append(own_seconds)
+        is_view = effect.op is not None and effect.op.id in views
+        least.append(0.0 if is_view else own_seconds)
+        restoring += own_seconds if isinstance(step.action, RestoreRandom) else 0.0
     peak[len(steps)] = live - gone
-    return Base(graph, list(steps), seconds, peak, reads, touches, wholes)
+    rest = [*accumulate(reversed(least), initial=0.0)][::-1]
+    return Base(graph, list(steps), seconds, peak, reads, touches, wholes, rest, restoring)
 
 
 def drawn_at_once(steps: Sequence[Step]) -> list[Step]:

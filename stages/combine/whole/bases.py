@@ -3,10 +3,10 @@ room and of the link."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from schemas.cores import usable_cores
 from schemas.link import HostLink
@@ -20,6 +20,9 @@ from stages.combine.whole.choice import Choice, ViewKey
 from stages.combine.whole.task import Task
 from stages.combine.whole.view import View
 
+BaseKey = tuple[ViewKey, int, float]
+"""How activations are planned, their bytes, and the part of the link that they take."""
+
 
 class Bases:
     """Those of a task; the `views` hold what was found before, also for other tasks."""
@@ -32,24 +35,47 @@ class Bases:
         every = leaving(task.graph, task.loose)
         self.leaving = {storage: every[storage] for storage in every if storage not in parts}
 
-    def make(self, choices: Iterable[Choice]) -> None:
-        """Makes those of some choices by several threads, on which none depends: first sequences,
-        one for each number of bytes, then what these send."""
-        sizes: dict[tuple[ViewKey, int], Choice] = {}
-        bases: dict[tuple[ViewKey, int, float], Choice] = {}
-        for choice in choices:
-            size = choice.view, self.budget(choice.view, choice.activations)
-            sizes[size] = bases[*size, choice.linked] = choice
-        if len(bases) < 2:
+    @contextmanager
+    def making(self, choices: Iterable[Choice]) -> Iterator[Callable[[Choice], None]]:
+        """Threads, on which nothing depends, make those of some choices meanwhile: first sequences,
+        one for each number of bytes, then what these send. What is given waits for that of one."""
+        missing = {self.key(choice): choice for choice in choices if not self._is_known(choice)}
+        if len(missing) < 2:
+            yield lambda choice: None
             return
         with ThreadPoolExecutor(usable_cores()) as pool:
-            _all(pool, lambda choice: self.polished(choice.view, choice.activations), sizes)
-            _all(pool, self.base, bases)
+            sizes = {(view, budget): choice for (view, budget, _), choice in missing.items()}
+            sequences = {
+                key: pool.submit(self.polished, choice.view, choice.activations)
+                for key, choice in sizes.items()
+            }
+
+            def make(choice: Choice) -> None:
+                sequences[self.key(choice)[:2]].result()
+                self.base(choice)
+
+            begun = {key: pool.submit(make, choice) for key, choice in missing.items()}
+
+            def wait(choice: Choice) -> None:
+                if self.key(choice) in begun:
+                    begun[self.key(choice)].result()
+
+            try:
+                yield wait
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def key(self, choice: Choice) -> BaseKey:
+        """What the base of a choice is made by."""
+        return choice.view, self.budget(choice.view, choice.activations), choice.linked
+
+    def _is_known(self, choice: Choice) -> bool:
+        return self.key(choice)[1:] in self.view(choice.view).bases
 
     def base(self, choice: Choice) -> Base | None:
         """What the plan of a choice starts from, None where its activations do not fit."""
-        bases = self.view(choice.view).bases
-        key = (self.budget(choice.view, choice.activations), choice.linked)
+        bases, key = self.view(choice.view).bases, self.key(choice)[1:]
         if key not in bases:
             steps = self._opened(choice)
             task = self.task
@@ -105,15 +131,3 @@ class Bases:
                 starts = starts if fastest is None else [fastest.sequence, *starts]
             view.sequences[budget] = polisher.refine(starts, budget)
         return view.sequences[budget]
-
-
-def _all(
-    pool: ThreadPoolExecutor, make: Callable[[Choice], object], choices: Mapping[Any, Choice]
-) -> None:
-    """Makes something of each choice; where that ends early, what has not begun is left."""
-    try:
-        for made in [pool.submit(make, choice) for choice in choices.values()]:
-            made.result()
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise

@@ -8,6 +8,7 @@ wait, where its bytes are needed. The referee plays what comes out.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,51 +32,21 @@ from schemas.contributions import contributions
 from schemas.graph import Op
 from schemas.link import HostLink
 from schemas.schedule import Step
-from schemas.updates import Updates
 from stages.combine.whole.base import Base, drawn_at_once
+from stages.combine.whole.moved import Moved, TooLittleError, TooSlowError, Window
 from stages.replay.link_lanes import LinkLanes
 from stages.replay.staging import AwayLane, StagingClocks
 from stages.replay.walk import effects
 
-
-@dataclass(frozen=True)
-class Window:
-    """Steps from `first` to `last` for which a parameter (a storage) is on the device; -1 for one
-    that is there when the step begins, the number of steps for one that stays."""
-
-    storage: int
-    first: int
-    last: int
+EXACT = 1 + 1e-9
+"""The clocks of a walk are those of the referee but for the rounding of sums."""
 
 
-@dataclass(frozen=True)
-class Moved:
-    """Which parameters are where: `updates` as the referee takes them, the `here` that are updated
-    on the device, and the windows in which those of the other memory are on the device, by first
-    step. `room` are the bytes of the device for all of it."""
-
-    updates: Updates
-    here: frozenset[int]
-    windows: list[Window]
-    room: int
-    slack: float
-    margin: int
-
-
-class TooLittleError(Exception):
-    """There is no room at some step; `step` is its position and `needed` the bytes of the device,
-    or of the other memory where that is `away`."""
-
-    def __init__(self, step: int, needed: int, away: bool = False) -> None:
-        super().__init__(step, needed, away)
-        self.step = step
-        self.needed = needed
-        self.away = away
-
-
-def placed(base: Base, moved: Moved, link: HostLink) -> list[Step]:
-    """The schedule with all that moves. Raises TooLittleError where it does not fit."""
-    return drawn_at_once(_Walk(base, moved, link).steps())
+def placed(base: Base, moved: Moved, link: HostLink, most: float = math.inf) -> list[Step]:
+    """The schedule with all that moves. Raises TooLittleError where it does not fit, and
+    TooSlowError where it takes longer than `most` seconds, as soon as that is known."""
+    # A walk restores random states ahead of transfers that the referee plays first.
+    return drawn_at_once(_Walk(base, moved, link, most * EXACT + base.restoring).steps())
 
 
 @dataclass
@@ -83,6 +54,7 @@ class _Walk:
     base: Base
     moved: Moved
     link: HostLink
+    most: float
     out: list[Step] = field(default_factory=list)
     clock: float = 0.0
     moving: dict[int, float] = field(default_factory=dict)
@@ -135,6 +107,8 @@ class _Walk:
         walked = effects(self.base.graph, self.base.steps)
         for position, effect in enumerate(walked):
             self.position = position
+            if self.clock + self.base.rest[position] > self.most:
+                raise TooSlowError
             self.settle()
             self.fetch(position)
             for storage in (*self.base.reads[position], *self._updated(effect.step.action)):
@@ -146,6 +120,8 @@ class _Walk:
             self.after(position, effect.step.action)
         self.position = len(self.base)
         self.end()
+        if self.lanes.through(self.clock) > self.most:
+            raise TooSlowError
         return self.out
 
     def _updated(self, action: Action) -> list[int]:
@@ -322,12 +298,13 @@ class _Walk:
                 self.moving[storage] = self.transfer(self.sizes[storage], False, 0.0)[1]
             case Wait(value):
                 self.clock = max(self.clock, self.moving.pop(values[value].storage))
-        known = [self.live_views.get(values[value].storage) for value in makes]
-        if any(found is not None and v in found for found, v in zip(known, makes, strict=True)):
+        views = [
+            (v, self.live_views[s]) for v in makes if (s := values[v].storage) in self.live_views
+        ]
+        if any(value in known for value, known in views):
             return
-        for found, value in zip(known, makes, strict=True):
-            if found is not None:
-                found.add(value)
+        for value, known in views:
+            known.add(value)
         self.act(action)
         self.clock += self.base.seconds[position]
 

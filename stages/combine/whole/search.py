@@ -7,6 +7,7 @@ changed as long as that helps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -17,8 +18,9 @@ from stages.combine.whole.accumulating import accumulating
 from stages.combine.whole.base import Base
 from stages.combine.whole.bases import Bases
 from stages.combine.whole.choice import Choice, ViewKey, beside, near
+from stages.combine.whole.moved import Moved, TooLittleError, TooSlowError
 from stages.combine.whole.needs import name_of
-from stages.combine.whole.placing import Moved, TooLittleError, placed
+from stages.combine.whole.placing import placed
 from stages.combine.whole.task import Task
 from stages.combine.whole.view import View
 from stages.combine.whole.windows import windows_of
@@ -50,6 +52,10 @@ class Found:
     seconds: float
 
 
+PlanKey = tuple[ViewKey, int, float, frozenset[int], frozenset[int]]
+"""What a plan is placed by: its base, and the parameters that are there, and updated here."""
+
+
 class Search:
     """Plans of one task; `views` may be those of another one that differs in its budget, or in
     which states stay on the device."""
@@ -58,6 +64,10 @@ class Search:
         self.task = task
         self.bases = Bases(task, {} if views is None else views)
         self.tried: dict[Choice, Found | None] = {}
+        self.made: dict[PlanKey, tuple[Found | None, int]] = {}
+        """What was placed, also for other choices that come to the same, and what it lacked."""
+        self.slow: dict[PlanKey, float] = {}
+        """Seconds that plans take longer than, which were not placed to their ends."""
         self.lacking = 0
         """Bytes by which the last plan that was tried did not fit, where that is known."""
         self.closest_bytes = 0
@@ -95,12 +105,14 @@ class Search:
         best = self._begins(shares, here)
         if not self.moves or (not here and best and best.seconds <= self.task.least_here):
             return best
-        return _fastest([best, self._begins(shares, 1.0 - here)])
+        most = best.seconds if best else math.inf
+        return _fastest([best, self._begins(shares, 1.0 - here, most)])
 
-    def _begins(self, shares: Sequence[float], here: float) -> Found | None:
-        return self._best_of(
+    def _begins(self, shares: Sequence[float], here: float, most: float = math.inf) -> Found | None:
+        choices = [
             Choice(part, 0.0, there, here, last=last) for part in shares for there, last in BEGINS
-        )
+        ]
+        return self._best_of(choices, most)
 
     def check(self) -> None:
         """Raises ConfigError where a memory has no room for what is always in it, or nothing adds
@@ -117,7 +129,7 @@ class Search:
         activations, for which a sequence has to be searched, where nothing else helps."""
         while True:
             for choices in (near(best.choice, self.moves), beside(best.choice)):
-                better = _fastest([best, self._best_of(choices)])
+                better = _fastest([best, self._best_of(choices, best.seconds)])
                 if better is not None and better.seconds < best.seconds:
                     best = better
                     break
@@ -166,42 +178,75 @@ class Search:
         least, room = view.least.peak, self.task.room - view.always
         return self.look(replace(choice, activations=(least + 1) / room)) if least < room else None
 
-    def _best_of(self, choices: Iterable[Choice]) -> Found | None:
-        """The fastest plan of some choices."""
-        asked = list(choices)
-        self.bases.make(choice for choice in asked if choice not in self.tried)
-        return _fastest([self.look(choice) for choice in asked])
+    def _best_of(self, choices: Iterable[Choice], most: float = math.inf) -> Found | None:
+        """The fastest plan of some choices; one that takes longer than `most` seconds may be left
+        out."""
+        asked, best = list(choices), None
+        with self.bases.making(asked) as wait:
+            for choice in asked:
+                wait(choice)
+                found = self.look(choice, most)
+                if found is not None and (best is None or found.seconds < best.seconds):
+                    best, most = found, min(most, found.seconds)
+        return best
 
-    def look(self, choice: Choice) -> Found | None:
-        """The plan of a choice, None where there is none."""
+    def look(self, choice: Choice, most: float = math.inf) -> Found | None:
+        """The plan of a choice, None where there is none, or where it takes longer than `most`
+        seconds."""
         if choice not in self.tried:
-            self.tried[choice] = self._made(choice)
+            try:
+                self.tried[choice] = self._made(choice, most)
+            except TooSlowError:
+                return None
         return self.tried[choice]
 
-    def _made(self, choice: Choice) -> Found | None:
+    def _made(self, choice: Choice, most: float) -> Found | None:
+        """The plan of a choice; raises TooSlowError where it takes longer than `most` seconds."""
         base = self.bases.base(choice)
         if base is None:
             return None
         there, here = self._there(choice), self._here(base, choice.here)
+        key = *self.bases.key(choice), there, here
+        if self.slow.get(key, 0.0) >= most:
+            raise TooSlowError
+        if key not in self.made:
+            try:
+                self.made[key] = self._placed(choice, base, there, here, most), self.lacking
+            except TooSlowError:
+                self.slow[key] = most
+                raise
+        found, self.lacking = self.made[key]
+        return found and replace(found, choice=choice)
+
+    def _placed(
+        self,
+        choice: Choice,
+        base: Base,
+        there: frozenset[int],
+        here: frozenset[int],
+        most: float,
+    ) -> Found | None:
         away = set(self.task.remote.values()) & self.task.updates.keys() - here
         updates = self.task.played(there, bool(here), away=bool(away))
-        last = self._step(base, updates, here, choice.close)
+        last = self._step(base, updates, here, choice.close, most)
         if last is None:
             return None
         several = self.task.microbatches - 1
         adding = None
         if several:
             adds = self.task.played(there, False, adds=True)
-            adding = self._step(base, adds, frozenset(), choice.close)
+            left = (most - last.seconds) / several
+            adding = self._step(base, adds, frozenset(), choice.close, left)
             if adding is None:
                 return None
         seconds = together(last, adding, several + 1).seconds
         return Found(choice, updates, last, adding, seconds)
 
     def _step(
-        self, base: Base, updates: Updates, here: frozenset[int], close: bool
+        self, base: Base, updates: Updates, here: frozenset[int], close: bool, most: float
     ) -> Replay | None:
-        """What the referee says of one microbatch, None where it does not fit."""
+        """What the referee says of one microbatch, None where it does not fit; raises TooSlowError
+        where it takes longer than `most` seconds."""
         task = self.task
         own = frozenset() if updates.adds else here | task.small
         line = base.peak.copy()
@@ -220,7 +265,7 @@ class Search:
         )
         moved = Moved(updates, own, windows, room, max(base.seconds), margin)
         try:
-            steps = placed(base, moved, task.link)
+            steps = placed(base, moved, task.link, most)
         except TooLittleError as error:
             if error.away:
                 self._crowded(error.needed)

@@ -9,7 +9,7 @@ from schemas.cores import usable_cores
 from schemas.engines import Engine
 from schemas.problem import Problem
 from stages.combine.bounds import least_peak
-from stages.combine.moment.deciding import Moments
+from stages.combine.moment.deciding import MomentsOfMany
 from stages.combine.moment.limits import Limits
 from stages.combine.polish.polisher import Polisher
 from stages.combine.polish.searcher import Polished
@@ -52,7 +52,12 @@ class View:
 
     def drafts(self, budget: int) -> list[list[int]]:
         """Sequences that integer programs say to start from for a budget."""
-        return Moments(self.problem, Limits(engine=self.engine)).drafts(budget)
+        return self.moments.drafts(budget)
+
+    @cached_property
+    def moments(self) -> MomentsOfMany:
+        """The integer programs of the problem."""
+        return MomentsOfMany(self.problem, Limits(engine=self.engine))
 
     @cached_property
     def sweep(self) -> list[Polished]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from itertools import accumulate, pairwise
 
 from stages.combine.whole.base import Base
-from stages.combine.whole.placing import Window
+from stages.combine.whole.moved import Window
 
 
 def windows_of(

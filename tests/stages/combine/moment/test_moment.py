@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace as with_fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from schemas.problem import Node, Problem, Reuse, Storage
 from stages.combine.bounds import least_peak
 from stages.combine.moment import deciding, widening
-from stages.combine.moment.deciding import Moments
-from stages.combine.moment.intervals import Order
+from stages.combine.moment.deciding import Moments, MomentsOfMany
+from stages.combine.moment.intervals import Intervals, Order
 from stages.combine.moment.limits import Limits
 from stages.combine.moment.matrix import SparseProgram
 from stages.combine.moment.program import Program, seconds_of_all
@@ -213,6 +214,25 @@ def test_further_moments_add_to_the_bound_and_never_take_away() -> None:
         assert two.bound >= one.bound - 1e-7
         found.append(two.bound - one.bound)
     assert max(found) > 0.01
+
+
+def test_of_many_budgets_programs_of_one_moment_are_made_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = chain([6, 3, 3, 6, 2, 4, 6, 3], [1, 3, 5, 4, 5, 2, 3, 4])
+    budgets = range(12, 30)
+    each = [Moments(problem).decide(budget) for budget in budgets]
+    alone: list[int] = []
+
+    class Counted(Program):
+        def __init__(self, problem: Problem, intervals: Intervals, *more: Any) -> None:
+            super().__init__(problem, intervals, *more)
+            alone.extend(intervals.moments if more[0] is None else ())
+
+    monkeypatch.setattr(deciding, "Program", Counted)
+    many = MomentsOfMany(problem)
+    assert [many.decide(budget) for budget in budgets] == each
+    assert len(each) > len(alone) == len(set(alone)) > 2
 
 
 def test_parts_count_more_often_with_rows_for_two_intervals(

@@ -12,6 +12,9 @@ from schemas.offloaders import OFFLOADERS
 from stages.combine.chain.frontier import ChainFrontier
 from stages.combine.chain.ways import Ways, ways_of_chain
 from stages.combine.offload.bound import simple_bound
+from stages.combine.offload.gaps import Computation, Gap
+from stages.combine.offload.placing import first_made_first, stays
+from stages.combine.offload.plans import capped
 from stages.combine.offload.replay import linked_replay
 from stages.combine.offload.sets import dynprog_sets
 from tests.stages.combine.offload.exhaustive import offload_cases, optimum
@@ -157,3 +160,30 @@ def test_all_sequences_have_the_known_optimum(case: dict) -> None:
     ways = ways_of_chain(chain_of_case(case))
     best = optimum(ways, HostLink(case["bandwidth"]), case["memory"], False)
     assert best == case["expected_exact_int"]
+
+
+class _Counted(Gap):
+    """A gap that counts how often it is hashed."""
+
+    hashed = 0
+
+    def __hash__(self) -> int:
+        _Counted.hashed += 1
+        return super().__hash__()
+
+
+def test_placing_looks_at_each_gap_a_few_times() -> None:
+    """A step of a large model has thousands of them."""
+    count = 200
+    gaps: list[Gap] = [
+        _Counted((False, at), 1 + at % 3, at, at + 1, 2 * count - at) for at in range(count)
+    ]
+    needs = [min(step, 2 * count - step) * 2 for step in range(2 * count + 2)]
+    computed = Computation([], needs, [1.0] * len(needs), count, gaps)
+    chosen = capped(computed, gaps[:5], count)
+    assert chosen is not None and count / 4 < len(chosen) < count
+    order = first_made_first(chosen)
+    for wide in (False, True):
+        placed = stays(computed, chosen, count, computed.turn, wide, order)
+        assert placed is not None and {stay.gap for stay in placed} <= set(gaps)
+    assert _Counted.hashed < 10 * count

@@ -9,7 +9,8 @@ import pytest
 from schemas.actions import Compute, RestoreRandom
 from stages.combine.schedule.opening import Opener
 from stages.combine.whole.base import base_of
-from stages.combine.whole.placing import Moved, placed
+from stages.combine.whole.moved import Moved
+from stages.combine.whole.placing import placed
 from stages.combine.whole.windows import windows_of
 from stages.replay.referee import replay
 from tests.stages.combine.whole.test_search import COSTS, GRAPH, task
@@ -34,7 +35,8 @@ def test_what_moves_does_not_come_between_a_random_state_and_its_draw(
     windows = windows_of(base, own.remote, (), (), (), 0, dict.fromkeys(own.remote, 0.0), False)
     moved = Moved(updates, frozenset(), windows, 10**9, max(base.seconds), 0)
     found = placed(base, moved, own.link)
-    replay(DRAWING, COSTS, found, link=own.link, updates=updates)
+    played = replay(DRAWING, COSTS, found, link=own.link, updates=updates)
+    assert placed(base, moved, own.link, played.seconds) == found
     actions = [step.action for step in found]
     restored = [action for action in actions if isinstance(action, RestoreRandom)]
     assert len(restored) == sum(DRAWS) - 1

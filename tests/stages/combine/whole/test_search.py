@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -137,6 +138,34 @@ def test_the_referee_plays_every_plan(
     found = Search(planned).look(choice)
     if found is not None:
         check(planned, found)
+        # What is known to be slower is left out, and may be asked for again.
+        again = Search(planned)
+        assert again.look(choice, found.seconds * (1 - 1e-6)) is None
+        assert again.look(choice, found.seconds) == found
+
+
+class Exhaustive(Search):
+    """A search that places and plays every plan to its end."""
+
+    def look(self, choice: Choice, most: float = math.inf) -> Found | None:
+        return super().look(choice)
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_slow_plans_are_not_played_and_the_best_is_the_same(microbatches: int) -> None:
+    planned = task(9_000_000, 3e8, microbatches=microbatches)
+    search = Search(planned)
+    exhaustive = Exhaustive(planned, search.bases.views)
+    assert search.best() == exhaustive.best()
+    assert search.slow and not exhaustive.slow
+    assert len(search.made) < len(exhaustive.made)
+
+
+def test_choices_that_come_to_the_same_are_placed_once() -> None:
+    search = Search(task(9_000_000))
+    first, second = (search.look(Choice(0.7, last=last)) for last in (0.0, 1.0))
+    assert first is not None and second is not None
+    assert second == replace(first, choice=second.choice) and second.replay is first.replay
 
 
 def test_a_faster_link_is_never_slower_where_transfers_are_all() -> None:
