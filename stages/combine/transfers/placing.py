@@ -160,18 +160,19 @@ class Placer:
             steps += [Offload(self.leaving[store[1]]) for _, store in after.get(place, [])]
         return steps
 
-    def _clocks(self, seconds: Sequence[float], found: Iterable[Stay], order: list[Sent]) -> Clocks:
+    def _clocks(self, seconds: Sequence[float], found: Sequence[Stay], order: list[Sent]) -> Clocks:
         """The clocks of the lanes; `seconds` are those of the runs."""
         before, after = _events(found, order)
         link, sizes = self.link, self.problem.storages
-        awaited: dict[int, list[Gap]] = {}
+        awaited: dict[int, list[Stay]] = {}
         left: dict[tuple[bool, int], int] = {}
         for stay in found:
-            awaited.setdefault(stay.gap.last + 1, []).append(stay.gap)
+            awaited.setdefault(stay.gap.last + 1, []).append(stay)
             left[stay.gap.store] = left.get(stay.gap.store, 0) + 1
         clock, overhead, lanes = 0.0, 0.0, LinkLanes(link)
         sent: dict[tuple[bool, int], float] = {}
-        comes: dict[Gap, float] = {}
+        # By the identity of a stay: its hash takes as long as all else of a transfer.
+        comes: dict[int, float] = {}
         begins: list[float] = []
         other = most = 0
 
@@ -184,11 +185,12 @@ class Placer:
         for place, own in enumerate(seconds):
             for stay, back in before.get(place, []):
                 if back:
-                    comes[stay.gap] = transfer(stay.gap.size, False)
+                    comes[id(stay)] = transfer(stay.gap.size, False)
                 else:
                     clock = max(clock, sent[stay.gap.store])
-            for gap in awaited.get(place, []):
-                clock = max(clock, comes[gap])
+            for stay in awaited.get(place, []):
+                gap = stay.gap
+                clock = max(clock, comes[id(stay)])
                 left[gap.store] -= 1
                 other -= 0 if left[gap.store] else gap.size
             begins.append(clock)
@@ -203,6 +205,8 @@ class Placer:
 
     def _seconds(self, played: Sequence[Execution]) -> list[float]:
         """What each run takes, with the views that are made for it."""
+        if not any(self.views.seconds):
+            return [run.seconds for run in played]
         viewed = self.views.of_runs(self.problem, [run.node for run in played])
         return [run.seconds + views for run, views in zip(played, viewed, strict=True)]
 
