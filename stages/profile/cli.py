@@ -9,6 +9,7 @@ from pathlib import Path
 
 from schemas.costs import Costs, write_costs
 from schemas.derived import Derived
+from schemas.digits import count
 from schemas.errors import ConfigError
 from schemas.graph import Graph, read_graph
 from schemas.machine import machine_file
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, help="costs.arrow to write")
     parser.add_argument("--library", help="store whose library of measured costs is used and kept")
     parser.add_argument("--device", default="cpu", help="the device to measure on (default: cpu)")
-    parser.add_argument("--threads", type=int, help="threads of the CPU (default: PyTorch's)")
+    parser.add_argument("--threads", type=count, help="threads of the CPU (default: PyTorch's)")
     parser.add_argument("--remeasure", action="store_true", help="measure what is known too")
     parser.add_argument(
         "--source",
