@@ -17,6 +17,8 @@ from stages.device.operators_option import add_operators_argument, operators_set
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 """The optimisers of `torch.optim` whose updates are measured; "momentum" is SGD with momentum."""
+TAKEN_BY = {"machine": "roofline", "costs": "file"}
+"""Options that one source of costs takes, which would otherwise say nothing."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Runs the stage."""
+    """Runs the stage; raises ConfigError where an option lacks or is for another source."""
+    for name, source in TAKEN_BY.items():
+        if getattr(options, name) is not None and options.source != source:
+            raise ConfigError(
+                f"--{name}: is for --source {source}, and costs of --source {options.source} do "
+                "without it"
+            )
     graph = read_graph(options.graph)
     if options.source == "roofline":
         from stages.profile.roofline import roofline
