@@ -45,6 +45,28 @@ def test_no_stage_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None
     assert "'paint' is no stage, use one of trace, fuse, profile" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("stage", "option"),
+    [
+        ("combine", "--workers"),
+        ("profile", "--threads"),
+        ("validate", "--threads"),
+        ("solve", "--jobs"),
+        ("solve", "--peaks"),
+        ("fuse", "--jobs"),
+    ],
+)
+@pytest.mark.parametrize("given", ["0", "-2", "1.5", "99999999999"])
+def test_a_count_that_is_none_is_refused(
+    stage: str, option: str, given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([stage, option, given])
+    assert stopped.value.code == 2
+    said = f"argument {option}: {given} is not a number from 1 to 65536"
+    assert capsys.readouterr().err.endswith(f"tightfit {stage}: error: {said}\n")
+
+
 def test_an_error_is_one_sentence_and_is_kept(tmp_path: Path) -> None:
     words = ["partition", "--graph", str(tmp_path / "absent"), "--costs", "x", "--out", "y"]
     kept = tmp_path / "error.txt"

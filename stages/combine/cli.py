@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from schemas.derived import Derived
+from schemas.digits import count
 from schemas.engines import ENGINES, HIGHS
 from schemas.errors import ConfigError
 from schemas.machine import machine_path
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--machine", type=machine_path, help="description with a link, for strategies that take one"
     )
     parser.add_argument("--strategy", required=True, help="how to plan, by name")
-    parser.add_argument("--workers", type=int, default=1, help="threads that polish at a time")
+    parser.add_argument("--workers", type=count, default=1, help="threads that polish at a time")
     parser.add_argument(
         "--given", action="store_true", help="only the strategy's own plans, without polish"
     )

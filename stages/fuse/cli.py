@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from schemas.derived import Derived
+from schemas.digits import count
 from schemas.errors import ConfigError
 
 
@@ -16,16 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--graph", type=Path, required=True, help="the graph of the step")
     parser.add_argument("--device", default="cpu", help="the device that will train it")
     parser.add_argument(
-        "--jobs", type=_count, default=os.cpu_count() or 1, help="groups compiled at a time"
+        "--jobs", type=count, default=os.cpu_count() or 1, help="groups compiled at a time"
     )
     parser.add_argument("--out", type=Path, required=True, help="the fused graph to write")
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value
 
 
 def run(options: argparse.Namespace) -> None:

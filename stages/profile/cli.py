@@ -9,6 +9,7 @@ from pathlib import Path
 
 from schemas.costs import Costs, write_costs
 from schemas.derived import Derived
+from schemas.digits import count
 from schemas.errors import ConfigError
 from schemas.graph import Graph, read_graph
 from schemas.machine import machine_file
@@ -16,6 +17,8 @@ from stages.device.operators_option import add_operators_argument, operators_set
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 """The optimisers of `torch.optim` whose updates are measured; "momentum" is SGD with momentum."""
+TAKEN_BY = {"machine": "roofline", "costs": "file"}
+"""Options that one source of costs takes, which would otherwise say nothing."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, help="costs.arrow to write")
     parser.add_argument("--library", help="store whose library of measured costs is used and kept")
     parser.add_argument("--device", default="cpu", help="the device to measure on (default: cpu)")
-    parser.add_argument("--threads", type=int, help="threads of the CPU (default: PyTorch's)")
+    parser.add_argument("--threads", type=count, help="threads of the CPU (default: PyTorch's)")
     parser.add_argument("--remeasure", action="store_true", help="measure what is known too")
     parser.add_argument(
         "--source",
@@ -63,7 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Runs the stage."""
+    """Runs the stage; raises ConfigError where an option lacks or is for another source."""
+    for name, source in TAKEN_BY.items():
+        if getattr(options, name) is not None and options.source != source:
+            raise ConfigError(
+                f"--{name}: is for --source {source}, and costs of --source {options.source} do "
+                "without it"
+            )
     graph = read_graph(options.graph)
     if options.source == "roofline":
         from stages.profile.roofline import roofline

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.derived import Derived
+from schemas.digits import count
 from schemas.engines import SOLVERS
 from schemas.machine import machine_path
 
@@ -25,24 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="highs",
         help="the ILP solver; none: only options that need no ILP",
     )
-    parser.add_argument("--peaks", type=_count, default=4, help="number of limits on the peak")
-    parser.add_argument("--saves", type=_count, default=6, help="number of limits on the save")
+    parser.add_argument("--peaks", type=count, default=4, help="number of limits on the peak")
+    parser.add_argument("--saves", type=count, default=6, help="number of limits on the save")
     parser.add_argument(
         "--machine",
         type=machine_path,
         help="description with a link, over which some of what options keep may leave",
     )
     parser.add_argument(
-        "--jobs", type=_count, default=os.cpu_count() or 1, help="blocks solved at a time"
+        "--jobs", type=count, default=os.cpu_count() or 1, help="blocks solved at a time"
     )
     parser.add_argument("--out", type=Path, required=True, help="the options to write")
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value
 
 
 def run(options: argparse.Namespace) -> None:

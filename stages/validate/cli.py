@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from schemas import store
 from schemas.budget import NO_BUDGET
 from schemas.derived import Derived
+from schemas.digits import count
 from schemas.errors import ConfigError
 from schemas.graph import Graph, is_fused, read_graph
 from schemas.measurement import write_line, write_measurement
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="directory of the module that runs fused kernels unplanned; not for eager's",
     )
     parser.add_argument("--device", default="cpu", help="the device to run on (default: cpu)")
-    parser.add_argument("--threads", type=int, help="threads of the CPU (default: PyTorch's)")
+    parser.add_argument("--threads", type=count, help="threads of the CPU (default: PyTorch's)")
     parser.add_argument("--pairs", type=int, default=15, help="timed pairs of steps (default: 15)")
     parser.add_argument(
         "--disk", help="the folder of a disk that a plan sends to (default: that of TIGHTFIT_DISK)"

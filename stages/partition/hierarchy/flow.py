@@ -16,6 +16,8 @@ ALPHA = 0.5
 """The exponent of Z eq. 3.1 by default, as published."""
 MOST_ALPHA = 10.0
 """The largest exponent that is taken; scores stay finite."""
+MOST_MEMBERS = 2**62
+"""The largest limit that is taken; artifacts hold it in 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,12 @@ class Limits:
     def check(self, count: int) -> None:
         """Raises ConfigError where no hierarchy of `count` nodes keeps them, or any may not."""
         if min(self.nodes, self.clusters) < 2 or self.levels < 1:
-            raise ConfigError("a cluster has room for two members at least, a hierarchy one level")
+            raise ConfigError(
+                f"the limits are {self.nodes} nodes, {self.clusters} clusters and {self.levels} "
+                "levels: a cluster has room for two members at least, a hierarchy one level"
+            )
+        if (largest := max(self.nodes, self.clusters, self.top)) > MOST_MEMBERS:
+            raise ConfigError(f"a limit of {largest} members is above {MOST_MEMBERS}")
         if self.top < self.clusters:
             raise ConfigError(
                 f"the top of a hierarchy has room for {self.top} members, less than a cluster, "

@@ -59,6 +59,23 @@ def test_measured_costs_are_written_and_can_be_taken_from_the_file(graph_path: P
     assert not (folder / "none.arrow").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--machine", "h100"], "--machine: is for --source roofline, and costs of --source measu"),
+        (["--costs", "costs.arrow"], "--costs: is for --source file, and costs of --source measu"),
+        (["--source", "file", "--machine", "h100"], "--machine: is for --source roofline, and cos"),
+    ],
+)
+def test_an_option_of_another_source_is_refused(
+    graph_path: Path, words: list[str], sentence: str
+) -> None:
+    out = graph_path.parent / "costs.arrow"
+    with pytest.raises(ConfigError, match=sentence):
+        run("--graph", graph_path, "--library", graph_path.parent, *words, "--out", out)
+    assert not out.exists()
+
+
 def test_a_described_device_gives_costs_for_every_op(graph_path: Path) -> None:
     folder = graph_path.parent
     words = ("--graph", graph_path, "--source", "roofline", "--out", folder / "costs.arrow")

@@ -170,7 +170,8 @@ def test_few_levels_are_kept_by_full_clusters() -> None:
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        (Limits(nodes=1), "two members at least"),
+        (Limits(nodes=1), "the limits are 1 nodes, .* two members at least"),
+        (Limits(nodes=2**63), "a limit of 9223372036854775808 members is above"),
         (Limits(clusters=1), "two members at least"),
         (Limits(levels=0), "one level"),
         (Limits(top=10), "room for 10 members, less than a cluster, which has room for 20"),
