@@ -253,8 +253,8 @@ class _Writer:
         shown = live if isinstance(action, Prefetch) else None
         moved = self.remote.moves(action, name, effect.moves, place)
         if effect.moves not in self.remote.gradients:
-            vacated = effect.position in self.vacated
-            moved = moved or transfer(self.graph, action, name, place, vacated)
+            as_it_was = effect.position in self.vacated
+            moved = moved or transfer(self.graph, action, name, place, as_it_was)
         if moved is not None:
             self.statement(moved, 1, shown)
         for value in effect.returns if effect.position not in self.vacated else ():

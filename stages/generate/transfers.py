@@ -84,16 +84,16 @@ def vacating(storage: int, name: str) -> str:
 
 
 def transfer(
-    graph: Graph, action: Linked, name: str, place: int, vacated: bool = False
+    graph: Graph, action: Linked, name: str, place: int, as_it_was: bool = False
 ) -> Statement:
     """The statement of a transfer; `name` is that of the value, `place` where what leaves goes, and
-    `vacated` says that it comes back as it was."""
+    `as_it_was` says that it comes back so."""
     value = graph.values[action.value]
     number = str(value.storage)
     match action:
         case Offload():
             return Statement("", f"{TRANSFERS}.offload", [number, name, str(place)])
-        case Prefetch() if vacated:
+        case Prefetch() if as_it_was:
             return Statement("", f"{TRANSFERS}.refill", [number])
         case Prefetch():
             shape, strides = repr(tuple(value.shape)), repr(tuple(value.strides))
