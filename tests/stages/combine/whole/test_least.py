@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -74,8 +75,8 @@ def test_the_least_is_found_where_activations_take_all_room_and_refusals_name_it
         whole(task, None, str(least // 2))
     look = Search.look
 
-    def crowded_out(own: Search, choice: Choice) -> Found | None:
-        found = look(own, choice)
+    def crowded_out(own: Search, choice: Choice, most: float = math.inf) -> Found | None:
+        found = look(own, choice, most)
         whole = choice.close and choice.activations == 1.0 and not choice.linked
         return None if whole else found
 
