@@ -69,7 +69,8 @@ class Sending:
 
 class Moving:
     """The transfers of one run on a device, with `size` bytes of its slow memory, or of a `memory`
-    that is there for them; `name`s are those that the plan gives to storages."""
+    that is there for them; `name`s are those that the plan gives to storages. What `stays` where
+    it is has its tensor there: of it nothing moves."""
 
     def __init__(
         self,
@@ -85,14 +86,19 @@ class Moving:
         self.places: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
         self.empty: dict[int, torch.UntypedStorage] = {}
+        self.stays: dict[int, Any] = {}
         self.moving: dict[int, tuple[bool, Ticket]] = {}
         self.moved = Movement(self.memory.seconds, self.memory.now())
         if sending is not None:
             sending.last = self.moved
         weakref.finalize(self, _leave if memory is None else _end, key, self.memory)
 
-    def offload(self, name: int, tensor: torch.Tensor, place: int) -> None:
-        """Begins to send the storage of a tensor to a place."""
+    def offload(self, name: int, tensor: torch.Tensor, place: int, arrived: bool = False) -> None:
+        """Begins to send the storage of a tensor to a place. What stands for a gradient that is not
+        there stays, and so does one that `arrived` and does not fill its storage."""
+        if not isinstance(tensor, torch.Tensor) or (arrived and not _fills(tensor)):
+            self.stays[name] = tensor
+            return
         whole = _bytes_of(tensor.untyped_storage())
         size = whole.numel()
         self.places[name], self.sizes[name] = place, size
@@ -109,6 +115,8 @@ class Moving:
         offset: int,
     ) -> torch.Tensor:
         """A tensor that the storage begins to come back to."""
+        if name in self.stays:
+            return self.stays[name]
         whole = torch.empty(self.sizes[name], dtype=torch.uint8, device=self.device)
         self._come(name, whole)
         made = torch.empty(0, dtype=dtype, device=self.device)
@@ -117,18 +125,24 @@ class Moving:
     def vacate(self, name: int, tensor: torch.Tensor) -> None:
         """The storage of a tensor, which was sent and comes back, gives its bytes back: all tensors
         of it stay what they are, and are not to be read until then."""
+        if name in self.stays:
+            return
         storage = tensor.untyped_storage()
         storage.resize_(0)
         self.empty[name] = storage
 
     def refill(self, name: int) -> None:
         """A storage that gave its bytes back takes them anew, and begins to come back."""
+        if name in self.stays:
+            return
         storage = self.empty.pop(name)
         storage.resize_(self.sizes[name])
         self._come(name, _bytes_of(storage))
 
     def wait(self, name: int) -> None:
         """The run goes on when the last transfer of a storage is through."""
+        if name in self.stays:
+            return
         leaves, ticket = self.moving.pop(name)
         size, begin = self.sizes[name], self.memory.now()
         self.memory.wait(ticket)
@@ -137,6 +151,9 @@ class Moving:
 
     def free(self, name: int) -> None:
         """The place of a storage is free for others."""
+        if name in self.stays:
+            del self.stays[name]
+            return
         del self.places[name]
         self.moved.count(-self.sizes.pop(name), self.memory.now())
 
@@ -144,6 +161,12 @@ class Moving:
         earlier = [self.moving[name][1]] if name in self.moving else []
         self.moving[name] = False, self.memory.read(whole, self.places[name], *earlier)
         self.moved.returned += self.sizes[name]
+
+
+def _fills(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has each byte of its storage once."""
+    dense = torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
+    return bool(dense) and tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

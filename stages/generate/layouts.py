@@ -87,6 +87,12 @@ class Layouts:
     loose: frozenset[int]
     reshaped: frozenset[int]
 
+    def arriving(self, graph: Graph) -> set[int]:
+        """The storages of the gradients of outputs, and those that may be as one of them lies, or
+        in its memory."""
+        made = [graph.op(op).outputs[0] for op in self.loose | self.reshaped]
+        return {graph.values[value].storage for value in [*self.taken, *made] if value != NONE}
+
 
 def layouts(graph: Graph, steps: Sequence[Step], joined: Iterable[int]) -> Layouts:
     """Finds how the step of a schedule takes the tangents; `joined` are the ops in which gradients

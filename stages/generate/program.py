@@ -37,7 +37,7 @@ from stages.generate.lines import INDENT, WIDTH, line, statement_lines
 from stages.generate.naming import Names, comment, value_names
 from stages.generate.programs import Program, arguments_of
 from stages.generate.remote import NAMES, OTHER_MEMORY, Remote
-from stages.generate.transfers import SENDING, TRANSFERS, places, transfer, vacated, vacating
+from stages.generate.transfers import SENDING, TRANSFERS, places, sent, transfer, vacated, vacating
 from stages.replay.walk import Effect, effects
 
 _RUNTIME = (
@@ -103,13 +103,13 @@ class _Writer:
         self.owners = {part: owner for owner, parts in self.parts.items() for part in parts}
         self.joined = joined(graph)
         self.layouts = layouts(graph, self.steps, self.joined)
+        self.arriving = self.layouts.arriving(graph)
         self.gradients = {self.names[value] for value in flowing(graph)}
         self.views = graph.view_ops()
         self.places = places(graph, self.steps, self.remote.numbers)
         self.vacated = vacated(graph, self.walked, self.remote.numbers)
         own = {*self.remote.numbers, *self.remote.gradients}
-        offloads = (e for e in self.walked if isinstance(e.step.action, Offload))
-        self.sends = any(effect.moves not in own for effect in offloads)
+        self.sent = sent(self.walked) - own
         self.loss = next(op for op in graph.ops if op.target == LOSS_TARGET)
         source = {output.tangent: output.value for output in graph.outputs}
         self.differentiable = [source[tangent] for tangent in self.loss.outputs]
@@ -142,10 +142,10 @@ class _Writer:
         )
 
     def overwritten(self) -> set[int]:
-        """The tangents in whose storage a step puts something else."""
+        """The tangents in whose storage a step puts something else, and those that it sends."""
         storage = [value.storage for value in self.graph.values]
         written = {each for effect in self.walked if effect.runs for each in effect.drops}
-        return {tangent for tangent in self.loss.outputs if storage[tangent] in written}
+        return {each for each in self.loss.outputs if storage[each] in written | self.sent}
 
     def head(self, title: str, arguments: list[int]) -> list[str]:
         """Everything above the body."""
@@ -157,7 +157,7 @@ class _Writer:
             lines += ["from .repeat import batch_norm_repeat"]
         if self.states:
             lines += ["from .chain import drawing_from, random_state"]
-        if self.sends:
+        if self.sent:
             lines += [f"from .transfers import Moving{'' if self.remote else ', Sending'}"]
         lines += self.operators.imports()
         if len(lines) > 4:
@@ -177,7 +177,7 @@ class _Writer:
         for call, value in self.remote.begins(self.names):
             self.statement(call, 1, None)
             self.bound.setdefault(self.graph.values[value].storage, []).append(value)
-        if self.sends:
+        if self.sent:
             device = self.names[arguments_of(self.graph)[0]]
             own = f"{device}.device, {self.places.size}, {self.remote.copies()}"
             self.line(f"{TRANSFERS} = Moving({own})")
@@ -253,8 +253,8 @@ class _Writer:
         shown = live if isinstance(action, Prefetch) else None
         moved = self.remote.moves(action, name, effect.moves, place)
         if effect.moves not in self.remote.gradients:
-            as_it_was = effect.position in self.vacated
-            moved = moved or transfer(self.graph, action, name, place, as_it_was)
+            how = effect.position in self.vacated, effect.moves in self.arriving
+            moved = moved or transfer(self.graph, action, name, place, *how)
         if moved is not None:
             self.statement(moved, 1, shown)
         for value in effect.returns if effect.position not in self.vacated else ():
@@ -278,8 +278,8 @@ class _Writer:
         """The statements of one run of an op."""
         if op.id in self.layouts.reshaped and op.target != VIEW:
             self.copies = True
-            shape = view_shape(self.graph, op)
-            operands = [self.names[op.inputs[0]], repr(shape)]
+            apart = ["True"] * (self.graph.values[op.outputs[0]].storage in self.sent)
+            operands = [self.names[op.inputs[0]], repr(view_shape(self.graph, op)), *apart]
             return [Statement(self.names[op.outputs[0]], "for_view", operands)]
         if op.id in self.layouts.reshaped:
             op = replace(op, target=RESHAPE)

@@ -16,10 +16,10 @@ class Program:
     the others. Then it is sent `tangents`, one for each differentiable, and yields at each further
     stop gradients: those of the values in one of `slices`, a value repeated where its gradient
     arrives in parts; `handed` are these gradients. `watched` are, for each slice, the fixed values
-    and outputs that it reads, `overwritten` the tangents that it writes over. `taken` says of each
-    tangent how it is taken where it arrives in other strides. `remote` are the parameters that live
-    in another memory, by their numbers there: where there are some, the program takes their home
-    first, and what it does behind the last gradients is the last slice.
+    and outputs that it reads, `overwritten` the tangents that it writes over or sends. `taken` says
+    of each tangent how it is taken where it arrives in other strides. `remote` are the parameters
+    that live in another memory, by their numbers there: where there are some, the program takes
+    their home first, and what it does behind the last gradients is the last slice.
     """
 
     text: str

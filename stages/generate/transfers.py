@@ -61,6 +61,11 @@ def _first(taken: Sequence[tuple[int, int]], size: int) -> int:
     return begin
 
 
+def sent(walked: Iterable[Effect]) -> set[int]:
+    """The storages that a schedule sends."""
+    return {effect.moves for effect in walked if isinstance(effect.step.action, Offload)}
+
+
 def vacated(graph: Graph, walked: Iterable[Effect], remote: Collection[int] = ()) -> dict[int, int]:
     """The positions of frees after which a storage comes back as it was, with its views, and those
     of the prefetches that bring it; each with the value that is brought. The storages `remote` come
@@ -84,15 +89,22 @@ def vacating(storage: int, name: str) -> str:
 
 
 def transfer(
-    graph: Graph, action: Linked, name: str, place: int, as_it_was: bool = False
+    graph: Graph,
+    action: Linked,
+    name: str,
+    place: int,
+    as_it_was: bool = False,
+    arrived: bool = False,
 ) -> Statement:
-    """The statement of a transfer; `name` is that of the value, `place` where what leaves goes, and
-    `as_it_was` says that it comes back so."""
+    """The statement of a transfer; `name` is that of the value, `place` where what leaves goes,
+    `as_it_was` says that it comes back so, and `arrived` that it is a gradient of an output or may
+    share the memory of one."""
     value = graph.values[action.value]
     number = str(value.storage)
     match action:
         case Offload():
-            return Statement("", f"{TRANSFERS}.offload", [number, name, str(place)])
+            taken = [number, name, str(place), *["arrived=True"] * arrived]
+            return Statement("", f"{TRANSFERS}.offload", taken)
         case Prefetch() if as_it_was:
             return Statement("", f"{TRANSFERS}.refill", [number])
         case Prefetch():

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .facts import Tangent
-from .strides import has_layout, is_spread
+from .strides import has_layout, is_dense, is_spread, laid_out
 
 
 class Absent:
@@ -62,14 +62,14 @@ def joining(operator: Any, gradients: int, loose: bool, *args: Any, **kwargs: An
     return operator(*args, **kwargs)
 
 
-def for_view(gradient: Any, shape: Sequence[int]) -> Any:
-    """The gradient where it has a view of this shape, else a contiguous copy, as a reshape of eager
-    makes one."""
+def for_view(gradient: Any, shape: Sequence[int], apart: bool = False) -> Any:
+    """The gradient where it has a view of this shape, or a copy of it where the result is to be
+    `apart` and a copy lies alike; else a contiguous copy, as a reshape of eager makes one."""
     if isinstance(gradient, Absent):
         return torch.ops.aten.clone.default(gradient, memory_format=torch.contiguous_format)
     reshaped = gradient.reshape(shape)
     if reshaped.data_ptr() == gradient.data_ptr():
-        return gradient
+        return gradient.clone() if apart and is_dense(gradient) else gradient
     return reshaped.view(gradient.shape)
 
 
@@ -78,15 +78,15 @@ def _only(present: list[torch.Tensor], result: torch.Tensor, loose: bool) -> tor
     if len(present) > 1:
         return present[-1]
     [one] = present
-    if has_layout(one, result.stride()) or is_spread(one, result.stride()):
-        laid_out = torch.empty_strided(
+    spread = is_spread(one, result.stride())
+    if has_layout(one, result.stride()) or (spread and not loose):
+        planned = torch.empty_strided(
             result.shape, result.stride(), dtype=result.dtype, device=one.device
         )
-        return laid_out.copy_(one)
+        return planned.copy_(one)
     copy = one.to(result.dtype, copy=True)
     if loose and not has_layout(copy, one.stride()):
-        copy = torch.empty_strided(one.shape, one.stride(), dtype=copy.dtype, device=one.device)
-        copy.copy_(one)
+        copy = laid_out(one.to(result.dtype), one.stride())
     if not loose:
         raise RuntimeError(
             f"only some of the outputs have a gradient, which comes with strides {one.stride()} "

@@ -10,7 +10,7 @@ import torch
 
 from .absent import Absent
 from .facts import Tangent
-from .strides import has_layout, is_spread
+from .strides import has_layout, is_dense, is_spread
 from .surroundings import plain_gradient
 
 Arrived = torch.Tensor | Absent
@@ -48,18 +48,18 @@ def _hook(expected: Tangent) -> str:
 
 
 def own(tangents: list[Any], expected: Sequence[Tangent | None]) -> None:
-    """Replaces gradients that the step overwrites by copies, where anybody else has hold of them
-    or of their memory: the caller, a hook, another part of the graph."""
+    """Replaces gradients that the step overwrites or sends away by copies, where anybody else has
+    hold of them or of their memory: the caller, a hook, another part of the graph. What no copy
+    lies like stays as it is: the step only reads it, and sends nothing of it."""
     wanted = [layout for layout in expected if layout is not None]
     for position, layout in enumerate(wanted):
         if layout.overwritten and not _is_alone(tangents, position):
-            # A clone keeps the strides of what is dense, which `arrived` has seen to.
             tangents[position] = tangents[position].detach().clone()
 
 
 def _is_alone(tensors: list[Any], position: int) -> bool:
     """Whether a list alone holds a tensor, and the tensor alone its memory."""
-    if isinstance(tensors[position], Absent):
+    if isinstance(tensors[position], Absent) or not is_dense(tensors[position]):
         return True
     # What the checking itself holds is what it holds of a tensor just made.
     return tensors[position].untyped_storage().resizable() and (

@@ -50,7 +50,7 @@ class Leaf:
 @dataclass(frozen=True)
 class Tangent:
     """The layout in which the step expects the gradient of an output, and whether the step
-    overwrites it.
+    overwrites it or sends it away.
 
     `otherwise` says what becomes of one in other strides: it is taken "as it is", it is "laid out"
     anew, or it is "refused".

@@ -24,10 +24,10 @@ def as_in_eager(
         if gradient is None or wanted is None:
             continue
         if asked or leaf is None or leaf._backward_hooks:
-            gradients[number] = _laid_out(gradient, wanted)
+            gradients[number] = laid_out(gradient, wanted)
 
 
-def _laid_out(gradient: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+def laid_out(gradient: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """A copy in other strides; what repeats along a dimension of stride 0 is there once."""
     once = gradient
     for dim, stride in enumerate(strides):
@@ -42,6 +42,11 @@ def has_layout(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
         return True
     zipped = zip(tensor.shape, tensor.stride(), strides, strict=True)
     return all(size == 1 or stride == wanted for size, stride, wanted in zipped)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether each byte between the first element and the last one is of one element."""
+    return bool(torch.ops.aten.is_non_overlapping_and_dense.default(tensor))
 
 
 def spaced_as(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:

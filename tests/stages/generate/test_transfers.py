@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import os
 import random
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from data import models
 from schemas.actions import Action, Free, FreeCopy, Offload, Prefetch, Wait
@@ -31,7 +35,7 @@ from stages.profile.profile import profile
 from stages.replay.condense import condense
 from stages.replay.referee import replay
 from stages.validate.step import Stepper
-from tests.stages.generate.plans import PLAN, compare, load_package, traced
+from tests.stages.generate.plans import PLAN, compare, load_package, same, traced
 from tests.stages.generate.test_memory import forget
 from tests.stages.replay.test_transfers import schedule, three_layers
 from tests.stages.trace import modules
@@ -42,6 +46,10 @@ MODELS: dict[str, Any] = {
     "structured": modules.structured,
     "shared": modules.shared,
 }
+
+
+CHOICES = [(0, 1, 2, 3), (0,), (3,), (0, 2), (1, 2)]
+"""Which outputs receive a gradient."""
 
 
 def leaves(graph: Graph, costs: Costs, seed: int, share: float) -> list[Step]:
@@ -91,6 +99,70 @@ def test_equal_to_the_model(name: str, tmp_path: Path) -> None:
     compare(packaged(graph, costs, steps, tmp_path / "package"), built)
     text = (tmp_path / "package" / "step.py").read_text()
     assert text.count("transfers.vacate(") == text.count("transfers.refill(") > 0
+
+
+class Wide(nn.Module):
+    """Outputs whose gradients wait for others: as they arrive, in a view, and in a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, second, third = self.layers
+        hidden = first(x)
+        inner = second(hidden)
+        turned = inner.view(8, 4, 4, 4).transpose(1, 2) + 1.0
+        return turned.contiguous(), third(hidden + inner), hidden.relu(), inner.sin()
+
+
+def _loss(outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return torch.stack([output.square().sum() for output in outputs]).sum()
+
+
+def _of_more(dimension: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Makes a gradient a part of a larger tensor."""
+
+    def lay(g: torch.Tensor) -> torch.Tensor:
+        wide = torch.cat([g, g, g], dimension)
+        return wide.narrow(dimension, g.shape[dimension], g.shape[dimension])
+
+    return lay
+
+
+GIVEN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "held": lambda g: g,
+    "foreign": lambda g: torch.from_numpy(g.numpy().copy()),
+    "rows": _of_more(0),
+    "columns": _of_more(-1),
+    "one number": lambda g: g.flatten()[0].expand(g.shape),
+    "one row": lambda g: g[:1].expand(g.shape),
+    "turned": lambda g: g.transpose(0, -1).contiguous().transpose(0, -1),
+}
+
+
+@pytest.mark.parametrize("loss", [None, _loss])
+def test_gradients_stay_with_who_gives_them_and_need_not_arrive(loss: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(32, 16)
+    graph, built = traced((Wide(), ((x,), {}), *([loss] if loss else [])), "wide")
+    for seed in range(2):
+        steps = leaves(graph, timeless(graph), seed, 1.0)
+        package_ = packaged(graph, timeless(graph), steps, tmp_path / f"{seed}")
+        twin, own = copy.deepcopy(built.model), copy.deepcopy(built.model)
+        planned = package_.load(own)
+        for given, chosen in itertools.product(GIVEN, CHOICES):
+            gradients = [GIVEN[given](torch.randn(output.shape)) for output in twin(x)]
+            expected = [gradient.clone() for gradient in gradients]
+            for model in (planned, twin):
+                model.zero_grad()
+                outputs = model(x)
+                torch.autograd.backward(
+                    [outputs[i] for i in chosen], [gradients[i] for i in chosen]
+                )
+            assert all(map(torch.equal, gradients, expected))
+            for one, other in zip(own.parameters(), twin.parameters(), strict=True):
+                assert one.grad is other.grad or same(one.grad, other.grad), (given, chosen)
 
 
 def test_the_bytes_are_those_predicted(tmp_path: Path) -> None:
