@@ -118,10 +118,10 @@ def planned(task: Task, beyond: HostLink | None, budget: str | None = None) -> t
     """The plan with the fewest states in the memory `beyond` the other one, and its task, with the
     budget as written (else that of the task); raises ConfigError where none is found."""
     from stages.combine.whole.budgets import planned as within
-    from stages.combine.whole.far import with_states_far
+    from stages.combine.whole.kept import with_room
 
     refused = None
-    for each in with_states_far(task, beyond):
+    for each in with_room(task, beyond):
         try:
             return within(each, budget or str(task.budget))
         except ConfigError as error:

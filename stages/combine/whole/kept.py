@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from schemas.errors import ConfigError
-from stages.combine.whole.far import far_of, spread
+from schemas.link import HostLink
+from stages.combine.whole.far import far_of, spread, with_states_far
 from stages.combine.whole.needs import check_needs
 from stages.combine.whole.search import Found, Search
 from stages.combine.whole.task import Task
@@ -39,6 +40,17 @@ def with_states_kept(search: Search, begun: Found) -> tuple[Search, Found]:
     return best
 
 
+def with_room(task: Task, link: HostLink | None) -> Iterator[Task]:
+    """The tasks of `with_states_far` and, where the third memory has no room for the fewest states,
+    those in which parameters live on the device with theirs."""
+    first: Task | None = None
+    for each in with_states_far(task, link):
+        first = first or each
+        yield each
+    if first and first.far and first.far.states(first.updates) > first.far.link.room:
+        yield from narrower(first)
+
+
 def narrower(task: Task) -> Iterator[Task]:
     """Tasks in which ever more parameters live on the device with their states, and the rest of the
     states where it has room; none without a third memory, nor where updates were measured, whose
@@ -49,7 +61,7 @@ def narrower(task: Task) -> Iterator[Task]:
         kept = _kept(task, int(share * task.room))
         remote = {storage: value for storage, value in task.remote.items() if value not in kept}
         if kept and remote:
-            own = replace(task, remote=remote, far=None, wider=task)
+            own = replace(task, remote=remote, far=None, wider=task.wider or task)
             yield replace(own, far=far_of(own, task.far.link, 0.0))
 
 

@@ -217,7 +217,7 @@ class Task:
         if states > far.link.room:
             raise ConfigError(
                 f"states take {states:,} bytes in {far.link.other}, which has "
-                f"{int(far.link.room):,}"
+                f"{int(far.link.room):,}: give it at least as many, or more to {link.other}"
             )
         if far.link.bandwidth == 0:
             raise ConfigError(

@@ -116,15 +116,27 @@ def test_parameters_stay_with_their_states_where_the_same_search_finds_that_fast
     assert next(narrower(replace(own, far=None)), None) is None
 
 
+def test_where_the_third_memory_is_small_parameters_stay_with_their_states() -> None:
+    tight = task(9_000_000, room=PARAMETERS + STATES * 2 // 3)
+    most = next(with_states_far(tight, DISK)).far
+    assert most is not None
+    room = most.states(tight.updates) - 1
+    own, found = planned(tight, replace(DISK, room=room))
+    check(own, found)
+    assert own.wider is not None and own.wider.far is not None and own.wider.wider is None
+    assert own.far is None or own.far.states(own.updates) <= room
+
+
 def test_what_cannot_be_is_told_in_one_sentence() -> None:
     crowded = r"^parameters and the buffers that states .* take .* by room= .* in the description$"
     with pytest.raises(ConfigError, match=crowded):
         planned(task(9_000_000, room=PARAMETERS), DISK)
-    room = PARAMETERS + STATES - 1
-    for words, disk, host in (
-        ("states take .* in disk/memory, which has 5", replace(DISK, room=5), 1e9),
-        ("between host and disk has no bandwidth", replace(DISK, bandwidth=0), 1e9),
-        ("nothing computes beside host, where states of disk", DISK, None),
+    most, least = PARAMETERS + STATES - 1, PARAMETERS + STATES // 4
+    little = "states take .* in disk/memory, which has 5: give it at least as many, or more to host"
+    for words, disk, host, room in (
+        (little, replace(DISK, room=5), 1e9, least),
+        ("between host and disk has no bandwidth", replace(DISK, bandwidth=0), 1e9, most),
+        ("nothing computes beside host, where states of disk", DISK, None, most),
     ):
         with pytest.raises(ConfigError, match=words):
             planned(task(9_000_000, room=room, host=host), disk)
