@@ -40,6 +40,9 @@ NO_BUDGET = "none"
 LEAST = "min"
 """What stands for the smallest budget that is known to work."""
 
+USUAL = "50%"
+"""What a call asks for where no budget is named."""
+
 EXPECTED = "a size such as '8GiB' or '145MB', a percentage such as '50%', or a number of bytes"
 
 
@@ -66,18 +69,30 @@ class Budget:
         return f"{self.text}B" if self.text.isdigit() else self.text
 
 
-def parse_budget(written: str | int, key: str = "budget") -> Budget:
-    """A budget from what the user wrote; `key` is where, for the message.
+def asked_budget(written: str | int, key: str = "budget", expected: str = EXPECTED) -> Budget:
+    """As `parse_budget`, of what a person asks for: raises ConfigError also for so few bytes that a
+    percentage must have been meant."""
+    found = parse_budget(written, key, expected)
+    if found.text.isdigit() and found.size is not None and found.size <= 100:
+        raise ConfigError(
+            f"{key}: {written!r} is {found.size} bytes, write '{found.size}%' for a percentage"
+        )
+    return found
+
+
+def parse_budget(written: str | int, key: str = "budget", expected: str = EXPECTED) -> Budget:
+    """A budget from what the user wrote; `key` is where, and `expected` what could be there, for
+    the message.
 
     Raises ConfigError when it is no size, not positive, or a percentage above 100.
     """
     if isinstance(written, bool) or not isinstance(written, str | int):
-        raise ConfigError(f"{key}: {written!r} is no size, expected {EXPECTED}")
+        raise ConfigError(f"{key}: {written!r} is no size, expected {expected}")
     text = re.sub(r"\s+", "", str(written))
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(%|[A-Za-z]*)", text)
     if match is None or len(text) > MOST_CHARACTERS:
         told = repr(written) if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
-        raise ConfigError(f"{key}: {told} is no size, expected {EXPECTED}")
+        raise ConfigError(f"{key}: {told} is no size, expected {expected}")
     number, unit = Fraction(match[1]), match[2]
     if unit != "%" and unit not in UNITS:
         raise ConfigError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from schemas.budget import NO_BUDGET, parse_budget
+from schemas.budget import NO_BUDGET, asked_budget, parse_budget
 from schemas.config_errors import message_of, path_text, sentence_of
 from schemas.engines import SOLVERS, Engine, Solver, engine_of_steps
 from schemas.errors import ConfigError, TightfitError
@@ -257,7 +257,7 @@ def _budget_problems(document: Any) -> list[str]:
                 continue  # the schema says so
             key = path_text([*path, index])
             try:
-                directory = parse_budget(written, key).directory
+                directory = asked_budget(written, key).directory
             except ConfigError as error:
                 problems.append(str(error))
                 continue

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from schemas.budget import NO_BUDGET
+from schemas.budget import NO_BUDGET, USUAL
 from schemas.engines import Solver
 from schemas.errors import ConfigError
 from schemas.strategies import baselines
@@ -59,7 +59,7 @@ def plan(
     kwargs: Mapping[str, Any] | None = None,
     *,
     samples: Sequence[Sample] | None = None,
-    budget: str | int | Choice = "50%",
+    budget: str | int | Choice = USUAL,
     strategy: str = "auto",
     loss: Callable[[Any], Tensor] | None = None,
     store: Path | str | None = None,
@@ -139,7 +139,13 @@ def plan(
     check_settings(strategy, store, engine, peaks, saves, jobs, otherwise, ones, machine)
     check_kernels(kernels)
     check_disk(disk, strategy, optimizer)
-    written = NO_BUDGET if strategy in baselines() else written_budget(budget)
+    written = written_budget(budget)
+    if strategy in baselines():
+        if budget != USUAL:
+            raise ConfigError(
+                f"budget: {strategy} is a baseline, which keeps to none: leave it out"
+            )
+        written = NO_BUDGET
     telling = Progress(progress, stages=FUSED_STAGES if kernels == FUSED else STAGES)
     with _alone(telling, check, operators):
         given, device = builts(model, samples_of(args, kwargs, samples), loss, device, ones)

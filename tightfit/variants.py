@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.budget import LEAST, NO_BUDGET, parse_budget
+from schemas.budget import EXPECTED, LEAST, NO_BUDGET, asked_budget
 from schemas.errors import ConfigError
 from schemas.frontier import Frontier, read_frontier
 from schemas.plan import Plan
@@ -99,7 +99,9 @@ def written_budget(budget: str | int | Choice) -> str:
     """A budget as text; raises ConfigError where it is none."""
     if isinstance(budget, Choice):
         return str(budget.budget)
-    return LEAST if budget == LEAST else parse_budget(budget).text
+    if budget == LEAST:
+        return LEAST
+    return asked_budget(budget, expected=f"{EXPECTED}, or '{LEAST}'").text
 
 
 def shapes_of(built: Built) -> str:

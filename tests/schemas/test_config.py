@@ -57,7 +57,7 @@ def test_a_model_may_have_its_own_budgets_and_strategies() -> None:
     document["models"]["own"] = {
         "factory": "a.b:c",
         "strategies": ["rockmate"],
-        "budgets": ["40%", "150 MB", 7],
+        "budgets": ["40%", "150 MB", 700],
         "arguments": {"width": 3, "names": ["x"]},
     }
     config = parse_config(document)
@@ -65,7 +65,7 @@ def test_a_model_may_have_its_own_budgets_and_strategies() -> None:
     assert [(request.budget, request.directory) for request in config.requests("own")] == [
         ("40%", "40pct"),
         ("150MB", "150MB"),
-        ("7", "7B"),
+        ("700", "700B"),
     ]
     assert config.budget("own", "40pct") == "40%"
     assert config.models["own"].arguments_json == '{"names": ["x"], "width": 3}'
@@ -219,6 +219,7 @@ def test_all_errors_are_told_at_once_with_path_and_expectation() -> None:
         (minimal(budgets=["50%", "50 %"]), "budgets[1]: '50 %' repeats '50%'"),
         (minimal(budgets=["50%", "50%"]), 'budgets: ["50%", "50%"] was found, expected a list'),
         (minimal(budgets=["-1MB"]), "budgets[0]: '-1MB' is no size, expected a size such as"),
+        (minimal(budgets=["50"]), "budgets[0]: '50' is 50 bytes, write '50%' for a percentage"),
         (minimal(budgets=[0.5]), "budgets[0]: 0.5 was found, expected a size such as 8GiB"),
     ],
 )

@@ -59,14 +59,21 @@ def test_a_baseline_takes_no_budget(store: Path) -> None:
     _, plan = stages.plan(model, (tokens,), strategy="checkpoint", store=store, **SETTINGS)
     assert plan.budget == "none"
     assert plan.peak is not None and plan.peak < plan.keep_all.peak
+    with pytest.raises(ConfigError, match="budget: checkpoint is a baseline, which keeps to none"):
+        stages.plan(model, (tokens,), strategy="checkpoint", budget="1MB", store=store, **SETTINGS)
 
 
 def test_a_budget_too_small_and_one_that_is_none(store: Path) -> None:
     model, tokens = model_and_tokens()
     with pytest.raises(ConfigError, match="smallest"):
         stages.plan(model, (tokens,), budget="1kB", store=store, **SETTINGS)
-    with pytest.raises(ConfigError, match="'8 gigs' has the unknown unit"):
-        stages.plan(model, (tokens,), budget="8 gigs", store=store, **SETTINGS)
+    for written, words in (
+        ("8 gigs", "'8 gigs' has the unknown unit"),
+        ("minimum", "'minimum' is no size, expected a size .*, or 'min'"),
+        (50, "50 is 50 bytes, write '50%' for a percentage"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            stages.plan(model, (tokens,), budget=written, store=store, **SETTINGS)
 
 
 @pytest.mark.parametrize(
