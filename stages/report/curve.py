@@ -11,6 +11,7 @@ from schemas.plan import Plan
 from schemas.strategies import baselines
 from stages.report.load import ModelResults, PlanResult
 from stages.report.scales import Scale, Tick, levels, spanning, stairs
+from stages.report.verdicts import unvalidated
 from stages.report.words import ratio, size, tick
 
 _INKS = {"rockmate": 1, "rotor": 2, "checkpoint": 3, "unplanned": 0}
@@ -71,11 +72,14 @@ class Curve:
     floor_tip: str
     unit: float
     label_rows: int
+    ran: bool
+    """Whether the marks of plans are of runs; else they are of predictions."""
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A measured plan: peak bytes, time ratio with its quartiles, its name on the page."""
+    """A plan, measured or for a device that is not here: peak bytes, time ratio with its quartiles,
+    and what it is of."""
 
     peak: int
     ratio: float
@@ -119,11 +123,14 @@ def plan_name(plan: Plan) -> str:
     return f"{name}{EAGERS}" if plan.kernels == "eager" and plan.rival is not None else name
 
 
-def measured_dots(plans: Sequence[PlanResult]) -> list[Dot]:
-    """The plans of which peak and time were measured."""
+def dots_of(plans: Sequence[PlanResult]) -> list[Dot]:
+    """The plans of which peak and time were measured, and as predicted those for a device that is
+    not here."""
     dots = []
     for result in plans:
-        found = result.measurement
+        found, plan, relative = result.measurement, result.plan, result.relative
+        if unvalidated(result) and plan.peak is not None and relative is not None:
+            dots.append(Dot(plan.peak, relative, None, result))
         if found is None or found.measured_peak is None or found.time_ratio is None:
             continue
         low, high = found.time_ratio_first_quartile, found.time_ratio_third_quartile
@@ -144,7 +151,7 @@ def trade_off(results: ModelResults, panels: Mapping[str, str]) -> Curve | None:
     the folder of the plan."""
     known = frontiers_of(results)
     frontiers = {name: relative_points(*found) for name, found in known.items()}
-    dots = measured_dots(results.plans)
+    dots = dots_of(results.plans)
     places = [point for points in frontiers.values() for point in points]
     places += [(dot.peak, dot.ratio) for dot in dots]
     if not places:
@@ -181,6 +188,7 @@ def trade_off(results: ModelResults, panels: Mapping[str, str]) -> Curve | None:
         floor_tip=f"No plan of this step has a peak below {size(floor)}" if floor else "",
         unit=y.at(1.0),
         label_rows=1 + max((line.row for line in lines), default=-1),
+        ran=any(dot.result.measurement is not None for dot in dots),
     )
 
 
@@ -223,7 +231,7 @@ def _predicted(name: str, points: list[tuple[int, float]], x: Scale, y: Scale) -
 def _measured(dot: Dot, x: Scale, y: Scale, panels: Mapping[str, str]) -> PlanMark:
     plan = dot.result.plan
     lines = [
-        f"{plan_name(plan)}, measured",
+        f"{plan_name(plan)}, {'predicted' if dot.result.measurement is None else 'measured'}",
         f"{size(dot.peak)}, {ratio(dot.ratio)} the unplanned step",
     ]
     if dot.quartiles:

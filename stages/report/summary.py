@@ -223,6 +223,7 @@ def _line(folder: Path, result: PlanResult, report: str) -> Line:
     if not note and validated is not None and measured is not None and not validated.bits_equal:
         note = validated.sentence
     budget = _budget(plan.budget)
+    timed = found.measured or unvalidated(result)
     named = (model, plan.strategy, budget)
     gpu = None
     if plan.gpu is not None and plan.feasible:
@@ -237,7 +238,7 @@ def _line(folder: Path, result: PlanResult, report: str) -> Line:
         RUNNING if runs else found.word,
         "" if plan.peak is None else size(plan.peak),
         "" if measured is None else size(measured),
-        "" if found.ratio is None or not found.measured else ratio(found.ratio, found.scattered),
+        ratio(found.ratio, found.scattered) if found.ratio is not None and timed else "",
         percent(plan.gap) if plan.feasible and plan.gap is not None else "",
         report,
         "warning" if runs else found.state,

@@ -8,6 +8,7 @@ import pytest
 
 from schemas.costs import Device
 from schemas.plan import GpuMemory, Plan
+from stages.report.curve import dots_of
 from stages.report.load import PlanResult
 from stages.report.timeline import timeline
 from stages.report.verdicts import (
@@ -89,6 +90,9 @@ def test_a_plan_for_a_device_that_is_not_here_claims_no_check() -> None:
     assert found.sentence.startswith("Exceeds the device: ")
     assert found.sentence.endswith(f"in all predicted, where h100 has 1.0 MB; {said}.")
     assert unvalidated(planned) == said
+    [dot] = dots_of([planned])
+    assert (dot.peak, dot.ratio, dot.quartiles) == (PLAN.peak, planned.relative, None)
+    assert dots_of([result(PLAN, measured=False)]) == []
     assert unvalidated(result(PLAN)) == unvalidated(result(PLAN, measured=False)) == ""
 
 
