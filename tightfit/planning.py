@@ -139,13 +139,9 @@ def plan(
     check_settings(strategy, store, engine, peaks, saves, jobs, otherwise, ones, machine)
     check_kernels(kernels)
     check_disk(disk, strategy, optimizer)
-    written = written_budget(budget)
-    if strategy in baselines():
-        if budget != USUAL:
-            raise ConfigError(
-                f"budget: {strategy} is a baseline, which keeps to none: leave it out"
-            )
-        written = NO_BUDGET
+    if strategy in baselines() and budget not in (USUAL, NO_BUDGET):
+        raise ConfigError(f"budget: {strategy} is a baseline, which keeps to none: leave it out")
+    written = NO_BUDGET if strategy in baselines() else written_budget(budget)
     telling = Progress(progress, stages=FUSED_STAGES if kernels == FUSED else STAGES)
     with _alone(telling, check, operators):
         given, device = builts(model, samples_of(args, kwargs, samples), loss, device, ones)

@@ -58,6 +58,10 @@ def test_a_baseline_takes_no_budget(store: Path) -> None:
     model, tokens = model_and_tokens()
     _, plan = stages.plan(model, (tokens,), strategy="checkpoint", store=store, **SETTINGS)
     assert plan.budget == "none"
+    named = stages.plan(
+        model, (tokens,), strategy="checkpoint", budget=plan.budget, store=store, **SETTINGS
+    )
+    assert named[1].peak == plan.peak
     assert plan.peak is not None and plan.peak < plan.keep_all.peak
     with pytest.raises(ConfigError, match="budget: checkpoint is a baseline, which keeps to none"):
         stages.plan(model, (tokens,), strategy="checkpoint", budget="1MB", store=store, **SETTINGS)
