@@ -368,7 +368,7 @@ def _whole(task: Task, found: Found, updating: Updating, schedule: str) -> Whole
         microbatches=task.microbatches,
         microbatch_peak=adding,
         first_microbatch_peak=first_adding,
-        gradients=adds.gradients if adds else 0,
+        gradients=adds.gradients if adds else task.sums,
         opening_peak=adds.opening - there if adds else 0,
         adding_peak=adds.adding - there if adds else 0,
         accumulating_total=alone + adds.most if adds else 0,

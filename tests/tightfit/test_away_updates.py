@@ -207,6 +207,10 @@ def test_each_microbatch_takes_the_bytes_predicted(microbatches: tuple[Path, Any
         last = whole.peak if number else whole.first_peak
         assert peaks == [whole.first_microbatch_peak, whole.microbatch_peak, last]
     optimizer.close()
+    stays = whole.parameters + whole.buffers + whole.inputs + whole.resident + whole.gradients
+    first = whole.first_microbatch_peak - whole.gradients
+    most = max(whole.peak, whole.first_peak, whole.microbatch_peak, first)
+    assert whole.total == stays + whole.staging + whole.bench + most and whole.gradients > 0
 
 
 def test_microbatches_that_could_not_be_are_refused(microbatches: tuple[Path, Any]) -> None:
