@@ -117,7 +117,7 @@ def test_what_is_wrong_with_a_step_is_told(
         update(self, number, {**group, "eps": 1e-7}, arriving)
 
     monkeypatch.setattr(inside.Updates, "update", wrong)
-    assert main(["validate", *words, "--out", out, "--pairs", "0"]) == 0
+    assert main(["validate", *words, "--out", out, "--pairs", "0"]) == 1
     found = read_measurement(out)
     assert found.verdict == "failed" and not found.bits_equal
     assert found.sentence.startswith("In 3 steps of AdamW, an output of step 2 differs")
@@ -231,8 +231,10 @@ def parts(away: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def judged(folder: Path, pairs: int = 0) -> Measurement:
         out = folder / "measurement.arrow"
-        assert main(["validate", *words, "--out", str(out), "--pairs", str(pairs)]) == 0
-        return read_measurement(out)
+        code = main(["validate", *words, "--out", str(out), "--pairs", str(pairs)])
+        found = read_measurement(out)
+        assert code == int(found.verdict == "failed")
+        return found
 
     return load_package(module), judged
 
