@@ -16,7 +16,7 @@ from schemas.plan import PlanCost
 from schemas.problem import Problem
 from schemas.telling import Report, TwoParts
 from stages.combine.bounds import least_peak, least_seconds
-from stages.combine.moment.deciding import Moments
+from stages.combine.moment.deciding import MomentsOfMany
 from stages.combine.moment.limits import Limits
 from stages.combine.polish.polisher import Polisher
 from stages.combine.polish.searcher import Polished
@@ -255,7 +255,7 @@ def _plans(
         for ceiling in (source.ceiling or peak, 0)[: 2 if slower else 1]:
             yield _Plan(source, source.actions, in_place=True, ceiling=ceiling)
     unique: dict[tuple[int, ...], Polished] = {}
-    drafts = Moments(problem, Limits(engine=subject.engine)).drafts
+    drafts = MomentsOfMany(problem, Limits(engine=subject.engine)).drafts
     polisher = Polisher(problem, views_of(subject.graph, subject.costs, problem))
     for polished in polisher.sweep(starts, least_peak(problem), workers, report, drafts):
         unique.setdefault((polished.peak, *polished.sequence), polished)
