@@ -226,8 +226,7 @@ class _Writer:
         """The lines that run an op."""
         op, step = effect.op, effect.step
         assert op is not None
-        if op.id not in self.views:
-            self.hand_over()
+        (self.flush if op.id in self.views else self.hand_over)()
         self.mark_place(op, effect.repeated)
         calls = self.calls(op, in_place, effect.repeated)
         depth = 1

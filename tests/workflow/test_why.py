@@ -102,15 +102,21 @@ def test_a_model_with_two_causes_tells_both() -> None:
     )
 
 
-def test_the_end_names_each_step_that_failed_and_was_not_done_later(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def logging_to(folder: Path) -> tuple[LogHandler, Path]:
+    """What tells of steps, and the log of one that failed."""
     handler = LogHandler.__new__(LogHandler)
     logging.Handler.__init__(handler)
     handler.settings = None
     handler.__post_init__()
-    log = tmp_path / "trace.txt"
+    log = folder / "trace.txt"
     log.write_text("trace: no such luck\n")
+    return handler, log
+
+
+def test_the_end_names_each_step_that_failed_and_was_not_done_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler, log = logging_to(tmp_path)
 
     def tell(event: LogEvent | None, **fields: Any) -> None:
         handler.emit(logging.makeLogRecord({"event": event, "levelno": logging.ERROR, **fields}))
@@ -135,12 +141,7 @@ def test_the_end_names_each_step_that_failed_and_was_not_done_later(
 def test_a_step_that_was_interrupted_has_not_failed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    handler = LogHandler.__new__(LogHandler)
-    logging.Handler.__init__(handler)
-    handler.settings = None
-    handler.__post_init__()
-    log = tmp_path / "trace.txt"
-    log.write_text("trace: no such luck\n")
+    handler, log = logging_to(tmp_path)
     for number, name in enumerate(("none", "trace")):
         data = {"jobid": number, "rule_name": name, "log": [str(tmp_path / f"{name}.txt")]}
         handler.emit(logging.makeLogRecord({"event": LogEvent.JOB_ERROR, **data}))
