@@ -336,3 +336,21 @@ def test_the_command_writes_an_infeasible_plan(small: Planned, tmp_path: Path) -
     cli.run(options(tmp_path))
     names = sorted(file.name for file in (tmp_path / "out" / "module").iterdir())
     assert names == ["__init__.py", "made_from.json"]
+
+
+def test_names_are_deleted_right_behind_what_uses_one_of_them_last(small: Planned) -> None:
+    text = package(small.graph, steps_of(small.graph), PLAN)["step.py"].decode()
+    [step] = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    last: dict[str, int] = {}
+    deleted: dict[int, list[str]] = {}
+    place = -1
+    for line in step.body:
+        names = [node.id for node in ast.walk(line) if isinstance(node, ast.Name)]
+        if isinstance(line, ast.Delete):
+            deleted.setdefault(place, []).extend(names)
+            continue
+        place += 1
+        last.update(dict.fromkeys(names, place))
+    assert len(deleted) > 3
+    for place, names in deleted.items():
+        assert max(last[name] for name in names) >= place, names
