@@ -170,6 +170,11 @@ class Problem:
         return frozenset(index for index, storage in enumerate(self.storages) if storage.stays)
 
     @cached_property
+    def sizes(self) -> list[int]:
+        """The bytes of each storage."""
+        return [storage.bytes for storage in self.storages]
+
+    @cached_property
     def again(self) -> list[list[int]]:
         """For each storage the positions of what makes it again."""
         found: list[list[int]] = [[] for _ in self.storages]
@@ -190,8 +195,16 @@ class Problem:
 
     def can_repeat(self, node: Node) -> bool:
         """Whether a node can run again: nothing of what it then makes has to stay."""
-        made = node.form(True).outputs
-        return node.repeatable and not any(self.storages[storage].stays for storage in made)
+        return node.repeatable and self.staying.isdisjoint(node.form(True).outputs)
+
+    def with_further_runs(self, nodes: list[Node]) -> Problem:
+        """The problem with other nodes, of which the first runs read and make the same."""
+        other = replace(self, nodes=nodes)
+        # What hangs on first runs alone is not found out again.
+        vars(other).update(
+            loss=self.loss, staying=self.staying, readers=self.readers, sizes=self.sizes
+        )
+        return other
 
     def ends_in(self, storage: int, part: Collection[int]) -> bool:
         """Whether a part of the nodes makes a storage and nothing else needs it."""

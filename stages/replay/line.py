@@ -65,7 +65,7 @@ def executions(
     repeated = _repeated(problem, sequence)
     ran = _forms(problem, sequence, repeated)
     drops = ended(ran, problem.staying)
-    storages, sizes = problem.storages, [storage.bytes for storage in problem.storages]
+    storages, sizes, nodes = problem.storages, problem.sizes, problem.nodes
     runs, left = Counter(sequence), Counter(sequence)
     live, found = 0, []
     moved = moved or {}
@@ -75,7 +75,7 @@ def executions(
         live += moved.get(place, 0)
         node, before = problem.node_at(position), live
         saved, needed, freed = 0, 0, 0
-        if problem.nodes[node].random:
+        if nodes[node].random:
             saved, needed, freed = _states(problem, position, runs, left)
         live += saved
         made = live

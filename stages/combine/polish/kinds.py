@@ -13,25 +13,25 @@ ROUNDS = 2
 def kinds_of(problem: Problem) -> list[int]:
     """By position the number of its kind, from 0 on: equal where nodes or alternatives cost the
     same, and so do those around them that make what they read or read what they make."""
-    sizes = [storage.bytes for storage in problem.storages]
-    kinds = _numbered(_own(problem, sizes, position) for position in problem.positions)
+    kinds = _numbered(_own(problem, position) for position in problem.positions)
     around = [_neighbours(problem, position) for position in problem.positions]
     for _ in range(ROUNDS):
         # Behind the kinds is that of what no node makes.
         own = [*kinds, -1]
         kinds = _numbered(
-            (kind, *[own[m] for m in makers], *[_sorted_kinds(own, each) for each in readers])
+            (kind, *map(own.__getitem__, makers), *[_sorted_kinds(own, each) for each in readers])
             for kind, (makers, readers) in zip(kinds, around, strict=True)
         )
     return kinds
 
 
-def _own(problem: Problem, sizes: Sequence[int], position: int) -> Hashable:
+def _own(problem: Problem, position: int) -> Hashable:
+    sizes = problem.sizes
     node = problem.nodes[problem.node_at(position)]
     first, again = (problem.form_at(position, repeated) for repeated in (False, True))
     cost = _cost(sizes, first)
     costs = cost, cost if again is first else _cost(sizes, again)
-    stays = tuple([storage in problem.staying for storage in node.outputs])
+    stays = tuple(map(problem.staying.__contains__, node.outputs))
     further = problem.is_alternative(position)
     return further, node.phase, node.random, node.repeatable, stays, *costs
 
@@ -40,8 +40,8 @@ def _cost(sizes: Sequence[int], form: Node | Repeat) -> Hashable:
     return (
         form.seconds,
         form.peak,
-        tuple([sizes[storage] for storage in form.inputs]),
-        tuple([sizes[storage] for storage in form.outputs]),
+        tuple(map(sizes.__getitem__, form.inputs)),
+        tuple(map(sizes.__getitem__, form.outputs)),
         tuple([(reuse.seconds, reuse.peak) for reuse in form.reuses]),
     )
 
@@ -55,7 +55,7 @@ def _neighbours(problem: Problem, position: int) -> tuple[list[int], list[list[i
 
 
 def _sorted_kinds(kinds: Sequence[int], nodes: Sequence[int]) -> Hashable:
-    return tuple(sorted([kinds[node] for node in nodes]))
+    return tuple(sorted(map(kinds.__getitem__, nodes)))
 
 
 def _numbered(marks: Iterable[Hashable]) -> list[int]:

@@ -66,7 +66,7 @@ def priced(problem: Problem, chosen: Iterable[Maker], price: float) -> Priced:
         pinned = node.random or not node.repeatable
         nodes[maker.node] = replace(node, repeat=form, repeatable=True, random=pinned)
         brings[maker.node] = maker.storages
-    return Priced(replace(problem, nodes=nodes), brings)
+    return Priced(problem.with_further_runs(nodes), brings)
 
 
 def parted(found: Priced, sequence: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:

@@ -27,16 +27,19 @@ class Base:
     within it, and the parameters that it reads, as storages. The bytes are without gradients of
     parameters that were whole before; the last of them are those after the step. `touches` are the
     steps that read each parameter, `wholes` the steps at which the gradient of each (a value) is
-    whole, in order.
+    whole, in order. `sees` and `views` are parameters and views of them (values): what each step
+    reads of these, and what it makes.
     """
 
     graph: Graph
     steps: list[Step]
     seconds: list[float]
     peak: Line
-    reads: list[list[int]]
+    reads: list[tuple[int, ...]]
     touches: dict[int, list[int]]
     wholes: dict[int, int]
+    sees: list[tuple[int, ...]]
+    views: list[tuple[int, ...]]
     rest: list[float]
     restoring: float
 
@@ -55,11 +58,13 @@ def base_of(
     storage. Raises ScheduleError where the referee refuses the schedule."""
     played = replay(graph, costs, steps, link=link)
     own = played.steps[0].memory
+    storage = [value.storage for value in graph.values]
     parts = contributions(graph)
     owners = {found[0]: owner for owner, found in parts.items()}
     peak = np.zeros(len(steps) + 1, np.int64)
     seconds, reads, least = [], [], []
-    views, restoring = graph.view_ops(), 0.0
+    sees, views = [], []
+    view_ops, restoring = graph.view_ops(), 0.0
     touches: dict[int, list[int]] = {}
     wholes: dict[int, int] = {}
     gone = live = 0
@@ -69,25 +74,29 @@ def base_of(
         if step.memory == own:
             peak[position] = max(step.peak, live) - gone
             live = step.live
-        touched = [graph.values[value].storage for value in effect.reads if value != NONE]
-        own_reads = [s for s in dict.fromkeys(touched) if s in remote and effect.runs]
-        for storage in own_reads:
-            touches.setdefault(storage, []).append(position)
+        read = [value for value in effect.reads if value != NONE and storage[value] in remote]
+        sees.append(tuple(read))
+        views.append(tuple([value for value in effect.makes if storage[value] in remote]))
+        own_reads = tuple(dict.fromkeys(storage[value] for value in read)) if effect.runs else ()
+        for parameter in own_reads:
+            touches.setdefault(parameter, []).append(position)
         reads.append(own_reads)
         if isinstance(step.action, Gradient) and step.action.value in owners:
             owner = owners[step.action.value]
             if graph.values[owner].kind == "parameter":
                 wholes[owner] = position
-                gone += graph.storages[graph.values[step.action.value].storage]
+                gone += graph.storages[storage[step.action.value]]
         computes = step.lane.endswith("/compute") and not isinstance(step.action, Wait)
         own_seconds = step.end - step.start if computes else 0.0
         seconds.append(own_seconds)
-        is_view = effect.op is not None and effect.op.id in views
+        is_view = effect.op is not None and effect.op.id in view_ops
         least.append(0.0 if is_view else own_seconds)
         restoring += own_seconds if isinstance(step.action, RestoreRandom) else 0.0
     peak[len(steps)] = live - gone
     rest = [*accumulate(reversed(least), initial=0.0)][::-1]
-    return Base(graph, list(steps), seconds, peak, reads, touches, wholes, rest, restoring)
+    return Base(
+        graph, list(steps), seconds, peak, reads, touches, wholes, sees, views, rest, restoring
+    )
 
 
 def drawn_at_once(steps: Sequence[Step]) -> list[Step]:

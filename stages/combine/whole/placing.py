@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,7 +35,6 @@ from stages.combine.whole.base import Base, drawn_at_once
 from stages.combine.whole.moved import Moved, TooLittleError, TooSlowError, Window
 from stages.replay.link_lanes import LinkLanes
 from stages.replay.staging import AwayLane, StagingClocks
-from stages.replay.walk import effects
 
 EXACT = 1 + 1e-9
 """The clocks of a walk are those of the referee but for the rounding of sums."""
@@ -80,7 +78,6 @@ class _Walk:
         self.parts = contributions(graph)
         self.owner_of = {parts[0]: owner for owner, parts in self.parts.items()}
         self.maker = graph.makers()
-        self.views = graph.view_ops()
         self.queue = deque(window for window in self.moved.windows if window.first >= 0)
         self.coming = np.zeros(len(self.base) + 1, np.int64)
         for window in self.queue:
@@ -104,20 +101,19 @@ class _Walk:
 
     def steps(self) -> list[Step]:
         self.staging.ahead()
-        walked = effects(self.base.graph, self.base.steps)
-        for position, effect in enumerate(walked):
+        for position, step in enumerate(self.base.steps):
             self.position = position
             if self.clock + self.base.rest[position] > self.most:
                 raise TooSlowError
             self.settle()
             self.fetch(position)
-            for storage in (*self.base.reads[position], *self._updated(effect.step.action)):
+            for storage in (*self.base.reads[position], *self._updated(step.action)):
                 self.need(position, storage)
-            for value in effect.reads:
+            for value in self.base.sees[position]:
                 self.make_view(value)
             self.make_room(position)
-            self.play(position, effect.step.action, effect.makes)
-            self.after(position, effect.step.action)
+            self.play(position, step.action)
+            self.after(position, step.action)
         self.position = len(self.base)
         self.end()
         if self.lanes.through(self.clock) > self.most:
@@ -286,7 +282,7 @@ class _Walk:
         self.act(Compute(op.id))
         known.add(value)
 
-    def play(self, position: int, action: Action, makes: Sequence[int]) -> None:
+    def play(self, position: int, action: Action) -> None:
         """The step of the schedule itself."""
         values = self.base.graph.values
         match action:
@@ -299,7 +295,9 @@ class _Walk:
             case Wait(value):
                 self.clock = max(self.clock, self.moving.pop(values[value].storage))
         views = [
-            (v, self.live_views[s]) for v in makes if (s := values[v].storage) in self.live_views
+            (value, self.live_views[storage])
+            for value in self.base.views[position]
+            if (storage := values[value].storage) in self.live_views
         ]
         if any(value in known for value, known in views):
             return

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from schemas.contributions import contributions
 from schemas.costs import Costs
@@ -73,7 +74,7 @@ class Task:
         """Those whose states live on the device, too."""
         return self.small if self.measured is None else self.resident
 
-    @property
+    @cached_property
     def fixed(self) -> int:
         """Bytes that are on the device all the time: inputs, buffers, and parameters that stay
         there with their states, and the sums of their gradients, or of all gradients; no staging
@@ -85,7 +86,7 @@ class Task:
         sums = gradient_bytes(graph, self.updates) if self.accumulating else self.sums
         return fixed.there_before - remote + states + sums
 
-    @property
+    @cached_property
     def sums(self) -> int:
         """The bytes of the gradients of earlier microbatches that are on the device in the last."""
         if self.microbatches == 1:
