@@ -32,7 +32,7 @@ class Backwards:
                 found._open.discard(task)
 
         # Autograd calls it where a backward comes to its end, and not where an error ends it.
-        torch.autograd.Variable._execution_engine.queue_callback(end)  # type: ignore[attr-defined]
+        torch.autograd.Variable._execution_engine.queue_callback(end)
 
     def fail(self, error: BaseException, place: str = "backward") -> None:
         """An error ends a place; the first one is told."""

@@ -76,12 +76,11 @@ def test_a_backward_that_a_hook_ended_is_not_stepped_from(register: Callable[...
 def test_a_backward_that_ended_ahead_of_all_updates_changes_nothing() -> None:
     own, found = trained()
     other, expected = trained()
-    handle = hook(own[3].bias)
-    handle_of_norm = hook(own[3].weight)
+    handles = [hook(parameter) for parameter in own[3].parameters()]
     with pytest.raises(StopError):
         run(own)
-    handle.remove()
-    handle_of_norm.remove()
+    for handle in handles:
+        handle.remove()
     found.zero_grad()
     train(own, found)
     train(other, expected)
