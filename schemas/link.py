@@ -129,18 +129,32 @@ def _form(one: str, other: str) -> str:
 
 def link_beyond(machine: Machine, link: HostLink, path: Path | str) -> HostLink | None:
     """The link from the memory that a `link` leads to, to a third one behind it, such as a disk;
-    None where there is none. Raises ConfigError, which names the file, where there are several."""
+    None where there is none. Raises ConfigError, which names the file, where there are several, and
+    where a memory would not be used."""
     memories = {memory.name: memory for memory in machine.memories}
     found = [each for each in machine.links if link.to in each.between]
     found = [each for each in found if set(each.between) <= memories.keys()]
+    behind = sorted({end for each in found for end in each.between} - {link.to})
+    if len(behind) > 1:
+        raise ConfigError(
+            f"{path}: {' and '.join(behind)} are linked with {link.to}, and one memory behind it "
+            "is used: leave the others out of a copy of it"
+        )
     if len(found) > 1:
-        raise ConfigError(f"{path}: several memories are linked with {link.to}")
+        raise ConfigError(f"{path}: has several links between {link.to} and {behind[0]}")
+    unused = sorted(memories.keys() - {link.to, *behind})
+    if unused:
+        third = f" and {behind[0]}, which is linked with that" if behind else ""
+        further = "" if behind else f", or add {_form(link.to, unused[0])}"
+        raise ConfigError(
+            f"{path}: {' and '.join(unused)} would not be used: a step takes {link.to}{third}; "
+            f"leave the rest out of a copy of it{further}"
+        )
     if not found:
         return None
-    beyond, ends = found[0], set(found[0].between)
-    name = next(iter(ends - {link.to}))
+    name = behind[0]
     room, own = memories[name].memory, memories[link.to].memory
-    return HostLink(room=room, device=link.to, memory=own, to=name, **_figures(beyond))
+    return HostLink(room=room, device=link.to, memory=own, to=name, **_figures(found[0]))
 
 
 def link_of(text: str, what: str) -> HostLink:

@@ -213,9 +213,12 @@ class _Reader:
         times = {"latency": _LATENCIES, "overhead": _LATENCIES, "overhead_per_byte": _PER_BYTE}
         self.keys(given, where, ("between", "bandwidth"), (*times, "shared"))
         ends = given["between"]
-        two = isinstance(ends, list) and len(ends) == 2 and ends[0] != ends[1]
+        two = isinstance(ends, list) and len(ends) == 2
         self.require(two, f"{where}.between is {_shown(ends)}, expected two names")
         one, other = (self.place(end, f"{where}.between") for end in ends)
+        self.require(
+            one != other, f"{where} leads from {one} to itself, expected the names of two places"
+        )
         shared = given.get("shared", False)
         self.require(isinstance(shared, bool), f"{where}.shared is {_shown(shared)}, not a truth")
         return Link(

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 import torch
 
 from .away import kept_from_swapping
-from .marks import mark, optimiser_of, said, unmark
+from .backwards import Backwards
+from .marks import mark, optimiser_of, unmark
 from .pieces import is_dense, overlapping
-from .updating import KNOWN, Updates
+from .updating import KNOWN, Updates, check_alone, check_reproducible
 
 PIECE_BYTES = 1 << 20
 Optimiser = TypeVar("Optimiser", bound=torch.optim.Optimizer)
@@ -97,7 +98,7 @@ class _InBackward(torch.optim.Optimizer):
     def _begin(self) -> None:
         """Listens to the gradients of all parameters."""
         self._waiting = False
-        self.ended_by = ""
+        self._backwards = Backwards()
         self._taken: dict[int, None] = {}
         self._settings: dict[int, dict[str, Any]] = {}
         self._unswapped = kept_from_swapping(self._updates.parameters)
@@ -124,32 +125,35 @@ class _InBackward(torch.optim.Optimizer):
         if self._waiting:
             self._updates.wait(number)
             return
-        if number in self._taken:
+        if number in self._taken or (self._taken and self._backwards.torn):
             raise self._refused(
                 "a second backward comes before optimizer.step(), and the first one has updated "
                 "the parameters: run all but the last within optimizer.accumulating()"
             )
-        _check_alone()
+        check_alone()
         try:
-            self._updates.update(number, self.taking(number), arriving=True)
+            group = self.taking(number)
+            self._backwards.begin()
+            self._updates.update(number, group, arriving=True)
         except BaseException as error:
             self.ended_early(error)
             raise
 
-    def ended_early(self, error: BaseException) -> None:
-        """A backward has ended by an error: what it has updated is told by that, until a step."""
-        if self._taken and not self.ended_by:
-            self.ended_by = said(error)
+    @property
+    def ended_by(self) -> str:
+        """By what a backward or step() has ended early, "" for nothing that is known."""
+        return self._backwards.ended
+
+    def ended_early(self, error: BaseException, place: str = "backward") -> None:
+        """A backward or step() has ended by an error: what it has updated is told by that."""
+        if self._taken:
+            self._backwards.fail(error, place)
 
     def _refused(self, sentence: str) -> RuntimeError:
         """Why something cannot be between a backward and its step: a sentence, unless the backward
         has ended early, which is then told."""
-        if not self.ended_by:
-            return RuntimeError(sentence)
-        return RuntimeError(
-            f"{self.ended_by}; this ended a backward which had updated some of the parameters: go "
-            "on from a saved state_dict(), with an optimizer made anew after optimizer.close()"
-        )
+        torn = self._backwards.torn
+        return RuntimeError(self._backwards.sentence() if torn else sentence)
 
     def taking(self, number: int) -> dict[str, Any]:
         """The group of a parameter that is updated from here on."""
@@ -185,36 +189,56 @@ class _InBackward(torch.optim.Optimizer):
                     f"{changed} of the optimiser was changed between a backward, which has used it "
                     f"already, and step(): change it before the backward"
                 )
+        self._settle()
         lane = self._updates.lane
-        if lane is not None:
-            # What a backward that was interrupted has not come to is a gradient again.
-            lane.settle()
         if lane is not None and lane.summed:
             raise RuntimeError(
                 "step() comes after backwards within accumulating() alone, whose gradients wait in "
                 "another memory: run the last backward of a step outside of it"
             )
+        if self._backwards.torn:
+            raise (
+                self._refused("")
+                if self._taken
+                else RuntimeError(
+                    "an error ended a backward, which has left the gradients of a part of it: drop "
+                    "them by zero_grad()"
+                )
+            )
         for number, parameter in enumerate(self._updates.parameters):
-            if parameter.grad is not None and number not in self._taken:
-                self._updates.update(number, self.taking(number))
+            if parameter.grad is None or number in self._taken:
+                continue
+            group = self.taking(number)
+            try:
+                self._updates.update(number, group)
+            except BaseException as error:
+                self.ended_early(error, "step")
+                raise
         self._taken.clear()
-        self.ended_by = ""
+        self._backwards.clear()
         self._settings.clear()
         self._updates.begin()
 
+    def _settle(self) -> None:
+        """What a backward that was interrupted has not come to is a gradient again; raises
+        RuntimeError where the memory that parameters live in has failed."""
+        home, lane = self._updates.home, self._updates.lane
+        if home is not None and not home.memory.sound:
+            home.check()
+        if lane is not None:
+            lane.settle()
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As that of every optimiser; refused where a backward has taken gradients already."""
-        lane = self._updates.lane
-        if lane is not None:
-            # What a backward that was interrupted has not come to is a gradient again.
-            lane.settle()
+        self._settle()
         if self._taken:
             raise self._refused(
                 "zero_grad() comes before optimizer.step(), and the backward has updated the "
                 "parameters already: call it after the step"
             )
-        if lane is not None:
-            lane.forget()
+        if self._updates.lane is not None:
+            self._updates.lane.forget()
+        self._backwards.clear()
         super().zero_grad(set_to_none)
 
     def state_dict(self) -> Any:
@@ -352,7 +376,7 @@ def check(optimizer: torch.optim.Optimizer) -> None:
         for name in ("differentiable", "capturable"):
             if group.get(name):
                 raise RuntimeError(f"an optimiser with {name}=True cannot step in the backward")
-        _check_reproducible(kind, group)
+        check_reproducible(kind, group)
     if len({p.device for p in parameters}) != 1:
         raise RuntimeError("the parameters of the optimiser are on several devices")
     if parameters[0].device.type not in ("cpu", "cuda"):
@@ -371,28 +395,4 @@ def check(optimizer: torch.optim.Optimizer) -> None:
         raise RuntimeError(
             f"two parameters of the optimiser, of shapes {shapes[0]} and {shapes[1]}, share memory"
         )
-    _check_alone()
-
-
-def _check_reproducible(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> None:
-    """PyTorch's fused SGD on a CPU stores momenta of two bytes an element that are not the sums
-    which it forms, and differ from call to call."""
-    if kind is not torch.optim.SGD or not (group.get("fused") and group["momentum"]):
-        return
-    for parameter in group["params"]:
-        if parameter.device.type == "cpu" and parameter.dtype.itemsize == 2:
-            raise RuntimeError(
-                f"PyTorch's fused SGD leaves wrong momenta of {parameter.dtype} on a CPU: make the "
-                "optimiser with fused=False"
-            )
-
-
-def _check_alone() -> None:
-    """A gradient of one process is not yet the sum of all."""
-    distributed = torch.distributed
-    several = distributed.is_available() and distributed.is_initialized()
-    if several and distributed.get_world_size() > 1:
-        raise RuntimeError(
-            "the optimiser would step in the backward before the gradients of all processes are "
-            "added up: use it after the backward"
-        )
+    check_alone()

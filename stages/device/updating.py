@@ -348,3 +348,29 @@ def _plain_step(kind: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Opti
     while hasattr(step, "hooked"):
         step = step.__wrapped__
     return step
+
+
+def check_reproducible(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> None:
+    """Raises RuntimeError where a group's updates are not the same from call to call: PyTorch's
+    fused SGD on a CPU stores momenta of two bytes an element that are not the sums which it
+    forms."""
+    if kind is not torch.optim.SGD or not (group.get("fused") and group["momentum"]):
+        return
+    for parameter in group["params"]:
+        if parameter.device.type == "cpu" and parameter.dtype.itemsize == 2:
+            raise RuntimeError(
+                f"PyTorch's fused SGD leaves wrong momenta of {parameter.dtype} on a CPU: make the "
+                "optimiser with fused=False"
+            )
+
+
+def check_alone() -> None:
+    """Raises RuntimeError where there are several processes: a gradient of one is not yet the sum
+    of all."""
+    distributed = torch.distributed
+    several = distributed.is_available() and distributed.is_initialized()
+    if several and distributed.get_world_size() > 1:
+        raise RuntimeError(
+            "the optimiser would step in the backward before the gradients of all processes are "
+            "added up: use it after the backward"
+        )

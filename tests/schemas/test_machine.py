@@ -126,6 +126,10 @@ def test_impossible_figures_are_named(
         ({**MACHINE, "memories": [{**HOST, "name": "cuda:0"}]}, "names cuda:0 twice"),
         ({**MACHINE, "links": [LINK]}, "has a link to host, which is no device or memory"),
         ({**MACHINE, "links": [{**LINK, "between": ["host"]}]}, r"links\[0\].between is \['host'"),
+        (
+            {**MACHINE, "links": [{**LINK, "between": ["cuda:0", "cuda:0"]}]},
+            r"links\[0\] leads from cuda:0 to itself, expected the names of two places",
+        ),
         ({**MACHINE, "links": [{**LINK, "shared": 1}]}, r"links\[0\].shared is 1, not a truth"),
         *(
             (

@@ -116,18 +116,21 @@ def cases_of(options: argparse.Namespace) -> list[tuple[Path, Path, int]]:
 
 def planned(task: Task, beyond: HostLink | None, budget: str | None = None) -> tuple[Task, Found]:
     """The plan with the fewest states in the memory `beyond` the other one, and its task, with the
-    budget as written (else that of the task); raises ConfigError where none is found."""
+    budget as written (else that of the task); raises ConfigError where none is found, which names
+    the least budget that one is known for, unless none can fit, which takes no search."""
     from stages.combine.whole.budgets import planned as within
     from stages.combine.whole.kept import with_room
+    from stages.combine.whole.needs import TooSmallError
 
-    refused = None
+    refused: list[ConfigError] = []
     for each in with_room(task, beyond):
         try:
             return within(each, budget or str(task.budget))
         except ConfigError as error:
-            refused = refused or error
-    assert refused is not None
-    return _least_known(task, budget or str(task.budget), refused)
+            refused.append(error)
+    if all(isinstance(error, TooSmallError) for error in refused):
+        raise ConfigError(f"{refused[0]}; the budget min takes the least that a plan is known for")
+    return _least_known(task, budget or str(task.budget), refused[0])
 
 
 def _least_known(task: Task, budget: str, refused: ConfigError) -> tuple[Task, Found]:

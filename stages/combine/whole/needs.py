@@ -23,13 +23,17 @@ class Need:
     what: str
 
 
+class TooSmallError(ConfigError):
+    """A budget is below what one op or one update needs: no plan fits."""
+
+
 def check_needs(task: Task) -> None:
-    """Raises ConfigError where the budget is below what one op or one update needs, with its
+    """Raises TooSmallError where the budget is below what one op or one update needs, with its
     name."""
     most = max(needs(task), key=lambda need: need.bytes)
     always = task.fixed + task.always_staged
     if most.bytes + always > task.budget:
-        raise ConfigError(
+        raise TooSmallError(
             f"no plan fits in {task.budget} bytes: {most.what} needs {most.bytes + always} "
             "with what it reads and what is there all the time"
         )

@@ -297,8 +297,13 @@ class Search:
     @property
     def crowded(self) -> str:
         """What is said where the other memory has no room for what moves, else ""."""
+        return "" if self.lacking else self._crowding
+
+    @property
+    def _crowding(self) -> str:
+        """What is said of plans that take more of the other memory than it has, "" for none."""
         link = self.task.link
-        if not self.away_bytes or self.lacking:
+        if not self.away_bytes:
             return ""
         return (
             f"no plan is known that fits in {link.other}, which has {int(link.room):,} bytes: in "
@@ -315,6 +320,9 @@ class Search:
         worst = max(played, key=lambda run: run.peak)
         total = task.fixed + view.always + worst.peak
         said = f"no plan is known that fits in {task.budget} bytes"
+        if total <= task.budget and not self.closest_bytes:
+            # Those that come closest fit on the device.
+            return self._crowding or said
         if total <= task.budget:
             return f"{said}: in the closest known there are {self.closest_bytes} with what moves"
         name = name_of(task.graph, problem.nodes[worst.node])

@@ -219,7 +219,7 @@ def test_a_backward_that_a_disk_ended_is_told_by_an_optimiser_that_steps_in_it(
         stepper.backward(second)
     first = stepper.forward(module, built.samples[0])
     optimizer._taken.clear()
-    optimizer.ended_by = ""
+    optimizer._backwards.clear()
     with monkeypatch.context() as broken:
         broken.setattr(optimizer._updates, "update", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):

@@ -161,8 +161,19 @@ def test_the_command_plans_with_a_third_memory(
     assert updates.stays(GRAPH) <= PARAMETERS + STATES // 2
     states = updates.far.states(updates.costs)
     assert f"and {states:,} in disk/memory" in read_plan(files / "far/plan.json").sentence
-    document["memories"].append({"name": "tape", "memory": 10**12})
-    document["links"].append({"between": ["tape", "host"], "bandwidth": 5e8})
+    tape, more = {"name": "tape", "memory": 10**12}, document["links"]
+    document["memories"].append(tape)
+    for link, words in (
+        (["tape", "host"], "three.json: disk and tape are linked with host, and one memory behind"),
+        (["tape", "disk"], "three.json: tape would not be used: a step takes host and disk, which"),
+        (["disk", "host"], "three.json: has several links between host and disk"),
+    ):
+        document["links"] = [*more, {"between": link, "bandwidth": 5e8}]
+        path.write_text(json.dumps(document))
+        assert main(["whole", *given]) == 1
+        assert words in capsys.readouterr().err
+    document["memories"], document["links"] = [document["memories"][0], tape], more[:1]
     path.write_text(json.dumps(document))
     assert main(["whole", *given]) == 1
-    assert "three.json: several memories are linked with host" in capsys.readouterr().err
+    words = 'leave the rest out of a copy of it, or add "links": [{"between": ["host", "tape"]'
+    assert words in capsys.readouterr().err

@@ -18,6 +18,7 @@ from stages.combine.whole.plans import total_bytes
 from stages.combine.whole.search import Found, Search
 from stages.combine.whole.task import Task, task_of
 from tests.stages.combine.whole.test_search import GRAPH
+from tests.stages.combine.whole.test_search import task as described
 from tests.stages.report.cases import small_costs
 
 FLOATS = replace(GRAPH, values=[replace(value, dtype="float8_e4m3fn") for value in GRAPH.values])
@@ -72,7 +73,7 @@ def test_the_least_is_found_where_activations_take_all_room_and_refusals_name_it
     task = measured(1000, 1000)
     least = smallest(task)[0].budget
     with pytest.raises(ConfigError, match=f"known to work is {least:,} bytes$"):
-        whole(task, None, str(least // 2))
+        whole(task, None, str(least - 1))
     look = Search.look
 
     def crowded_out(own: Search, choice: Choice, most: float = math.inf) -> Found | None:
@@ -82,3 +83,29 @@ def test_the_least_is_found_where_activations_take_all_room_and_refusals_name_it
 
     monkeypatch.setattr(Search, "look", crowded_out)
     assert smallest(task)[0].budget == least
+
+
+def test_what_no_plan_can_fit_in_is_refused_without_a_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(Search, "look")
+    words = (
+        r"no plan fits in 1000 bytes: aten\S+ of \S+ needs \d+ .*; the budget min takes the least"
+    )
+    with pytest.raises(ConfigError, match=words):
+        whole(measured(1000, 1000), None, "1000")
+    beyond = HostLink(1e9, 1e-5, False, 1e9, "host", to="disk")
+    with pytest.raises(ConfigError, match=words):
+        whole(described(10**9, room=4_700_000), beyond, "1000")
+
+
+def test_the_memory_that_is_too_small_is_told_where_the_closest_plans_fit_on_the_device() -> None:
+    with pytest.raises(ConfigError, match="fits in host/memory, which has 4,600,000 bytes: in"):
+        whole(described(7_000_000, room=4_600_000), None)
+    search = Search(described(7_000_000, room=4_600_000))
+    # Another plan that was tried last lacks bytes of the device.
+    search.lacking, search.away_bytes = 1000, 4_750_000
+    words = (
+        "fits in host/memory, which has 4,600,000 bytes: in the closest known there are 4,750,000"
+    )
+    assert words in search._refusal()
