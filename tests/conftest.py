@@ -1,16 +1,23 @@
 """What holds for all tests: the files that take longest are run first, those marked `cuda` are
-skipped where there is no GPU, collections of garbage look only at what tests have made, and threads
+skipped where there is no GPU, collections of garbage look only at what tests have made, modules that
+many generated packages have are compiled once, files need not outlive a loss of power, and threads
 that wait leave the cores to other tests."""
 
 from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from schemas.sources import code_of
 
 # PyTorch reads this when it is loaded: processes of two threads each, side by side, would spend
 # half of their time in waiting for each other.
@@ -21,6 +28,11 @@ settings.register_profile("shared", deadline=None, suppress_health_check=[Health
 settings.load_profile("shared")
 
 TESTS = Path(__file__).parent
+PASSING = ("generated_", "tightfit_module_")
+"""How the names of generated packages begin."""
+_compile = SourceFileLoader.source_to_code
+LASTING: set[str] = set()
+"""Those that tests of more files than one use."""
 LONG = (
     "workflow/test_plan.py",
     "workflow/test_redo.py",
@@ -63,9 +75,33 @@ def _alone() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _quick_packages() -> Iterator[None]:
+    """Modules of the same text are compiled once, as those of generated packages are, of which each
+    has the same runtime; and no file waits for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SourceFileLoader, "source_to_code", _code_of)
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+def _code_of(
+    loader: SourceFileLoader, data: Any, path: Any, *, _optimization: int = -1
+) -> CodeType:
+    if isinstance(data, bytes) and _optimization == -1:
+        return code_of(data, os.fspath(path))
+    return _compile(loader, data, path, _optimization=_optimization)
+
+
 @pytest.fixture(autouse=True, scope="module")
-def _young_garbage() -> None:
+def _young_garbage() -> Iterator[None]:
     """Leaves what was there before the tests of a file out of collections of garbage, of which
-    validation makes many."""
+    validation makes many, and forgets the packages that its tests have generated: what looks
+    through all modules would take longer with each."""
     gc.collect()
     gc.freeze()
+    there = set(sys.modules)
+    yield
+    for name in set(sys.modules) - there:
+        if name.startswith(PASSING) and name.partition(".")[0] not in LASTING:
+            del sys.modules[name]
