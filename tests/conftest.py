@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
@@ -105,3 +106,14 @@ def _young_garbage() -> Iterator[None]:
     for name in set(sys.modules) - there:
         if name.startswith(PASSING) and name.partition(".")[0] not in LASTING:
             del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with programs that start at once, see `ready.py`."""
+    folder = tmp_path_factory.mktemp("programs")
+    command = [sys.executable, str(TESTS / "ready.py"), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as serving:
+        assert serving.stdout is not None and serving.stdout.readline() == b"ready\n"
+        yield folder
+        serving.terminate()
