@@ -1,7 +1,7 @@
 """What holds for all tests: the files that take longest are run first, those marked `cuda` are
-skipped where there is no GPU, collections of garbage look only at what tests have made, modules that
-many generated packages have are compiled once, files need not outlive a loss of power, and threads
-that wait leave the cores to other tests."""
+skipped where there is no GPU, collections of garbage look only at what tests have made, modules
+that many generated packages have are compiled once, no file waits for the disk, and threads that
+wait leave the cores to other tests."""
 
 from __future__ import annotations
 
@@ -29,11 +29,6 @@ settings.register_profile("shared", deadline=None, suppress_health_check=[Health
 settings.load_profile("shared")
 
 TESTS = Path(__file__).parent
-PASSING = ("generated_", "tightfit_module_")
-"""How the names of generated packages begin."""
-_compile = SourceFileLoader.source_to_code
-LASTING: set[str] = set()
-"""Those that tests of more files than one use."""
 LONG = (
     "workflow/test_plan.py",
     "workflow/test_redo.py",
@@ -46,6 +41,11 @@ LONG = (
 )
 """Files and folders whose tests are few and long: of those begun last, one core would wait for the
 other."""
+PASSING = ("generated_", "tightfit_module_")
+"""How the names of generated packages begin."""
+LASTING: set[str] = set()
+"""Those that tests of more files than one use."""
+_compile = SourceFileLoader.source_to_code
 
 
 def rank(path: Path) -> int:

@@ -1,7 +1,7 @@
 """Programs that start at once: a process that has loaded PyTorch, transformers and Snakemake, but
-nothing of tightfit, forks where `python -m stages`, a module of the tests or `snakemake` is called, and
-runs in the fork what the call would run. Workers, which end with the process that began them, are
-started as ever.
+nothing of tightfit, forks where `python -m stages`, a module of the tests or `snakemake` is called,
+and runs in the fork what the call would run. Workers, which end with the process that began them,
+are started as ever.
 
 `python tests/ready.py FOLDER` writes the two programs into a folder and waits there.
 """
