@@ -21,8 +21,6 @@ from stages.replay.referee import Replay
 from tests.tightfit.conftest import SETTINGS, tower
 from tightfit.choices import Choices
 
-pytestmark = pytest.mark.usefixtures("loose_bounds")
-
 ROWS = torch.randn(64, 16)
 
 

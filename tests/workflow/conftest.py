@@ -15,6 +15,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 
+BINARIES = Path(sys.executable).parent
 PARTS = ("Snakefile", "config.yaml", "workflow", "stages", "schemas", "data", "reports")
 
 
@@ -24,7 +25,7 @@ class Workplace:
 
     checkout: Path
     folder: Path
-    programs: Path = Path(sys.executable).parent
+    programs: Path = BINARIES
 
     def snakemake(
         self, *options: str, profile: str = "default", logger: str = "tightfit"
@@ -85,8 +86,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 
 @pytest.fixture(scope="module")
 def quick(workplace: Workplace, programs: Path) -> Workplace:
-    """A copy whose programs start at once. What those that people call do is held by
-    `test_plan.py`."""
+    """A copy whose programs start at once; `tests/crash` runs the workflow by those that people
+    have."""
     return replace(workplace, programs=programs)
 
 
