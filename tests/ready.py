@@ -3,7 +3,7 @@ nothing of tightfit, forks where `python -m stages`, a module of the tests or `s
 and runs in the fork what the call would run. Workers, which end with the process that began them,
 are started as ever.
 
-`python tests/ready.py FOLDER` writes the two programs into a folder and waits there.
+Its first argument is a folder that the two programs are written to; the fixture `programs` runs it.
 """
 
 from __future__ import annotations
