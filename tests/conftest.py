@@ -87,12 +87,10 @@ def _quick_packages() -> Iterator[None]:
         yield
 
 
-def _code_of(
-    loader: SourceFileLoader, data: Any, path: Any, *, _optimization: int = -1
-) -> CodeType:
-    if isinstance(data, bytes) and _optimization == -1:
+def _code_of(loader: SourceFileLoader, data: Any, path: Any, **given: Any) -> CodeType:
+    if isinstance(data, bytes) and not given:
         return code_of(data, os.fspath(path))
-    return _compile(loader, data, path, _optimization=_optimization)
+    return _compile(loader, data, path, **given)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -114,7 +112,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with programs that start at once, see `ready.py`."""
     folder = tmp_path_factory.mktemp("programs")
     # Traces name the innermost file on the stack that is somebody's: this one is to be nobody's.
-    code = py_compile.compile(str(TESTS / "ready.py"), str(folder / "ready.pyc"), "<frozen ready>")
+    code = py_compile.compile(
+        str(TESTS / "ready.py"), str(folder / "ready.pyc"), "<frozen ready>", doraise=True
+    )
     command = [sys.executable, str(code), str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as serving:
         assert serving.stdout is not None and serving.stdout.readline() == b"ready\n"

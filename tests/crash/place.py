@@ -38,10 +38,9 @@ class Place:
 
     folder: Path
     store: Path
-    programs: Path = BINARIES
 
     @classmethod
-    def make(cls, folder: Path, store: Path, programs: Path = BINARIES) -> Place:
+    def make(cls, folder: Path, store: Path) -> Place:
         """Copies the checkout, with what was compiled of it, and configures a small run."""
         folder.mkdir(parents=True, exist_ok=True)
         copy_checkout(folder)
@@ -55,7 +54,7 @@ class Place:
             "store": str(store),
         }
         (folder / "small.yaml").write_text(yaml.safe_dump(document))
-        return cls(folder, store, programs)
+        return cls(folder, store)
 
     def start(self) -> subprocess.Popen[bytes]:
         """Starts what `make plan` runs, in a process group of its own."""
@@ -66,7 +65,7 @@ class Place:
         profile = ("--profile", "workflow/profiles/default", "--logger", "tightfit")
         configuration = ("--configfile", "small.yaml", "--cores", "2")
         target = "results/tower/rockmate/70pct/module"
-        return self._start(str(self.programs / "snakemake"), *profile, *configuration, "--", target)
+        return self._start(str(BINARIES / "snakemake"), *profile, *configuration, "--", target)
 
     def _start(self, *command: str) -> subprocess.Popen[bytes]:
         with (self.folder / "log.txt").open("ab") as log:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from pathlib import Path
 
 import pytest
 
@@ -12,12 +11,12 @@ from tests.crash.place import Place
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> tuple[Place, Place]:
+def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Place]:
     """Two folders with one store, planned at the same time, the second up to its modules; the run
     in the first is killed at some moment and begun again."""
     folder = tmp_path_factory.mktemp("crash")
     first = Place.make(folder / "first", folder / "store")
-    second = Place.make(folder / "a" / "longer path" / "second", folder / "store", programs)
+    second = Place.make(folder / "a" / "longer path" / "second", folder / "store")
     undisturbed = second.start_modules()
     running, steps = first.start(), random.randint(1, 7)
     while len(first.told()) < steps and running.poll() is None:
