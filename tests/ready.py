@@ -104,6 +104,8 @@ def _answer(caller: socket.socket) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    if environment.get("OMP_NUM_THREADS", "").isdigit():
+        sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
     random.seed()
     more = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     here = folder if name == "python" else str(Path(sys.executable).parent)
