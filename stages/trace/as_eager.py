@@ -112,7 +112,7 @@ def _own_operators(count: int) -> list[tuple[str, torch._ops.OpOverload]]:
         packet_name, _, overload_name = rest.partition(".")
         packet = getattr(torch.ops.aten, packet_name, None) if namespace == "aten" else None
         overload = getattr(packet, overload_name or "default", None)
-        if hasattr(overload, "py_kernels"):
+        if isinstance(overload, torch._ops.OpOverload):
             found.append((packet_name, overload))
     return found
 
