@@ -1,16 +1,25 @@
 """What holds for all tests: the files that take longest are run first, those marked `cuda` are
-skipped where there is no GPU, collections of garbage look only at what tests have made, and threads
-that wait leave the cores to other tests."""
+skipped where there is no GPU, collections of garbage look only at what tests have made, modules
+that many generated packages have are compiled once, no file waits for the disk, and threads that
+wait leave the cores to other tests."""
 
 from __future__ import annotations
 
 import gc
 import os
+import py_compile
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from schemas.sources import code_of
 
 # PyTorch reads this when it is loaded: processes of two threads each, side by side, would spend
 # half of their time in waiting for each other.
@@ -33,6 +42,11 @@ LONG = (
 )
 """Files and folders whose tests are few and long: of those begun last, one core would wait for the
 other."""
+PASSING = ("generated_", "tightfit_module_")
+"""How the names of generated packages begin."""
+LASTING: set[str] = set()
+"""Those that tests of more files than one use."""
+_compile = SourceFileLoader.source_to_code
 
 
 def rank(path: Path) -> int:
@@ -63,9 +77,46 @@ def _alone() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _quick_packages() -> Iterator[None]:
+    """Modules of the same text are compiled once, as those of generated packages are, of which each
+    has the same runtime; and no file waits for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SourceFileLoader, "source_to_code", _code_of)
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+def _code_of(loader: SourceFileLoader, data: Any, path: Any, **given: Any) -> CodeType:
+    if isinstance(data, bytes) and not given:
+        return code_of(data, os.fspath(path))
+    return _compile(loader, data, path, **given)
+
+
 @pytest.fixture(autouse=True, scope="module")
-def _young_garbage() -> None:
+def _young_garbage() -> Iterator[None]:
     """Leaves what was there before the tests of a file out of collections of garbage, of which
-    validation makes many."""
+    validation makes many, and forgets the packages that its tests have generated: what looks
+    through all modules would take longer with each."""
     gc.collect()
     gc.freeze()
+    there = set(sys.modules)
+    yield
+    for name in set(sys.modules) - there:
+        if name.startswith(PASSING) and name.partition(".")[0] not in LASTING:
+            del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with programs that start at once, see `ready.py`."""
+    folder = tmp_path_factory.mktemp("programs")
+    # Traces name the innermost file on the stack that is somebody's: this one is to be nobody's.
+    code = py_compile.compile(
+        str(TESTS / "ready.py"), str(folder / "ready.pyc"), "<frozen ready>", doraise=True
+    )
+    command = [sys.executable, str(code), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as serving:
+        assert serving.stdout is not None and serving.stdout.readline() == b"ready\n"
+        yield folder
+        serving.terminate()

@@ -9,6 +9,7 @@ as it is.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -95,15 +96,25 @@ def _plain_backward() -> contextlib.AbstractContextManager[None]:
 def _with_python(kept: Sequence[str]) -> Iterator[torch._ops.OpOverload]:
     """The operators that have a kernel in Python for one of the keys that only tracing asks for,
     without those that are kept."""
+    own = _own_operators(len(torch._C._dispatch_get_all_op_names()))
+    for packet_name, overload in [entry for entry in own if entry[1].py_kernels]:
+        if packet_name not in kept and not overload.py_kernels.keys().isdisjoint(_KEYS):
+            yield overload
+
+
+@functools.lru_cache(maxsize=1)
+def _own_operators(count: int) -> list[tuple[str, torch._ops.OpOverload]]:
+    """PyTorch's own operators, by the names of their packets; `count` is that of all operators,
+    which more are registered with."""
+    found = []
     for name in torch._C._dispatch_get_all_op_names():
         namespace, _, rest = name.partition("::")
         packet_name, _, overload_name = rest.partition(".")
-        if namespace != "aten" or packet_name in kept:
-            continue
-        packet = getattr(torch.ops.aten, packet_name, None)
+        packet = getattr(torch.ops.aten, packet_name, None) if namespace == "aten" else None
         overload = getattr(packet, overload_name or "default", None)
-        if overload and any(key in getattr(overload, "py_kernels", ()) for key in _KEYS):
-            yield overload
+        if isinstance(overload, torch._ops.OpOverload):
+            found.append((packet_name, overload))
+    return found
 
 
 def _forget_choice(overload: torch._ops.OpOverload) -> None:

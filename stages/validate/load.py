@@ -21,6 +21,7 @@ from torch import nn
 from schemas import store
 from schemas.errors import ArtifactError, TightfitError
 from schemas.module import check_unchanged, digests_of
+from schemas.sources import code_of
 from stages.device.disk import FOLDER
 
 _MOST_SOURCE = 2**28
@@ -158,7 +159,7 @@ class _Source(InspectLoader):
         return decode_source(self.data)
 
     def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.data, str(self.path))
+        return code_of(self.data, str(self.path))
 
 
 class _Packages(MetaPathFinder):

@@ -24,7 +24,7 @@ GPT2 = {
         "tokens": 1024,
         "batch": 8,
     },
-    "tiny": {"layers": 4, "width": 16, "heads": 2, "vocabulary": 9, "tokens": 32, "batch": 8},
+    "tiny": {"layers": 2, "width": 16, "heads": 2, "vocabulary": 9, "tokens": 32, "batch": 8},
 }
 """GPT2-large."""
 LLAMA = {

@@ -26,14 +26,16 @@ from tests.stages.generate.captures import stand_in
 ABOUT = {"device": "cpu", "size": "tiny", "strategy": "rotor"}
 
 
-def shell(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def shell(
+    folder: Path, *words: str, python: Path | str = sys.executable
+) -> subprocess.CompletedProcess[str]:
     given = ("--out", str(folder), "--device", "cpu", "--size", "tiny", "--strategy", "rotor")
     waiting = {"OMP_WAIT_POLICY": os.environ["OMP_WAIT_POLICY"]}
     return subprocess.run(
         ["bash", str(ROOT / "tests" / "gpu" / "run.sh"), *given, *words],
         capture_output=True,
         text=True,
-        env={"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "HOME": str(folder), **waiting},
+        env={"PATH": "/usr/bin:/bin", "PYTHON": str(python), "HOME": str(folder), **waiting},
         check=False,
     )
 
@@ -66,8 +68,12 @@ def test_where_there_is_no_such_device_a_sentence_says_so(tmp_path: Path) -> Non
     assert done.stderr.strip() == "the device 'cuda:99' is not on this machine"
 
 
-def test_one_model_from_trace_to_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = shell(tmp_path, "--only", "gpt2", "--minutes", "0")
+def test_one_model_from_trace_to_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Path
+) -> None:
+    python = programs / "python"
+    monkeypatch.setattr(sys, "executable", str(python))
+    first = shell(tmp_path, "--only", "gpt2", "--minutes", "0", python=python)
     assert first.returncode == 2, first.stdout + first.stderr
     [machine] = json.loads((tmp_path / "gpu.json").read_text())["machines"]
     monkeypatch.setattr(command, "machine", lambda device: machine)
@@ -75,7 +81,7 @@ def test_one_model_from_trace_to_table(tmp_path: Path, monkeypatch: pytest.Monke
     assert command.run(asked, 20, "gpt2") == 2
     assert command.run(asked, 20, "link") == 2
     assert command.run(asked, 20, "plans") == 1, "two of three models are not there"
-    done = shell(tmp_path, "--only", "gpt2")
+    done = shell(tmp_path, "--only", "gpt2", python=python)
     record = json.loads((tmp_path / "gpu.json").read_text())
     assert {step["state"] for name, step in record["steps"].items() if "gpt2" in name} == {DONE}, (
         done.stdout + done.stderr + (tmp_path / "gpu.md").read_text()
@@ -98,7 +104,7 @@ def test_one_model_from_trace_to_table(tmp_path: Path, monkeypatch: pytest.Monke
         assert row in text
     plain, graphs = launched("gpt2", tmp_path / "gpt2" / "half" / "module")
     assert graphs["gradients"] == plain["gradients"]
-    again = shell(tmp_path, "--only", "gpt2")
+    again = shell(tmp_path, "--only", "gpt2", python=python)
     assert "gpt2" not in again.stdout.replace(str(tmp_path), "")
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from stages.combine import bounds
+from stages.combine.moment.limits import Limits
 
 SETTINGS: dict[str, Any] = {"peaks": 2, "saves": 2, "jobs": 1}
 
@@ -14,6 +19,14 @@ SETTINGS: dict[str, Any] = {"peaks": 2, "saves": 2, "jobs": 1}
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def loose_bounds() -> Iterator[None]:
+    """What no plan goes below is proven with less work, where no test asks how close it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bounds, "Limits", partial(Limits, nodes=1, checks=4))
+        yield
 
 
 class Tower(torch.nn.Module):

@@ -27,6 +27,8 @@ from stages.validate.measure import measure_memory
 from stages.validate.step import Stepper
 from tightfit.kernels import Rivals
 
+pytestmark = pytest.mark.usefixtures("loose_bounds")
+
 
 class Net(nn.Module):
     """Layers of a few small ops each, which all have the same groups."""

@@ -24,6 +24,8 @@ from tightfit.kernels import Rivals
 from tightfit.route import Route
 from tightfit.variants import Variant
 
+pytestmark = pytest.mark.usefixtures("loose_bounds")
+
 
 @pytest.fixture
 def paced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:

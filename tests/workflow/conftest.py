@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 
+BINARIES = Path(sys.executable).parent
 PARTS = ("Snakefile", "config.yaml", "workflow", "stages", "schemas", "data", "reports")
 
 
@@ -24,6 +25,7 @@ class Workplace:
 
     checkout: Path
     folder: Path
+    programs: Path = BINARIES
 
     def snakemake(
         self, *options: str, profile: str = "default", logger: str = "tightfit"
@@ -32,7 +34,7 @@ class Workplace:
         told by a `logger`, by Snakemake's own where that is ""."""
         profiles = self.checkout / "workflow/profiles"
         command = [
-            str(Path(sys.executable).with_name("snakemake")),
+            str(self.programs / "snakemake"),
             *("--snakefile", str(self.checkout / "Snakefile"), "--directory", str(self.folder)),
             *("--profile", str(profiles / profile), *(("--logger", logger) if logger else ())),
             *("--configfile", str(self.folder / "config.yaml"), "--cores", "2", *options),
@@ -42,13 +44,12 @@ class Workplace:
     def plan(self, *more: str) -> subprocess.CompletedProcess[str]:
         """Runs what `make plan` runs, with more words, where the folder is the checkout itself."""
         script = str(self.checkout / "workflow/plan.sh")
-        binaries = str(Path(sys.executable).parent)
-        command = [script, binaries, "config.yaml", "2", *more]
+        command = [script, str(self.programs), "config.yaml", "2", *more]
         return self._run(command, self.checkout / "workflow/progress")
 
     def stage(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs a stage by hand."""
-        return self._run([sys.executable, "-m", "stages", *words], self.checkout)
+        return self._run([str(self.programs / "python"), "-m", "stages", *words], self.checkout)
 
     def configure(self, document: dict[str, Any]) -> None:
         """Writes the configuration."""
@@ -81,6 +82,13 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     return Workplace(
         copy_checkout(tmp_path_factory.mktemp("checkout")), tmp_path_factory.mktemp("run")
     )
+
+
+@pytest.fixture(scope="module")
+def quick(workplace: Workplace, programs: Path) -> Workplace:
+    """A copy whose programs start at once; `tests/crash` runs the workflow by those that people
+    have."""
+    return replace(workplace, programs=programs)
 
 
 @pytest.fixture(scope="session")

@@ -29,13 +29,13 @@ def configuration(tiny: dict[str, Any], device: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def finished(workplace: Workplace, tiny: dict[str, Any]) -> Finished:
+def finished(quick: Workplace, tiny: dict[str, Any]) -> Finished:
     """A run for a device that the checkout describes, where an earlier one left a measurement."""
-    workplace.configure(configuration(tiny, "rtx3060"))
-    point = workplace.folder / "results/tiny/rotor/3MB"
+    quick.configure(configuration(tiny, "rtx3060"))
+    point = quick.folder / "results/tiny/rotor/3MB"
     point.mkdir(parents=True)
     (point / "measurement.arrow").write_bytes(b"of an earlier plan")
-    return workplace, workplace.snakemake()
+    return quick, quick.snakemake()
 
 
 def text_of(page: Path) -> str:
@@ -99,12 +99,12 @@ def test_nothing_is_done_twice_and_an_edited_description_is_read_again(
     assert "MB in all predicted, where rtx3060 has 1.0 kB; not validated" in table
 
 
-def test_impossible_figures_end_in_a_sentence(workplace: Workplace, tiny: dict[str, Any]) -> None:
+def test_impossible_figures_end_in_a_sentence(quick: Workplace, tiny: dict[str, Any]) -> None:
     document = json.loads((MACHINES / "t4.json").read_text())
     document["devices"][0]["bandwidth"] = 0
-    (workplace.folder / "bad.json").write_text(json.dumps(document))
-    workplace.configure(configuration(tiny, "bad.json"))
-    run = workplace.snakemake("--dry-run")
+    (quick.folder / "bad.json").write_text(json.dumps(document))
+    quick.configure(configuration(tiny, "bad.json"))
+    run = quick.snakemake("--dry-run")
     assert run.returncode == 1 and "Traceback" not in run.stderr
     sentence = "devices[0].bandwidth is 0, expected a number from 1000 to 1e+18"
     assert f"device: bad.json: {sentence}" in run.stderr

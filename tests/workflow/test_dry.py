@@ -13,26 +13,26 @@ from stages.profile.machine import add_arguments
 from tests.workflow.conftest import ROOT, Workplace
 
 
-def test_the_shipped_configuration_gives_one_job_a_step(workplace: Workplace) -> None:
-    shutil.copy(ROOT / "config.yaml", workplace.folder)
-    result = workplace.snakemake("--dry-run")
+def test_the_shipped_configuration_gives_one_job_a_step(quick: Workplace) -> None:
+    shutil.copy(ROOT / "config.yaml", quick.folder)
+    result = quick.snakemake("--dry-run")
     assert result.returncode == 0, result.stderr
     lines = [line.partition("] ")[2] for line in result.stderr.splitlines()]
     assert lines.count("gpt2: measuring each distinct op") == 1
     assert lines.count("resnet50: planning with rockmate") == 1
     assert sum("against the model" in line for line in lines) == 18
-    assert not (workplace.folder / "results").exists()
+    assert not (quick.folder / "results").exists()
 
 
 @pytest.fixture(scope="module")
-def commands(workplace: Workplace, tiny: dict[str, Any]) -> list[str]:
+def commands(quick: Workplace, tiny: dict[str, Any]) -> list[str]:
     """Those of two models, one of which has strategies of its own, where no disk is named."""
     models = {"one": {**tiny, "strategies": ["offload"]}, "other": tiny}
     strategies = ["offload", "auto"]
-    workplace.configure({"models": models, "strategies": strategies, "solver": {"engine": "cbc"}})
+    quick.configure({"models": models, "strategies": strategies, "solver": {"engine": "cbc"}})
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TIGHTFIT_DISK", raising=False)
-        result = workplace.snakemake("--dry-run", "--printshellcmds", logger="")
+        result = quick.snakemake("--dry-run", "--printshellcmds", logger="")
     assert result.returncode == 0, result.stderr
     return (result.stdout + result.stderr).splitlines()
 
@@ -44,24 +44,24 @@ def test_the_engine_solves_blocks_and_whole_steps(commands: list[str]) -> None:
 
 
 def test_frontiers_share_the_cores(
-    workplace: Workplace, tiny: dict[str, Any], commands: list[str]
+    quick: Workplace, tiny: dict[str, Any], commands: list[str]
 ) -> None:
     """A frontier alone is polished by both cores, three by one each."""
     many = [line for line in commands if "-m stages combine " in line]
     assert len(many) == 3 and all(" --workers 1 " in line for line in many)
-    workplace.configure({"models": {"one": tiny}, "strategies": ["checkpoint", "auto"]})
-    result = workplace.snakemake("--dry-run", "--printshellcmds", logger="")
+    quick.configure({"models": {"one": tiny}, "strategies": ["checkpoint", "auto"]})
+    result = quick.snakemake("--dry-run", "--printshellcmds", logger="")
     said = (result.stdout + result.stderr).splitlines()
     [polished] = [line for line in said if "-m stages combine " in line and " auto " in line]
     assert " --workers 2 " in polished
 
 
 def test_errors_of_the_configuration_are_told_all_at_once(
-    workplace: Workplace, tiny: dict[str, Any]
+    quick: Workplace, tiny: dict[str, Any]
 ) -> None:
     document = {"models": {"a": {**tiny, "budgets": ["8 gigs"]}}, "device": "gpu", "piars": 3}
-    workplace.configure(document)
-    result = workplace.snakemake("--dry-run")
+    quick.configure(document)
+    result = quick.snakemake("--dry-run")
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
     for sentence in (
@@ -74,12 +74,12 @@ def test_errors_of_the_configuration_are_told_all_at_once(
 
 
 def test_folders_that_cannot_be_are_told_in_a_sentence(
-    workplace: Workplace, tiny: dict[str, Any]
+    quick: Workplace, tiny: dict[str, Any]
 ) -> None:
-    (workplace.folder / "notes.txt").touch()
+    (quick.folder / "notes.txt").touch()
     folders = {"results": "notes.txt", "store": "notes.txt/store"}
-    workplace.configure({"models": {"tiny": tiny}, **folders})
-    result = workplace.snakemake("--dry-run")
+    quick.configure({"models": {"tiny": tiny}, **folders})
+    result = quick.snakemake("--dry-run")
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
     for key in folders:
@@ -107,9 +107,9 @@ def test_the_link_is_measured_once_where_a_strategy_takes_it(commands: list[str]
         assert options.remeasure is bool(asked)
 
 
-def test_the_workflow_is_tidy(workplace: Workplace, tiny: dict[str, Any]) -> None:
-    workplace.configure({"models": {"tiny": tiny}})
-    result = workplace.snakemake("--lint")
+def test_the_workflow_is_tidy(quick: Workplace, tiny: dict[str, Any]) -> None:
+    quick.configure({"models": {"tiny": tiny}})
+    result = quick.snakemake("--lint")
     lines = [line.strip() for line in (result.stdout + result.stderr).splitlines()]
     complaints = {line for line in lines if line.startswith("*")}
     assert complaints == {"* Specify a conda environment or container for each rule.:"}

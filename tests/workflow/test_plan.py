@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from schemas.graph import read_graph
 from schemas.groups import is_group
 from schemas.measurement import read_measurement
 from schemas.plan import read_plan
-from tests.workflow.conftest import Workplace
+from tests.workflow.conftest import BINARIES, Workplace
 
 FACTORIES = '''
 import torch
@@ -74,12 +75,12 @@ def configuration(models: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def finished(workplace: Workplace) -> Finished:
+def finished(quick: Workplace) -> Finished:
     """A run of a model that calls operators which are not PyTorch's own, with a budget that is too
     small and a strategy whose disk is not there, of one whose factory raises, and of one with fused
     kernels."""
-    (workplace.folder / "mine.py").write_text(FACTORIES)
-    shutil.copy2(OPERATORS, workplace.folder / "mine_operators.py")
+    (quick.folder / "mine.py").write_text(FACTORIES)
+    shutil.copy2(OPERATORS, quick.folder / "mine_operators.py")
     models = {
         "tiny": {
             "factory": "mine:tower",
@@ -96,8 +97,8 @@ def finished(workplace: Workplace) -> Finished:
             "with_libraries": True,
         },
     }
-    workplace.configure(configuration(models))
-    return workplace, workplace.snakemake()
+    quick.configure(configuration(models))
+    return quick, quick.snakemake()
 
 
 @pytest.fixture(scope="module")
@@ -328,9 +329,8 @@ def test_every_file_is_whole_under_its_own_name(finished: Finished) -> None:
     assert {name for name in names if name.startswith(".")} <= {".snakemake_timestamp"}
 
 
-def test_no_job_that_plans_or_reports_loads_torch(
-    settled: Workplace,
-) -> None:
+def test_no_job_that_plans_or_reports_loads_torch(settled: Workplace) -> None:
+    settled = replace(settled, programs=BINARIES)
     rules = ["partition", "solve", "frontier", "choose", "perfetto", "report", "index"]
     shutil.rmtree(settled.folder / "store/options")
     seen = settled.folder / "seen"

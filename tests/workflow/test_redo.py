@@ -88,9 +88,9 @@ def reasons(place: Workplace) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def first(workplace: Workplace) -> tuple[Workplace, Run]:
+def first(quick: Workplace) -> tuple[Workplace, Run]:
     """The first run of two models whose layers are the same, written differently."""
-    place = replace(workplace, folder=workplace.checkout)
+    place = replace(quick, folder=quick.checkout)
     for name, source in SOURCES.items():
         (place.folder / name).write_text(source)
     place.configure(configuration())

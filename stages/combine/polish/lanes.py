@@ -129,5 +129,6 @@ def lanes(nodes: int, sizes: Sequence[int], moved_storages: Sequence[int], link:
     overhead[moved] = [link.overhead_of(sizes[each]) for each in moved_storages]
     return Lanes(
         kind, storage, leaves, comes, taken, overhead, np.zeros(storages), np.zeros(storages),
-        np.zeros(storages, np.int64), np.array([link.shared], np.bool_), np.array([link.room]),
+        np.zeros(storages, np.int64), np.array([link.shared], np.bool_),
+        np.array([link.room], np.float64),
     )  # fmt: skip

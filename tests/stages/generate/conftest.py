@@ -12,6 +12,7 @@ import torch
 
 from schemas.graph import Graph
 from stages.device.factory import Built
+from tests.conftest import LASTING
 from tests.stages.generate.captures import Captures, stand_in
 from tests.stages.generate.graphed import ROWS, made
 from tests.stages.generate.models import Small
@@ -41,7 +42,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Planned:
     torch.manual_seed(0)
     graph, _ = traced((Small().train(), ((torch.randn(4, 6),), {"scale": 2.0})), "small")
     directory = tmp_path_factory.mktemp("small") / "planned_small"
-    return Planned(generated(graph, directory, recompute(graph, 1, 1.0)), graph, directory)
+    package = generated(graph, directory, recompute(graph, 1, 1.0))
+    LASTING.add(package.__name__)
+    return Planned(package, graph, directory)
 
 
 @pytest.fixture

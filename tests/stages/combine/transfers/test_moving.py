@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from schemas.link import HostLink
 from schemas.problem import Node, Problem, Storage
 from stages.combine.polish.anneal import CLOSING, LOOSE, QUICK, Pace
-from stages.combine.polish.lanes import through
+from stages.combine.polish.lanes import lanes, through
 from stages.combine.polish.state import EXCESS, state_of
 from stages.combine.polish.views import views_of
 from stages.combine.schedule.leaving import leaving
@@ -217,3 +217,11 @@ def test_what_is_made_again_unread_is_sent_when_it_was_made_last(
     assert found is not None and [stay.gap.made for stay in found.stays] == [1]
     replayed = played(graph, costs, problem, placer.actions(found), link, 100)
     assert replayed.seconds == pytest.approx(found.seconds)
+
+
+@pytest.mark.parametrize("room", [math.inf, 5])
+def test_any_link_is_searched_by_the_same_compiled_code(room: float) -> None:
+    """Arrays of other kinds of numbers would have it compiled again."""
+    kinds = [array.dtype for array in lanes(2, [1, 1], [0], HostLink(1.0, room=room))]
+    usual = [array.dtype for array in lanes(2, [1, 1], [0], HostLink(1.0))]
+    assert kinds == usual
