@@ -65,6 +65,12 @@ def described(record: Path) -> Path:
     return record.parent.parent / record.name.removesuffix(".json")
 
 
+def remove(file: Path) -> None:
+    """Removes a file, where it is there, with the record of how it was made."""
+    for path in (file, record_path(file)):
+        path.unlink(missing_ok=True)
+
+
 def keep_records(stage: str, derived: Derived) -> None:
     """Writes a record of each output; raises ArtifactError where one cannot be written."""
     (code, imported), source = stage_code(stage), ""

@@ -178,7 +178,9 @@ def _records(found: _Found, damaged: set[Path]) -> list[str]:
             sentences.append(f"{path}: there is no record of how it was made")
     for record in found.records:
         file = described(record)
-        if file.exists() and file not in damaged:
+        if not file.exists():
+            sentences.append(f"{file}: is gone, and the record of how it was made is still there")
+        elif file not in damaged:
             try:
                 sentences += _against_record(file, damaged, found.left_over)
             except ArtifactError as error:

@@ -160,8 +160,10 @@ def _chosen(
 
 def _forget_measurement(folder: Path) -> None:
     """Removes what was measured of an earlier plan: nothing will measure this one."""
+    from schemas.lineage import remove
+
     for name in ("measurement.arrow", "line.arrow"):
-        (folder / name).unlink(missing_ok=True)
+        remove(folder / name)
 
 
 def derived(options: argparse.Namespace) -> list[Derived]:

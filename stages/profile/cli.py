@@ -202,7 +202,11 @@ def _measure(graph: Graph, options: argparse.Namespace) -> Costs:
             arguments = json.loads(options.arguments)
         except ValueError as error:
             raise ConfigError(f"--arguments: is not JSON ({error})") from error
-        spec = _required(options, "factory")
+        spec = options.factory
+        if spec is None:
+            raise ConfigError(
+                f"--factory is needed to measure {graph.model}: its step has a loss, which is run"
+            )
         device = device_named(options.device)
         with entered(device):
             loss = working_loss(

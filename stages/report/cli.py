@@ -144,6 +144,7 @@ def _index(folder: Path, path: Path, planned: Mapping[str, Sequence[str]] | None
 def _failed(options: argparse.Namespace) -> None:
     """The pages of the models that are not done and the index, without the marks that they are
     done; raises ArtifactError behind these, where a model whose files are damaged has none."""
+    from schemas.lineage import remove
     from stages.report.load import PAGE
 
     planned, damaged = _planned(options), []
@@ -152,7 +153,7 @@ def _failed(options: argparse.Namespace) -> None:
         try:
             _model(folder, folder / PAGE, planned.get(folder.name, ()))
         except ArtifactError as error:
-            (folder / PAGE).unlink(missing_ok=True)
+            remove(folder / PAGE)
             damaged.append(str(error))
     (options.failed / "index.done").unlink(missing_ok=True)
     _index(options.failed, options.out, planned)

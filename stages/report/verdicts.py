@@ -160,8 +160,17 @@ def _without_plan(result: PlanResult) -> str:
     asked, known = _apart(plan.budget_total or 0, plan.smallest_budget or 0)
     rest = "no plan is known"
     if plan.smallest_budget:
-        rest = f"the smallest budget known to work is {known}"
+        rest = f"the smallest budget known to work is {known}{_allocated(plan)}"
     return f"Does not fit {plan.budget} ({asked} in all): {rest}."
+
+
+def _allocated(plan: Plan) -> str:
+    """Why the bytes of the smallest budget are more than those of its plan on a GPU, as a clause;
+    "" where they are not."""
+    if plan.gpu is None or plan.gpu.renewed <= plan.gpu.requested:
+        return ""
+    reserved, requested = _apart(plan.gpu.renewed, plan.gpu.requested)
+    return f": PyTorch's allocator reserves {reserved} for the {requested} that are requested of it"
 
 
 def _apart(one: int, other: int) -> tuple[str, str]:

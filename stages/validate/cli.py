@@ -84,6 +84,11 @@ def run(options: argparse.Namespace) -> int:
             "--unplanned: is for graphs of fused kernels, and needed there (the module of the "
             "strategy unplanned)"
         )
+    if plan.get("gpu") and graph.device == "cpu":
+        raise ConfigError(
+            f"{options.plan}: is a plan for a GPU by its description, which is not here: there is "
+            "nothing to validate it on"
+        )
     digest = module_digest(options.module)
     if plan.get("verdict") == "infeasible":
         write_line(_line(options), [])

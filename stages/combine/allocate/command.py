@@ -68,6 +68,7 @@ def run_pipeline(options: argparse.Namespace) -> None:
     """
     from schemas import store
     from schemas.chain import CHAIN, read_chain
+    from schemas.lineage import remove
     from schemas.machine import read_machine
     from schemas.pattern import write_pattern
     from schemas.pipeline_plan import write_pipeline_plan
@@ -99,7 +100,7 @@ def run_pipeline(options: argparse.Namespace) -> None:
     plan, pattern, sequence = plan_pipeline(chain, fleet, machine.name, chosen, settings)
     digest = store.read(path, CHAIN).digest
     for name in (PATTERN, SEQUENCE):
-        (options.out / name).unlink(missing_ok=True)
+        remove(options.out / name)
     if pattern is not None:
         write_pattern(options.out / PATTERN, pattern, digest)
     if sequence:

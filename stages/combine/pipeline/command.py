@@ -37,6 +37,7 @@ def run(options: argparse.Namespace) -> None:
     from schemas.costs import read_costs
     from schemas.errors import ConfigError
     from schemas.graph import GRAPH, read_graph, write_graph
+    from schemas.lineage import remove
     from schemas.options import read_options
     from schemas.pattern import read_pattern
     from schemas.pipeline import FILE, MOST_MICROBATCHES, stage_folder, write_pipeline
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
         planned,
         options.microbatches,
     )
-    (options.out / FILE).unlink(missing_ok=True)
+    remove(options.out / FILE)
     for number, (graph, steps) in enumerate(zip(found.graphs, found.schedules, strict=True), 1):
         folder = options.out / stage_folder(number)
         digest = write_graph(folder / "graph.arrow", graph)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from schemas.actions import OptimiseAway
 from schemas.groups import run_groups
+from schemas.lineage import remove
 from schemas.plan import Plan, PlanCost, gap_of, write_plan
 from schemas.schedule import write_schedule
 from stages.combine.fixed import fixed_bytes
@@ -29,7 +30,7 @@ def write_found(folder: Path, task: Task, found: Found, budget: str, digest: str
     some, and the plan, which it returns; `digest` is that of the graph."""
     steps = found.replay.steps
     write_schedule(folder / OUTPUTS[0], steps, digest, task.link, found.updates)
-    (folder / ADDING).unlink(missing_ok=True)
+    remove(folder / ADDING)
     if found.adding is not None:
         adds = task.played(found.updates.there, here=False, adds=True)
         write_schedule(folder / ADDING, found.adding.steps, digest, task.link, adds)

@@ -239,6 +239,10 @@ CHANGES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Path(f"{MODEL}/lineage/graph.arrow.json").unlink(),
         "graph.arrow: there is no record of how it was made",
     ),
+    "gone": (
+        lambda: Path(f"{POINT}/line.arrow").unlink(),
+        "line.arrow: is gone, and the record of how it was made is still there",
+    ),
     "page": (lambda: edit(f"{MODEL}/report.html"), "report.html: was changed after it was made"),
     "input": (faster, "blocks.arrow: was made of another costs.arrow than is there now"),
 }

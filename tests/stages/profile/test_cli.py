@@ -147,7 +147,7 @@ def test_a_loss_may_keep_tensors(
     write_graph(tmp_path / "graph.arrow", trace(check_result(factory(), "f"), "f"))
     words: list[object] = ["--graph", tmp_path / "graph.arrow", "--library", tmp_path]
     words += ["--out", tmp_path / "costs.arrow"]
-    with pytest.raises(ConfigError, match="--factory"):
+    with pytest.raises(ConfigError, match="--factory is needed to measure f: its step has a loss"):
         run(*words)
     words += ["--factory", f"tests.stages.profile.test_cli:{factory.__name__}"]
     run(*words, "--arguments", '{"rows": 4}')

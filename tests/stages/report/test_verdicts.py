@@ -141,6 +141,15 @@ def test_a_budget_that_is_too_small() -> None:
     assert bound_words(result(plan, measured=False)) == "" and proof(plan) == ""
 
 
+def test_a_budget_that_the_allocator_makes_too_small_says_so() -> None:
+    gpu = GpuMemory(1_900_000, 2_000_000, 4_000_000, 4_100_000, 0, 9_000_000, 0)
+    plan = replace(plan_of(GRAPH, COSTS, "rockmate", "10%", 1_000_000, None), gpu=gpu)
+    assert outcome(result(plan, measured=False)).sentence.endswith(
+        "work is 9.0 MB: PyTorch's allocator reserves 4.1 MB for the 1.9 MB that are requested of "
+        "it."
+    )
+
+
 def test_a_budget_that_is_missed_by_little_is_told_to_the_byte() -> None:
     plan = replace(plan_of(GRAPH, COSTS, "rockmate", "5%", 1_000, None), budget_total=8_999_000)
     sentence = outcome(result(plan, measured=False)).sentence
