@@ -97,6 +97,9 @@ def show(lines: list[Line], folder: Path) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
+    if not lines:
+        console.print(f"{folder} has no plans yet", markup=False, highlight=False, soft_wrap=True)
+        return
     table = Table(header_style="bold", title="Plans, by peak of the step without parameters")
     told = [("kernels", "left")] if any(line.kernels for line in lines) else []
     for name, justify in [

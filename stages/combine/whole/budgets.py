@@ -110,7 +110,7 @@ class _Least:
         """What is said where there is no plan."""
         if self.crowded:
             return self.crowded[0]
-        return f"no plan is known that fits in {min(self.tried)} bytes, the least that were tried"
+        return f"no plan is known that fits in {min(self.tried):,} bytes, the least that were tried"
 
     def look(self, choice: Choice) -> None:
         """Raises the budget from what a choice of hardly any room takes until there is a plan, or

@@ -187,8 +187,8 @@ def read_task(
     budget = device.memory if options.budget == SMALLEST else total_of(task, options.budget)
     if budget > device.memory:
         raise ConfigError(
-            f"{options.machine}: {device.name} has {device.memory} bytes, less than the budget of "
-            f"{budget}"
+            f"{options.machine}: {device.name} has {device.memory:,} bytes, less than the budget "
+            f"of {budget:,}"
         )
     return task, link_beyond(machine, link, options.machine)
 

@@ -34,7 +34,7 @@ def check_needs(task: Task) -> None:
     always = task.fixed + task.always_staged
     if most.bytes + always > task.budget:
         raise TooSmallError(
-            f"no plan fits in {task.budget} bytes: {most.what} needs {most.bytes + always} "
+            f"no plan fits in {task.budget:,} bytes: {most.what} needs {most.bytes + always:,} "
             "with what it reads and what is there all the time"
         )
 

@@ -319,14 +319,14 @@ class Search:
         played = executions(problem, least.sequence, in_place=True, ceiling=least.ceiling)
         worst = max(played, key=lambda run: run.peak)
         total = task.fixed + view.always + worst.peak
-        said = f"no plan is known that fits in {task.budget} bytes"
+        said = f"no plan is known that fits in {task.budget:,} bytes"
         if total <= task.budget and not self.closest_bytes:
             # Those that come closest fit on the device.
             return self._crowding or said
         if total <= task.budget:
-            return f"{said}: in the closest known there are {self.closest_bytes} with what moves"
+            return f"{said}: in the closest known there are {self.closest_bytes:,} with what moves"
         name = name_of(task.graph, problem.nodes[worst.node])
-        return f"{said}: in the smallest known there are {total} where {name} runs"
+        return f"{said}: in the smallest known there are {total:,} where {name} runs"
 
     def _smallest_view(self) -> View:
         """That of hardly any room in which the least is known to do."""

@@ -11,6 +11,11 @@ from schemas.running import held
 from stages.__main__ import UNENDED, main
 
 
+def test_a_folder_without_plans_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path} has no plans yet\n"
+
+
 def test_a_plan_that_a_stage_works_on_is_running_and_has_not_failed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
