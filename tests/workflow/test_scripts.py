@@ -110,6 +110,14 @@ def test_a_wrong_configuration_is_told_ahead_of_a_wait(workplace: Workplace, inv
     assert not result.stdout
 
 
+@pytest.fixture
+def _interrupted() -> Iterator[None]:
+    """Interrupts reach what is started, also where the tests themselves run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @contextlib.contextmanager
 def waiting_run(workplace: Workplace, config: str) -> Iterator[subprocess.Popen[str]]:
     """A run that waits for another one, which goes on within this block."""
@@ -137,6 +145,7 @@ def test_a_second_run_waits_for_the_first(workplace: Workplace, ending: str) -> 
     assert "nowhere" in rest
 
 
+@pytest.mark.usefixtures("_interrupted")
 def test_a_run_that_waits_is_interrupted_without_a_word(workplace: Workplace, ending: str) -> None:
     with waiting_run(workplace, ending) as waiting:
         os.killpg(waiting.pid, signal.SIGINT)
