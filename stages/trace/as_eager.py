@@ -97,7 +97,7 @@ def _with_python(kept: Sequence[str]) -> Iterator[torch._ops.OpOverload]:
     """The operators that have a kernel in Python for one of the keys that only tracing asks for,
     without those that are kept."""
     own = _own_operators(len(torch._C._dispatch_get_all_op_names()))
-    for packet_name, overload in [entry for entry in own if entry[1].py_kernels]:
+    for packet_name, overload in own:
         if packet_name not in kept and not overload.py_kernels.keys().isdisjoint(_KEYS):
             yield overload
 

@@ -289,61 +289,6 @@ def test_gradients_that_add_up_otherwise_are_told(
     assert found.sentence.startswith("In 3 steps of AdamW, an output of step 2 differs")
 
 
-def test_states_of_a_third_memory_are_judged_to_the_byte(
-    made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Planned by the description of a machine that the command measured, with less room."""
-    folder, words = made
-    near, far, path = tmp_path / "near", tmp_path / "far", tmp_path / "three.json"
-    near.mkdir()
-    far.mkdir()
-    graph, costs = ["--graph", str(folder / "graph.arrow")], tmp_path / "costs.arrow"
-    measured = [*graph, "--library", str(folder / "store"), "--optimizer", "adamw"]
-    measured += ["--link", str(path), "--disk", str(near), "--far-disk", str(far)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "SECONDS", 0.0)
-        patch.setattr("stages.profile.kept_links.KEPT_SIZE", 4 << 20)
-        patch.setattr("stages.profile.updates.PIECE_BYTES", 4 << 10)
-        assert main(["profile", *measured, "--out", str(costs)]) == 0
-    machine = json.loads(path.read_text())
-    machine["memories"][0]["memory"] = 300_000
-    path.write_text(json.dumps(machine))
-    given = [*graph, "--costs", str(costs), "--machine", str(path), "--budget", "420kB"]
-    given += ["--updates", str(tmp_path / "updates.json")]
-    plan, module = tmp_path / "plan", tmp_path / "module"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stages.combine.whole.command.LEAST", 1 << 10)
-        # The fewest leave no room for gradients on their way, which takes a while to find.
-        patch.setattr("stages.combine.whole.far.MORE", (0.15,))
-        assert main(["whole", *given, "--out", str(plan)]) == 0
-    assert generated(plan, graph, module) == 0
-    lodging = load_package(module).LODGING
-    assert lodging.far and lodging.far_states > 4096
-    out = ["--out", str(tmp_path / "measurement.arrow"), "--pairs", "1"]
-    model = [*words[:6], "--plan", str(plan / "plan.json"), "--module", str(module)]
-    assert main(["validate", *model, *out]) == 1
-    assert "--far-disk: the plan has states in a third memory" in capsys.readouterr().err
-    out += ["--far-disk", str(far), "--disk"]
-    assert main(["validate", *model, *out, "/nowhere"]) == 1
-    assert "/nowhere" in capsys.readouterr().out
-    assert main(["validate", *model, *out, str(near)]) == 0
-    found = read_measurement(tmp_path / "measurement.arrow")
-    assert found.verdict == "feasible", found.sentence
-    assert found.peak_as_predicted and found.within_budget and found.bits_equal
-    assert found.slow_peak == found.predicted_slow and (found.slow_peak or 0) <= 300_000
-    assert f"{lodging.far_states:,} bytes of states are in the third memory" in found.sentence
-    steps, updates = plan / "schedule.arrow", schedule_updates(plan / "schedule.arrow")
-    assert updates is not None and updates.far is not None
-    one = frozenset([min(updates.far.values)])
-    for said, wrong in (
-        ("and its states are here", replace(updates, on_device=one)),
-        ("pass through 9 buffers in the", replace(updates, far=replace(updates.far, buffers=9))),
-    ):
-        write_schedule(steps, read_schedule(steps), "", schedule_link(steps), wrong)
-        assert generated(plan, graph, tmp_path / "other") == 1
-        assert said in capsys.readouterr().err
-
-
 def test_plans_of_microbatches_replay_to_what_they_say(made: Any, away: Any) -> None:
     folder, _ = made
     for plan in away[:2]:
