@@ -43,8 +43,7 @@ class Mover:
             again_start=plain.again_start, again_item=plain.again_item
         )
         self.patient = large_first(self.arrays)
-        sizes = [storage.bytes for storage in problem.storages]
-        self.lanes = lanes(nodes, sizes, self.moved_storages, placer.link)
+        self.lanes = lanes(nodes, problem.sizes, self.moved_storages, placer.link)
         self.leaves = {each: nodes + 2 * i for i, each in enumerate(self.moved_storages)}
 
     def moved(
