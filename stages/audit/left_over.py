@@ -22,6 +22,7 @@ FILES = {
         "options.arrow",
         "linked_options.arrow",
         "hierarchy.arrow",
+        "given.arrow",
         "frontier.arrow",
     ),
     *("sequence.arrow", "schedule.arrow", "line.arrow", "measurement.arrow"),

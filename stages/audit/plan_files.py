@@ -34,8 +34,9 @@ class PlanFiles:
     """A plan and what belongs to it; None for what is not there or damaged.
 
     Graph, costs and frontier are the nearest in the folders above the plan; where these are of
-    fused kernels and the plan is one of eager's, those that were planned beside them. `rival` is
-    the frontier of the other kernels.
+    fused kernels and the plan is one of eager's, those that were planned beside them. The plan was
+    chosen from what is `given`, the strategy's own plans or the frontier. `rival` is that of the
+    other kernels.
     """
 
     path: Path
@@ -43,6 +44,7 @@ class PlanFiles:
     graph: Path | None
     costs: Path | None
     frontier: Path | None
+    given: Path | None
     rival: Path | None
     schedule: Path | None
     sequence: Path | None
@@ -62,6 +64,12 @@ class PlanFiles:
             near = next((place for place in places if place.exists()), None)
             return None if near is None or near in map(Path.absolute, damaged) else near
 
+        def given(folder: Path) -> Path | None:
+            own = folder.parent / "given.arrow"
+            return (
+                above(folder.parent, own.name) if own.exists() else above(folder, "frontier.arrow")
+            )
+
         plan, folder = read_plan(path), path.absolute().parent
         own, other = _folders(folder, plan, above(folder, "graph.arrow"))
         return cls(
@@ -70,7 +78,8 @@ class PlanFiles:
             graph=above(own, "graph.arrow"),
             costs=above(own, "costs.arrow"),
             frontier=above(own, "frontier.arrow"),
-            rival=None if other is None else above(other, "frontier.arrow"),
+            given=given(own),
+            rival=None if other is None else given(other),
             schedule=whole(path.with_name("schedule.arrow")),
             sequence=whole(path.with_name("sequence.arrow")),
             lanes=whole(path.with_name("lanes.arrow")),
@@ -129,11 +138,18 @@ def _budget(files: PlanFiles) -> Iterator[str]:
 
 
 def _choice(files: PlanFiles) -> Iterator[str]:
-    """The plan is the point of the frontier that its budget takes, or a faster one; on a GPU it may
-    be slower, for what it reserves."""
-    if files.frontier is None:
-        return
-    plan, frontier = files.plan, cached(read_frontier, files.frontier)
+    """The plan is the point that its budget takes of what it was chosen from, or a faster one; on a
+    GPU it may be slower, for what it reserves. None is infeasible that the frontier has a point
+    for."""
+    for path in dict.fromkeys((files.given, files.frontier)):
+        if path is not None:
+            yield from _chosen_from(files, cached(read_frontier, path), path == files.given)
+
+
+def _chosen_from(files: PlanFiles, frontier: Frontier, given: bool) -> Iterator[str]:
+    """What is wrong with a plan beside a frontier, which it was chosen from where that was
+    `given`."""
+    plan = files.plan
     if plan.strategy != frontier.strategy:
         yield f"{files.path}: is a plan of {plan.strategy}, the frontier one of {frontier.strategy}"
         return
@@ -141,7 +157,7 @@ def _choice(files: PlanFiles) -> Iterator[str]:
     chosen = None if plan.gpu is not None else frontier.within(budget)
     if chosen is not None and not plan.feasible:
         yield f"{files.path}: is infeasible, but a point of the frontier fits the budget"
-    if chosen is not None and plan.time is not None:
+    if given and chosen is not None and plan.time is not None:
         if plan.time > chosen.seconds:
             yield f"{files.path}: takes {plan.time} s, its point of the frontier {chosen.seconds}"
         if plan.time == chosen.seconds and plan.peak != chosen.peak:

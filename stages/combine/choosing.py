@@ -11,14 +11,23 @@ from schemas.budget import NO_BUDGET
 from schemas.derived import Derived
 from schemas.engines import ENGINES, HIGHS, Engine
 from schemas.errors import ConfigError
+from schemas.machine import machine_path
+from stages.combine.making import Makings
 
 if TYPE_CHECKING:
+    from schemas.frontier import Frontier
     from schemas.link import HostLink
     from schemas.plan import Plan
     from schemas.schedule import Step
     from schemas.sequence import Operation
 
 OUTPUTS = ("sequence.arrow", "schedule.arrow", "plan.json")
+MAKINGS = {
+    "blocks": "blocks.arrow of {}, with the options: where nothing is found within the budget from "
+    "a frontier of the strategy's own plans, the whole one is made of them and searched from",
+    "options": "options.arrow of these blocks",
+    "hierarchy": "hierarchy.arrow of {}, for strategies that take it",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("out", "the folder to write that plan into, whichever is taken"),
     ):
         parser.add_argument(f"--eager-{name}", type=Path, help=what)
+    for prefix, model in (("", "the model"), ("eager-", "the model with eager's kernels")):
+        for name, what in MAKINGS.items():
+            parser.add_argument(f"--{prefix}{name}", type=Path, help=what.format(model))
+    parser.add_argument(
+        "--machine", type=machine_path, help="description with a link, for strategies that take one"
+    )
     parser.add_argument(
         "--budget", required=True, help="the memory to stay within, such as 8GiB, 145MB or 50%%"
     )
@@ -76,10 +91,91 @@ class _Chosen:
         write_plan(folder / OUTPUTS[2], self.plan)
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What a plan is chosen from, for a budget: a frontier, and what the whole one is made of where
+    it is of the strategy's own plans. Without a `search` it is the frontier's."""
+
+    graph: Path
+    costs: Path
+    frontier: Path
+    makings: Makings | None
+    budget: str
+    engine: Engine
+    search: bool
+
+    @classmethod
+    def of(cls, options: argparse.Namespace, prefix: str = "") -> _Asked:
+        """What options with a prefix name; raises ConfigError where blocks or their options are
+        missing."""
+        graph, costs, frontier, blocks, made_options, hierarchy = (
+            getattr(options, f"{prefix}{name}") for name in ("graph", "costs", "frontier", *MAKINGS)
+        )
+        missing = blocks is None or made_options is None
+        more = (blocks, made_options, hierarchy, None if prefix else options.machine)
+        if missing and any(path is not None for path in more):
+            words = prefix.replace("_", "-")
+            raise ConfigError(
+                f"choose takes --{words}blocks and --{words}options together, and with them what "
+                "else a whole frontier is made of"
+            )
+        makings = None
+        if not missing:
+            of_blocks = (blocks, made_options, hierarchy, options.machine)
+            makings = Makings(graph, costs, *of_blocks, options.engine)
+        wanted = (options.budget, options.engine, not options.no_search)
+        return cls(graph, costs, frontier, makings, *wanted)
+
+    @property
+    def files(self) -> list[Path]:
+        """All that is read."""
+        made = self.makings
+        more = () if made is None else (made.blocks, made.options, made.hierarchy, made.machine)
+        return [self.graph, self.costs, self.frontier, *(path for path in more if path is not None)]
+
+    def chosen(self, total: int | None = None) -> _Chosen:
+        """The plan, from the whole frontier where none is found from own plans and it can be made;
+        `total` are the bytes of the budget where these are another's. Raises ConfigError where the
+        frontier is of another graph."""
+        from schemas.frontier import read_frontier
+        from schemas.graph import GRAPH
+        from schemas.store import read
+
+        frontier, digest = read_frontier(self.frontier), read(self.graph, GRAPH).digest
+        if frontier.graph != digest:
+            raise ConfigError(f"{self.frontier}: was made for another graph than {self.graph}")
+        found = self._from(frontier, total)
+        if found.plan.feasible or self.makings is None or not self.search:
+            return found
+        return self._from(self.makings.frontier(frontier.strategy), total)
+
+    def _from(self, frontier: Frontier, total: int | None) -> _Chosen:
+        """The plan of one frontier."""
+        from schemas.costs import read_costs
+        from schemas.graph import is_fused, read_graph
+        from schemas.groups import run_groups
+        from schemas.telling import Printing
+        from stages.combine.choose import choose
+        from stages.replay.condense import condense
+
+        graph, costs = read_graph(self.graph), read_costs(self.costs)
+        problem = condense(graph, costs)
+        asked = "" if self.budget == NO_BUDGET else f" for {self.budget}"
+        report = Printing(f"{graph.model}: {frontier.strategy}{asked}", "searches at most")
+        given = (frontier, self.budget, self.search, total, self.engine, report)
+        plan, point, steps = choose(graph, costs, problem, *given)
+        groups, compiled = run_groups(graph, (step.action for step in steps))
+        plan = replace(plan, kernels="fused" if is_fused(self.graph) else "eager")
+        if plan.feasible:
+            plan = replace(plan, groups=groups, compiled=compiled)
+        sequence = [] if point is None else point.sequence
+        return _Chosen(plan, sequence, steps, frontier.graph, frontier.link)
+
+
 def run(options: argparse.Namespace) -> None:
     """Writes sequence.arrow, schedule.arrow and plan.json, those of eager's plan apart, too, and
     prints the verdict. Raises ConfigError where a frontier is of another graph, or what is given of
-    eager's kernels is not whole."""
+    eager's kernels or of the makings of a frontier is not whole."""
     from schemas.compiled import tell_compiling
     from schemas.costs import read_device
     from schemas.words import tell
@@ -87,16 +183,15 @@ def run(options: argparse.Namespace) -> None:
     from stages.combine.rivals import rival_of, taken
 
     eager = _eager(options)
+    asked = _Asked.of(options)
     if options.budget != NO_BUDGET:
         tell_compiling(cool)
-    search = not options.no_search
-    files = (options.graph, options.costs, options.frontier)
-    found = _chosen(*files, options.budget, options.engine, search)
-    if eager:
-        graph, costs, frontier, out = eager
-        total = found.plan.budget_total
-        other = _chosen(graph, costs, frontier, options.budget, options.engine, search, total)
-        replace(other, plan=replace(other.plan, rival=rival_of(found.plan))).write(out)
+    found = asked.chosen()
+    if eager is not None:
+        other = eager.chosen(found.plan.budget_total)
+        replace(other, plan=replace(other.plan, rival=rival_of(found.plan))).write(
+            options.eager_out
+        )
         plan = taken(found.plan, other.plan)
         found = replace(found if plan.kernels == "fused" else other, plan=plan)
     found.write(options.out)
@@ -105,12 +200,13 @@ def run(options: argparse.Namespace) -> None:
     tell(found.plan.verdict, found.plan.sentence, options)
 
 
-def _eager(options: argparse.Namespace) -> tuple[Path, Path, Path, Path] | None:
-    """Graph, costs, frontier and folder of eager's kernels, None where none are given."""
+def _eager(options: argparse.Namespace) -> _Asked | None:
+    """What the plan of eager's kernels is chosen from, None where nothing is given."""
     from schemas.graph import is_fused
 
     given = (options.eager_graph, options.eager_costs, options.eager_frontier, options.eager_out)
-    if all(path is None for path in given):
+    made = (options.eager_blocks, options.eager_options, options.eager_hierarchy)
+    if all(path is None for path in (*given, *made)):
         return None
     if any(path is None for path in given):
         raise ConfigError(
@@ -118,44 +214,7 @@ def _eager(options: argparse.Namespace) -> tuple[Path, Path, Path, Path] | None:
         )
     if is_fused(options.eager_graph) or not is_fused(options.graph):
         raise ConfigError("choose takes the graph of fused kernels as --graph, eager's apart")
-    return given
-
-
-def _chosen(
-    graph_path: Path,
-    costs_path: Path,
-    frontier_path: Path,
-    budget: str,
-    engine: Engine,
-    search: bool,
-    total: int | None = None,
-) -> _Chosen:
-    """The plan of one frontier; `total` are the bytes of the budget where these are another's."""
-    from schemas.costs import read_costs
-    from schemas.frontier import read_frontier
-    from schemas.graph import GRAPH, is_fused, read_graph
-    from schemas.groups import run_groups
-    from schemas.store import read
-    from schemas.telling import Printing
-    from stages.combine.choose import choose
-    from stages.replay.condense import condense
-
-    graph, costs = read_graph(graph_path), read_costs(costs_path)
-    frontier, digest = read_frontier(frontier_path), read(graph_path, GRAPH).digest
-    if frontier.graph != digest:
-        raise ConfigError(f"{frontier_path}: was made for another graph than {graph_path}")
-    problem = condense(graph, costs)
-    asked = "" if budget == NO_BUDGET else f" for {budget}"
-    report = Printing(f"{graph.model}: {frontier.strategy}{asked}", "searches at most")
-    plan, point, steps = choose(
-        graph, costs, problem, frontier, budget, search, total, engine, report
-    )
-    groups, compiled = run_groups(graph, (step.action for step in steps))
-    plan = replace(plan, kernels="fused" if is_fused(graph_path) else "eager")
-    if plan.feasible:
-        plan = replace(plan, groups=groups, compiled=compiled)
-    sequence = [] if point is None else point.sequence
-    return _Chosen(plan, sequence, steps, digest, frontier.link)
+    return _Asked.of(options, "eager_")
 
 
 def _forget_measurement(folder: Path) -> None:
@@ -169,10 +228,10 @@ def _forget_measurement(folder: Path) -> None:
 def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     outputs = [options.out / name for name in OUTPUTS]
-    read = [options.graph, options.costs, options.frontier]
+    read = _Asked.of(options).files
     if eager := _eager(options):
-        outputs += [eager[3] / name for name in OUTPUTS]
-        read += eager[:3]
+        outputs += [options.eager_out / name for name in OUTPUTS]
+        read = list(dict.fromkeys([*read, *eager.files]))
     more = {"search": False} if options.no_search else {}
     settings = {"budget": options.budget, "engine": options.engine, **more}
     return [Derived(outputs, read, settings)]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 from schemas.derived import Derived
 from schemas.digits import count
 from schemas.engines import ENGINES, HIGHS
-from schemas.errors import ConfigError
 from schemas.machine import machine_path
+from stages.combine.making import Makings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,47 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Writes the frontier. Raises ConfigError where the strategy cannot plan the model."""
-    from schemas.compiled import tell_compiling
     from schemas.frontier import write_frontier
-    from schemas.options import clock_of
-    from schemas.telling import Printing
-    from stages.combine.inputs import Inputs
-    from stages.combine.polish.anneal import cool
-    from stages.combine.strategies.registry import strategy as strategy_of
 
-    strategy = strategy_of(options.strategy)
-    about = replace(strategy.about, baseline=strategy.about.baseline or options.given)
     files = (options.graph, options.costs, options.blocks, options.options, options.hierarchy)
-    if about.links and options.machine is None:
-        raise ConfigError(
-            f"{about.name} sends what waits to another memory: name a machine with a link to one "
-            "(`tightfit machine` measures that of this one)"
-        )
-    machine = options.machine if about.links else None
-    given = Inputs.read(*files, machine, options.engine)
-    if about.sends and given.step.link is not None:
-        _check_speed(options.options, given.step.link.speed)
-    if said := strategy.supports(given.step):
-        raise ConfigError(f"{about.name} cannot plan {given.graph.model}: {said}")
-    if not about.baseline:
-        tell_compiling(cool)
-    telling = Printing(f"{given.graph.model}: {about.name}", "budgets")
-    found = given.frontier(strategy, about, options.workers, telling)
-    if about.solved:
-        found = replace(found, clock=clock_of(options.options))
+    makings = Makings(*files, options.machine, options.engine)
+    found = makings.frontier(options.strategy, options.given, options.workers)
     write_frontier(options.out, found)
-
-
-def _check_speed(path: Path, speed: str) -> None:
-    """Raises ConfigError where options were made for another link, or for none."""
-    from schemas.options import speed_of
-
-    if speed_of(path) != speed:
-        made = f"a link of {speed_of(path)}" if speed_of(path) else "no link"
-        raise ConfigError(
-            f"{path}: was made for {made}, and the machine's is one of {speed}: make them with "
-            "`solve --machine`"
-        )
 
 
 def derived(options: argparse.Namespace) -> list[Derived]:

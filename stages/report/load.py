@@ -262,23 +262,33 @@ def log_before(folder: Path) -> Path | None:
     link; None where all went well."""
     model, strategy = folder.parent.parent, folder.parent.name
     about, beside = STRATEGIES.get(strategy), model / BESIDE
+    plans = (_plans_of(strategy),)
     stages = [*BEFORE_PLANS]
     if about is not None:
         taken = zip(OF_STRATEGIES, (about.clusters, about.sends), strict=True)
         stages += [name for name, takes in taken if takes]
     return (
-        log_of(folder.parent)
+        log_of(folder.parent, plans)
         or log_of(model, stages)
-        or log_of(beside / strategy)
+        or log_of(beside / strategy, plans)
         or log_of(beside, stages)
         or (_link_log(folder.parent) if about is not None and about.links else None)
     )
 
 
+def _plans_of(strategy: str) -> str:
+    """The file, and the log, of the plans that those for a budget are chosen from."""
+    about = STRATEGIES.get(strategy)
+    return "given" if about is not None and not about.baseline else "frontier"
+
+
 def _link_log(strategy: Path) -> Path | None:
     """The log of the link that a strategy takes, where measuring it failed since the strategy's
     plans were made, if they were."""
-    log, made = log_of(strategy.parent.parent, ("link",)), strategy / "frontier.arrow"
+    log, made = (
+        log_of(strategy.parent.parent, ("link",)),
+        strategy / f"{_plans_of(strategy.name)}.arrow",
+    )
     if log is None or not made.exists():
         return log
     return log if log.stat().st_mtime_ns > made.stat().st_mtime_ns else None

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
-from tests.bench import deep, fused, graphs, linked, llama, offload, waiting, whole, worth
+from tests.bench import asked, deep, fused, graphs, linked, llama, offload, waiting, whole, worth
 from tests.bench.cases import CASES, Case
 from tests.bench.described import table_of_described
 from tests.bench.hierarchies import HEAD, rows_of_hierarchies
@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("--graphs", action="store_true", help="plan graphs of many shapes too")
     parser.add_argument("--strategies", action="store_true", help="compare strategies by depth too")
     parser.add_argument("--linked", action="store_true", help="plan models with a link too")
+    parser.add_argument("--asked", action="store_true", help="compare two ways to a plan too")
     parser.add_argument("--described", action="store_true", help="plan large models for an H100")
     parser.add_argument("--pipelines", action="store_true", help="plan pipelines too")
     parser.add_argument("--llama", action="store_true", help="plan Llama 2 7B in 12 GB too")
@@ -115,6 +116,10 @@ def main() -> None:
     if options.linked:
         print(linked.HEAD, flush=True)
         for row in linked.rows_of_linked(root / "linked"):
+            print(row, flush=True)
+    if options.asked:
+        print(asked.HEAD, flush=True)
+        for row in asked.rows_of_asked(root / "asked"):
             print(row, flush=True)
     if options.described:
         for line in table_of_described(root / "described"):

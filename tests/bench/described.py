@@ -54,11 +54,11 @@ def table_of_described(folder: Path) -> Iterator[str]:
         yield "| stage | wall s | CPU s | resident MB |\n|---|---|---|---|"
         taken = []
         for stage, words in _stages(case, place):
-            taken.append(_run(stage, words))
+            taken.append(run_apart(stage, words))
             yield _row(taken[-1])
         wall, cpu = sum(one.wall for one in taken), sum(one.cpu for one in taken)
         yield _row(Taken("to the plan", wall, cpu, max(one.memory for one in taken)))
-        yield _row(replace(_run("combine", _frontier(place)), stage="frontier, after it"))
+        yield _row(replace(run_apart("combine", _frontier(place)), stage="frontier, after it"))
         plan = read_plan(place / "plan/plan.json")
         yield f"\n{plan.sentence}\n"
 
@@ -93,7 +93,7 @@ def _below(place: Path, words: list[str]) -> list[str]:
     return [str(place / word) if word.partition("/")[0] in inside else word for word in words]
 
 
-def _run(stage: str, words: list[str]) -> Taken:
+def run_apart(stage: str, words: list[str]) -> Taken:
     """Runs a stage as `make plan` does, what it imports compiled once; raises SystemExit where it
     fails."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}

@@ -249,6 +249,7 @@ def test_a_failure_is_not_forgotten(finished: Finished) -> None:
         "broken: writing the report",
         "measuring the link of cpu to its slow memory",
         "tiny: planning with offload",
+        "tiny: planning with offload for all budgets",
         *(f"tiny: choosing offload for {budget}" for budget in ("50%", "1kB")),
         *(f"tiny: writing the module of offload {budget}" for budget in ("50pct", "1kB")),
         *(f"tiny: running offload {budget} against the model" for budget in ("50pct", "1kB")),
@@ -331,7 +332,7 @@ def test_every_file_is_whole_under_its_own_name(finished: Finished) -> None:
 
 def test_no_job_that_plans_or_reports_loads_torch(settled: Workplace) -> None:
     settled = replace(settled, programs=BINARIES)
-    rules = ["partition", "solve", "frontier", "choose", "perfetto", "report", "index"]
+    rules = ["partition", "solve", "own_plans", "frontier", "choose", "perfetto", "report", "index"]
     shutil.rmtree(settled.folder / "store/options")
     seen = settled.folder / "seen"
     there = settled.checkout / "torch.py"
@@ -345,5 +346,5 @@ def test_no_job_that_plans_or_reports_loads_torch(settled: Workplace) -> None:
     finally:
         there.unlink()
     assert result.returncode == 0, result.stderr
-    assert len(jobs(result)) == 10
+    assert len(jobs(result)) == 11
     assert any((settled.folder / "store/options").iterdir())

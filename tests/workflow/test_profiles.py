@@ -87,3 +87,21 @@ def need(profile: str) -> None:
     missing = [name for name in plugins[profile] if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} is not installed: make slurm installs it")
+
+
+def test_what_is_asked_for_comes_first_and_the_frontier_follows(
+    tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    workplace = Workplace(copy_checkout(tmp_path), tmp_path)
+    workplace.configure({"models": {"tiny": tiny}, "strategies": ["auto"], "budgets": ["50%"]})
+    shutil.copy(hollow.__file__, tmp_path / "stages/__main__.py")
+    result = workplace.snakemake("--cores", "1", "results/tiny/report.html")
+    assert result.returncode == 0, result.stderr
+    steps = [line.partition("] ")[2] for line in result.stderr.splitlines() if line[:1] == "["]
+    assert steps[4:9] == [
+        "tiny: planning with auto",
+        "tiny: choosing auto for 50%",
+        "tiny: writing the module of auto 50pct",
+        "tiny: running auto 50pct against the model",
+        "tiny: planning with auto for all budgets",
+    ]

@@ -117,9 +117,9 @@ def test_the_first_run_says_what_is_new(first: tuple[Workplace, Run]) -> None:
     run = first[1]
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith(
-        "To do: 21 steps\n  mine, 10 steps: it is new\n  theirs, 10 steps: it is new\n"
+        "To do: 22 steps\n  mine, 11 steps: it is new\n  theirs, 10 steps: it is new\n"
     )
-    assert len(steps(run)) == 21
+    assert len(steps(run)) == 22
 
 
 def test_a_block_of_two_models_is_solved_once(first: tuple[Workplace, Run]) -> None:
@@ -172,8 +172,8 @@ def test_the_code_of_a_stage_is_said_to_have_changed(place: Workplace) -> None:
     found = reasons(place)
     edit(place.checkout / "stages/partition/cli.py", "\nCHANGED = True\n", "")
     assert found == [
-        "To do: 17 steps",
-        "  mine, 8 steps: the code of the stage partition changed",
+        "To do: 18 steps",
+        "  mine, 9 steps: the code of the stage partition changed",
         "  theirs, 8 steps: the code of the stage partition changed",
     ]
 
@@ -184,8 +184,8 @@ def test_an_edit_that_leaves_the_graph_alone_is_traced_and_nothing_else(place: W
     run = place.plan()
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith(
-        "To do: up to 11 steps\n"
-        "  mine, up to 10 steps: its source, or what that imports, was edited\n"
+        "To do: up to 12 steps\n"
+        "  mine, up to 11 steps: its source, or what that imports, was edited\n"
     )
     assert steps(run) == ["mine: tracing the training step"]
     assert (place.folder / "results/mine/graph.arrow").read_bytes() == before
@@ -199,6 +199,7 @@ def test_an_edited_layer_is_solved_alone_and_not_again_when_undone(place: Workpl
         "mine: cutting the graph into blocks",
         "mine: finding the options of each distinct block",
         "mine: planning with rockmate",
+        "mine: planning with rockmate for all budgets",
         "mine: choosing rockmate for 50%",
         "mine: writing the module of rockmate 50pct",
         "mine: writing the trace of rockmate 50pct",

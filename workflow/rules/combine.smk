@@ -1,5 +1,5 @@
-# One frontier a strategy, whatever the budgets are.
-rule frontier:
+# The strategy's own plans, from which those for the budgets that are asked are searched.
+rule own_plans:
     input:
         graph=f"{MODEL}/graph.arrow",
         costs=f"{MODEL}/costs.arrow",
@@ -8,29 +8,55 @@ rule frontier:
         hierarchy=clusters_for,
         machine=measured_link,
     output:
-        f"{STRATEGY}/frontier.arrow",
+        f"{STRATEGY}/given.arrow",
     log:
-        f"{STRATEGY}/logs/frontier.txt",
-    threads: share_of_cores
+        f"{STRATEGY}/logs/given.txt",
+    priority: 1
     params:
         hierarchy=given_clusters,
         machine=linked_machine,
         link=described_link,
         engine=SETTINGS.engine_of_steps,
+        effort="--given",
         code=code_of("combine"),
     message:
         "{wildcards.model}: planning with {wildcards.strategy}"
     shell:
         "python -m stages combine --graph {input.graph:q} --costs {input.costs:q}"
         " --blocks {input.blocks:q} --options {input.options:q} --strategy {wildcards.strategy}"
-        " {params.hierarchy:q} {params.machine:q} --engine {params.engine:q} --workers {threads} --out {output:q} --error-file {log:q}"
+        " {params.hierarchy:q} {params.machine:q} --engine {params.engine:q} {params.effort:q} --out {output:q} --error-file {log:q}"
 
 
+# The plans for all budgets, one frontier a strategy: reports show it, those of baselines are taken.
+use rule own_plans as frontier with:
+    output:
+        f"{STRATEGY}/frontier.arrow",
+    log:
+        f"{STRATEGY}/logs/frontier.txt",
+    priority: 0
+    threads: share_of_cores
+    params:
+        hierarchy=given_clusters,
+        machine=linked_machine,
+        link=described_link,
+        engine=SETTINGS.engine_of_steps,
+        effort=lambda wildcards, threads: ["--workers", str(threads)],
+        span=span_of,
+        code=code_of("combine"),
+    message:
+        "{wildcards.model}: planning with {wildcards.strategy}{params.span}"
+
+
+# Where own plans lead to none within the budget the whole frontier is made here, too.
 rule choose:
     input:
-        frontier=f"{STRATEGY}/frontier.arrow",
+        frontier=plans_of,
         graph=f"{MODEL}/graph.arrow",
         costs=f"{MODEL}/costs.arrow",
+        blocks=f"{MODEL}/blocks.arrow",
+        options=options_for,
+        hierarchy=clusters_for,
+        machine=measured_link,
     output:
         sequence=f"{POINT}/sequence.arrow",
         schedule=f"{POINT}/schedule.arrow",
@@ -39,7 +65,11 @@ rule choose:
         f"{POINT}/logs/choose.txt",
     wildcard_constraints:
         model=one_of(EAGER),
+    priority: 1
     params:
+        hierarchy=given_clusters,
+        machine=linked_machine,
+        link=described_link,
         rival=given_rival,
         budget=lambda wildcards: SETTINGS.budget(wildcards.model, wildcards.budget),
         folder=subpath(output.plan, parent=True),
@@ -49,19 +79,27 @@ rule choose:
         "{wildcards.model}: choosing {wildcards.strategy} for {params.budget}"
     shell:
         "python -m stages choose --frontier {input.frontier:q} --graph {input.graph:q}"
-        " --costs {input.costs:q} {params.rival:q} --budget {params.budget:q}"
+        " --costs {input.costs:q} --blocks {input.blocks:q} --options {input.options:q}"
+        " {params.hierarchy:q} {params.machine:q} {params.rival:q} --budget {params.budget:q}"
         " --engine {params.engine:q} --out {params.folder:q} --error-file {log:q}"
 
 
 # Where kernels are fused, the plan is one of eager's where these are better or alone fit.
 use rule choose as choose_kernels with:
     input:
-        frontier=f"{STRATEGY}/frontier.arrow",
+        frontier=plans_of,
         graph=f"{MODEL}/graph.arrow",
         costs=f"{MODEL}/costs.arrow",
-        eager_frontier=f"{RIVAL}/{{strategy}}/frontier.arrow",
+        blocks=f"{MODEL}/blocks.arrow",
+        options=options_for,
+        hierarchy=clusters_for,
+        machine=measured_link,
+        eager_frontier=lambda wildcards: plans_of(wildcards, RIVAL),
         eager_graph=f"{RIVAL}/graph.arrow",
         eager_costs=f"{RIVAL}/costs.arrow",
+        eager_blocks=f"{RIVAL}/blocks.arrow",
+        eager_options=lambda wildcards: options_for(wildcards, RIVAL),
+        eager_hierarchy=lambda wildcards: clusters_for(wildcards, RIVAL),
     output:
         sequence=f"{POINT}/sequence.arrow",
         schedule=f"{POINT}/schedule.arrow",

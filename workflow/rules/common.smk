@@ -100,19 +100,20 @@ def of_plans(model, *files):
     ]
 
 
+def frontiers_of(model):
+    """The frontiers that a report shows, with eager's kernels, too, where others are fused."""
+    names = [model, f"{model}/{BESIDE}"] if model in FUSED else [model]
+    strategies = SETTINGS.models[model].strategies
+    return expand(f"{STRATEGY}/frontier.arrow", model=names, strategy=strategies)
+
+
 def compared(model):
     """What the index reads of a model, where it has to be declared."""
-    strategies = SETTINGS.models[model].strategies
-    frontiers = expand(f"{STRATEGY}/frontier.arrow", model=model, strategy=strategies)
     costs = expand(f"{MODEL}/costs.arrow", model=model)
     if model in FUSED:
-        frontiers += expand(
-            f"{RIVAL}/{{strategy}}/frontier.arrow", model=model, strategy=strategies
-        )
         costs += expand(f"{RIVAL}/costs.arrow", model=model)
-    return (
-        frontiers + costs + of_plans(model, "plan.json", *MEASURED[:1]) if APART else []
-    )
+    plans = of_plans(model, "plan.json", *MEASURED[:1])
+    return frontiers_of(model) + costs + plans if APART else []
 
 
 def reported(model):
@@ -133,10 +134,8 @@ def graphs(wildcards):
 
 def given_rival(wildcards, input, output):
     """Names what is planned with eager's kernels beside fused ones as options of a stage."""
-    files = [
-        (f"--eager-{name}", input.get(f"eager_{name}"))
-        for name in ("graph", "costs", "frontier")
-    ]
+    names = ("graph", "costs", "frontier", "blocks", "options", "hierarchy")
+    files = [(f"--eager-{name}", input.get(f"eager_{name}")) for name in names]
     plan = output.get("eager_plan")
     files.append(("--eager-out", plan and Path(plan).parent))
     return [word for name, file in files if file for word in (name, file)]
@@ -185,16 +184,27 @@ def measured_line(wildcards, input):
     return ["--line", input.line] if input.line else []
 
 
-def clusters_for(wildcards):
+def clusters_for(wildcards, model=MODEL):
     """The hierarchy of a model, where a strategy takes it."""
     takes = STRATEGIES[wildcards.strategy].clusters
-    return expand(f"{MODEL}/hierarchy.arrow", model=wildcards.model) if takes else []
+    return expand(f"{model}/hierarchy.arrow", model=wildcards.model) if takes else []
 
 
-def options_for(wildcards):
+def span_of(wildcards):
+    """What is said of the budgets of a frontier; a baseline has none."""
+    return "" if STRATEGIES[wildcards.strategy].baseline else " for all budgets"
+
+
+def plans_of(wildcards, model=MODEL):
+    """The plans that one for a budget is chosen from: a strategy's own, all of a baseline."""
+    name = "frontier" if STRATEGIES[wildcards.strategy].baseline else "given"
+    return expand(f"{model}/{{strategy}}/{name}.arrow", **wildcards)
+
+
+def options_for(wildcards, model=MODEL):
     """The options of a model's blocks, made for a link where a strategy takes those."""
     linked = "linked_" if STRATEGIES[wildcards.strategy].sends else ""
-    return expand(f"{MODEL}/{linked}options.arrow", model=wildcards.model)
+    return expand(f"{model}/{linked}options.arrow", model=wildcards.model)
 
 
 def share_of_cores(wildcards):

@@ -8,6 +8,7 @@ rule generate:
         directory(f"{POINT}/module"),
     log:
         f"{POINT}/logs/generate.txt",
+    priority: 1
     threads: of_libraries
     params:
         carried=given_carried,

@@ -22,6 +22,7 @@ rule report:
     input:
         lambda wildcards: of_plans(wildcards.model, *(MEASURED[:1] or ["module"])),
         lambda wildcards: of_plans(wildcards.model, "trace.json"),
+        lambda wildcards: frontiers_of(wildcards.model),
         lambda wildcards: reported(wildcards.model),
     output:
         page=f"{MODEL}/report.html",

@@ -10,6 +10,7 @@ rule validate:
         line=f"{POINT}/line.arrow",
     log:
         f"{POINT}/logs/validate.txt",
+    priority: 1
     threads: workflow.cores
     resources:
         **MEASURING,

@@ -75,7 +75,8 @@ def test_a_damaged_artifact_is_one_sentence(results: Path, tmp_path: Path) -> No
         ("small", "trace", {"rockmate", "unplanned"}),
         ("small", "solve", {"rockmate", "unplanned"}),
         ("small", "report", set()),
-        ("small/rockmate", "frontier", {"rockmate"}),
+        ("small/rockmate", "given", {"rockmate"}),
+        ("small/rockmate", "frontier", set()),
     ],
 )
 def test_a_plan_that_could_not_be_made_anew_does_not_fit(
@@ -89,6 +90,12 @@ def test_a_plan_that_could_not_be_made_anew_does_not_fit(
         old = plan.plan.strategy in outdated
         assert plan.error == ("no operator (this plan is from an earlier run)" if old else "")
         assert (outcome(plan).word == "failed") == old
+
+
+def test_a_frontier_that_failed_is_told_beside_its_plans(results: Path, tmp_path: Path) -> None:
+    shutil.copytree(results, tmp_path / "results")
+    write_error(tmp_path / "results" / "small" / "rockmate", "no memory", "frontier")
+    assert load_model(tmp_path / "results" / "small").failures == {"rockmate": "no memory"}
 
 
 def test_index_has_a_row_for_every_plan_and_failure(results: Path, tmp_path: Path) -> None:
@@ -154,7 +161,7 @@ def test_what_was_planned_and_is_not_there_has_the_reason(results: Path, tmp_pat
         "hiremate/none": "partition: no cluster",
         "auto/50pct": UNTOLD,
     }
-    write_error(folder / "small" / "auto", "combine: no plan", "frontier")
+    write_error(folder / "small" / "auto", "combine: no plan", "given")
     assert load_model(folder / "small").failures == {"auto": "combine: no plan"}
     found = load_model(folder / "small", planned=PLANNED)
     assert found.failures["auto/50pct"] == "combine: no plan" and "auto" not in found.failures
@@ -166,7 +173,8 @@ def test_what_was_planned_and_is_not_there_has_the_reason(results: Path, tmp_pat
 def test_a_link_that_failed_is_told_of_older_plans_alone(results: Path, tmp_path: Path) -> None:
     folder = failing(results, tmp_path / "results") / "small"
     shutil.copytree(folder / "rockmate", folder / "offload")
-    made, log = folder / "offload" / "frontier.arrow", folder.parent / "logs" / "link.txt"
+    made, log = folder / "offload" / "given.arrow", folder.parent / "logs" / "link.txt"
+    (folder / "offload" / "frontier.arrow").rename(made)
     for later, said in ((-1, "the disk is full"), (1, "")):
         os.utime(made, ns=(log.stat().st_mtime_ns + later,) * 2)
         assert said in error_before(folder / "offload" / "50pct")

@@ -298,6 +298,7 @@ def test_plans_of_microbatches_replay_to_what_they_say(made: Any, away: Any) -> 
             graph=folder / "graph.arrow",
             costs=folder / "costs.arrow",
             frontier=None,
+            given=None,
             rival=None,
             schedule=plan / "schedule.arrow",
             sequence=None,

@@ -95,7 +95,7 @@ def _missing(job: Job) -> str:
     strategy = job.wildcards.get("strategy", "")
     if job.rule in TRACING:
         return "it is new"
-    if job.rule == "frontier":
+    if job.rule in ("own_plans", "frontier"):
         return f"the strategy {strategy} is new"
     if job.rule == "choose":
         return f"the budget {job.wildcards['budget']} is new for {strategy}"

@@ -15,9 +15,9 @@ from schemas.frontier import Frontier
 from schemas.link import HostLink
 from schemas.options import write_options
 from stages.combine.chain.ways import Way
-from stages.combine.cli import _check_speed
 from stages.combine.frontier import Subject, frontier
 from stages.combine.inputs import _check_nodes
+from stages.combine.making import _check_speed
 from stages.combine.moment.solver import Limits
 from stages.combine.offmate.positions import Leaving, OffmateChain, OffmateOption
 from stages.combine.offmate.program import OffmateSolution, solve_offmate
