@@ -66,12 +66,14 @@ def _solve(case: Asked, place: Path) -> None:
     """Puts graph, costs, blocks and their options into a folder."""
     graph, costs = _files(place)[:2], _files(place)[2:]
     source = ["--factory", case.factory, "--arguments", json.dumps(case.arguments)]
-    described = ["--source", "roofline", "--machine", case.machine] if case.machine else []
+    kept = ["--store", f"{place}/store"]
+    described = ["--source", "roofline", "--machine", case.machine]
+    paid = described if case.machine else ["--library", kept[1]]
     blocks, options = _made(place)[:2], _made(place)[3]
     run_apart("trace", [*source, "--name", "bench", "--out", graph[1]])
-    run_apart("profile", [*graph, *described, "--out", costs[1]])
+    run_apart("profile", [*graph, *paid, "--out", costs[1]])
     run_apart("partition", [*graph, *costs, "--out", blocks[1]])
-    run_apart("solve", [*blocks, "--store", f"{place}/store", "--engine", "none", "--out", options])
+    run_apart("solve", [*blocks, *kept, "--engine", "none", "--out", options])
 
 
 def _combined(place: Path, name: str, more: list[str]) -> float:

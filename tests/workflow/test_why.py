@@ -40,8 +40,14 @@ def params(now: str) -> str:
             "the device is described, or its description was edited",
         ),
         (Job("generate", POINT, params(CODE)), "the code of the stage generate changed"),
-        (Job("frontier", POINT, "Missing output files: f"), "the strategy rotor is new"),
-        (Job("choose", POINT, "Missing output files: p"), "the budget 80pct is new for rotor"),
+        *(
+            (Job(rule, POINT, "Missing output files: f"), "the strategy rotor is new")
+            for rule in ("own_plans", "frontier")
+        ),
+        *(
+            (Job(rule, POINT, "Missing output files: p"), "the budget 80pct is new for rotor")
+            for rule in ("choose", "choose_kernels")
+        ),
         (Job("solve", MODEL, "Missing output files: o, x"), "missing: o, x"),
         (Job("solve", MODEL, "Updated input files: b.arrow"), "changed by hand: b.arrow"),
         (Job("validate", POINT, "Incomplete output files: m"), "a run before was interrupted"),

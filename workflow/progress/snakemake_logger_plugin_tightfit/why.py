@@ -97,7 +97,7 @@ def _missing(job: Job) -> str:
         return "it is new"
     if job.rule in ("own_plans", "frontier"):
         return f"the strategy {strategy} is new"
-    if job.rule == "choose":
+    if job.rule in ("choose", "choose_kernels"):
         return f"the budget {job.wildcards['budget']} is new for {strategy}"
     files = job.reason.partition("Missing output files: ")[2].partition(";")[0]
     return f"missing: {files}"
