@@ -136,7 +136,7 @@ class _Asked:
     def chosen(self, total: int | None = None) -> _Chosen:
         """The plan, from the whole frontier where none is found from own plans and it can be made;
         `total` are the bytes of the budget where these are another's. Raises ConfigError where the
-        frontier is of another graph."""
+        frontier is of another graph, ArtifactError where what it is made of cannot be read."""
         from schemas.frontier import read_frontier
         from schemas.graph import GRAPH
         from schemas.store import read
@@ -144,6 +144,8 @@ class _Asked:
         frontier, digest = read_frontier(self.frontier), read(self.graph, GRAPH).digest
         if frontier.graph != digest:
             raise ConfigError(f"{self.frontier}: was made for another graph than {self.graph}")
+        if self.makings is not None:
+            self.makings.check()
         found = self._from(frontier, total)
         if found.plan.feasible or self.makings is None or not self.search:
             return found

@@ -24,6 +24,20 @@ class Makings:
     machine: Path | None = None
     engine: Engine = HIGHS
 
+    def check(self) -> None:
+        """Raises ArtifactError or ConfigError where one of them cannot be read."""
+        from schemas.blocks import read_blocks
+        from schemas.hierarchy import read_hierarchy
+        from schemas.machine import read_machine
+        from schemas.options import read_options
+
+        read_blocks(self.blocks)
+        read_options(self.options)
+        if self.hierarchy is not None:
+            read_hierarchy(self.hierarchy)
+        if self.machine is not None:
+            read_machine(self.machine)
+
     def frontier(self, name: str, given: bool = False, workers: int = 1) -> Frontier:
         """The frontier of a strategy by name, of its own plans alone where these are asked for as
         `given`. Raises ConfigError where the strategy cannot plan the model, or takes a link and

@@ -86,6 +86,7 @@ def test_what_a_frontier_is_made_of_is_read_and_recorded(solved: Path, tmp_path:
         (("--blocks", "blocks.arrow"), "--blocks and --options together"),
         (("--options", "options.arrow"), "--blocks and --options together"),
         (("--hierarchy", "hierarchy.arrow"), "and with them what else"),
+        (("--blocks", "nowhere", "--options", "nowhere"), "nowhere: cannot be read"),
         (("--machine", "machine.json"), "and with them what else"),
         (("--eager-blocks", "blocks.arrow"), "--eager-graph, --eager-costs"),
     ],
