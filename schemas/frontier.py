@@ -125,6 +125,8 @@ class _Costed(Protocol):
 
 
 _P = TypeVar("_P", bound=_Costed)
+ROUNDING = 1e-9
+"""Relative difference of two sums of the same times in another order."""
 
 
 def pareto(points: Iterable[_P]) -> list[_P]:
@@ -216,11 +218,36 @@ def read_frontier(path: Path | str) -> Frontier:
         )
     except (KeyError, ValueError) as error:
         raise ArtifactError(f"{path}: the metadata of the frontier is incomplete") from error
-    if not frontier.points or pareto(frontier.points) != frontier.points:
-        raise ArtifactError(f"{path}: the points are not a frontier by falling peak")
-    times = [each for point in points[False] + points[True] for each in _seconds(point)]
-    if not all(map(math.isfinite, times)):
-        raise ArtifactError(f"{path}: a plan takes a time that is no number")
-    if any(point.transfers for point in frontier.beaten):
-        raise ArtifactError(f"{path}: a plan with transfers is said to be beaten by such plans")
+    _check(frontier, f"{path}: ")
     return frontier
+
+
+def _check(frontier: Frontier, where: str) -> None:
+    """Raises ArtifactError where the points are no frontier, or contradict what is said of all."""
+
+    def require(condition: bool, sentence: str) -> None:
+        if not condition:
+            raise ArtifactError(f"{where}{sentence}")
+
+    best, every = frontier.points, [*frontier.points, *frontier.beaten]
+    require(
+        bool(best) and pareto(best) == best,
+        "the points are not a frontier by falling peak",
+    )
+    least = frontier.lower_bound_seconds
+    times = [least, *(each for point in every for each in _seconds(point))]
+    require(all(map(math.isfinite, times)), "a plan takes a time that is no number")
+    require(
+        not any(point.transfers for point in frontier.beaten),
+        "a plan with transfers is said to be beaten by such plans",
+    )
+    for point in every:
+        own = (point.peak, point.seconds)
+        before = (point.before_peak, point.before_seconds)
+        require(not point.given or own == before, "a plan as it was given costs something else")
+        require(min(before) >= 0, "a plan costs less than nothing")
+        require(
+            frontier.lower_bound_peak <= point.peak and least <= point.seconds * (1 + ROUNDING),
+            "a plan is below what is said to be the least",
+        )
+    require(frontier.clock >= 0, "less than no solve is said to have been ended by the clock")

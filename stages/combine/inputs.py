@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from schemas.blocks import Blocks, read_blocks
+from schemas.blocks import read_blocks
 from schemas.costs import Costs, read_costs
 from schemas.engines import HIGHS, Engine
-from schemas.errors import ArtifactError
 from schemas.frontier import Frontier
 from schemas.graph import GRAPH, Graph, read_graph
 from schemas.hierarchy import read_hierarchy
 from schemas.link import HostLink, host_link
 from schemas.machine import read_machine
-from schemas.options import Option, read_options
+from schemas.options import read_options
 from schemas.store import read
 from schemas.telling import Report
 from stages.combine.frontier import Subject, frontier
+from stages.combine.given import check_blocks, check_options
 from stages.combine.strategies.registry import strategy as strategy_of
 from stages.combine.strategies.strategy import About, Strategy, TrainingStep
 from stages.replay.condense import condense
@@ -44,14 +44,16 @@ class Inputs:
         engine: Engine = HIGHS,
     ) -> Inputs:
         """Reads them; without options, hierarchy or machine only plans that take none can be made.
-        Raises ConfigError where a machine has no link to another memory."""
+        Raises ConfigError where a machine has no link to another memory, ArtifactError where blocks
+        or options say other costs."""
         traced, paid = read_graph(graph), read_costs(costs)
         chain = read_blocks(blocks)
         found = {} if options is None else read_options(options)
-        _check_nodes(chain, found, str(options))
+        problem = condense(traced, paid)
+        check_blocks(chain, problem, str(blocks))
+        check_options(chain.problems, found, str(options))
         clusters = None if hierarchy is None else read_hierarchy(hierarchy)
         link = None if machine is None else link_of_step(machine, traced)
-        problem = condense(traced, paid)
         step = TrainingStep(problem, chain, found, clusters, link, traced, engine)
         return cls(traced, read(graph, GRAPH).digest, paid, step)
 
@@ -74,20 +76,3 @@ class Inputs:
 def link_of_step(machine: Path, graph: Graph) -> HostLink:
     """The link of a machine that a step on its device takes."""
     return replace(host_link(read_machine(machine), machine), device=graph.device)
-
-
-def _check_nodes(chain: Blocks, options: dict[str, list[Option]], where: str) -> None:
-    for digest, problem in chain.problems.items():
-        for option in options.get(digest, []):
-            last = max([*option.forward, *option.backward], default=0)
-            if last >= len(problem.nodes):
-                raise ArtifactError(
-                    f"{where}: option {option.option} of block {digest[:12]} runs node {last}, "
-                    f"the block has {len(problem.nodes)}"
-                )
-            made = {s for node in problem.nodes[: problem.loss] for s in node.outputs}
-            if not made.issuperset(option.leaves):
-                raise ArtifactError(
-                    f"{where}: option {option.option} of block {digest[:12]} lets leave what the "
-                    "forward of the block does not make"
-                )

@@ -24,10 +24,10 @@ from typing import TypeAlias
 import pulp
 
 from schemas.problem import Node, Problem, Repeat
+from stages.replay.block import BlockRun
 from stages.replay.line import limits
 from stages.replay.unrolling import ProgramStage, every_stage, stages_after_loss
 from stages.solve.hand import needed_only
-from stages.solve.simulate import BlockRun
 
 Term: TypeAlias = int | pulp.LpVariable
 """A 0/1 quantity: a constant where the class of runs decides it, a variable otherwise."""

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 from schemas.problem import Node, Problem, Repeat
+from stages.replay.block import BlockRun
 from stages.replay.line import forms
 from stages.replay.useless import without_useless
-from stages.solve.simulate import BlockRun
 
 STEPS = 32
 """At most so many numbers of dropped storages are tried."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from schemas.link import HostLink
 from schemas.problem import Problem
+from stages.replay.block import BlockRun
 from stages.replay.line import ended, forms
 from stages.solve.hand import drop, droppable
-from stages.solve.simulate import BlockRun
 
 PART = 64
 """Storages of less than this part of the largest one that is kept stay."""

@@ -9,11 +9,11 @@ from schemas.engines import Engine, Solver
 from schemas.link import HostLink
 from schemas.options import Option
 from schemas.problem import Problem
+from stages.replay.block import BlockFigures, BlockRun, simulate
 from stages.solve.checkmate import Checkmate, choose_stages
 from stages.solve.engine import TOLERANCE, Limits, solve
 from stages.solve.hand import droppable, forward_nodes, keep_all, output_only, recompute_cheap
 from stages.solve.leaving import leaving, recompute_quick
-from stages.solve.simulate import BlockRun, Figures, simulate
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Found:
 
     label: str
     run: BlockRun
-    figures: Figures
+    figures: BlockFigures
     limit: str = ""
 
 

@@ -70,8 +70,8 @@ def points() -> tuple[Point, Point, Point]:
     first, loss, last = Compute(0), Loss(1), Compute(2)
     away: list[Action] = [first, Offload(0), Free(0), loss, Prefetch(0), last]
     plain = Point(9, 1.0, 9, 1.0, False, False, 0, [first, loss, last], [], "captured")
-    slow = replace(plain, peak=5, seconds=3.0)
-    sent = replace(slow, seconds=2.0, actions=away)
+    slow = replace(plain, peak=5, seconds=3.0, before_peak=5, before_seconds=3.0)
+    sent = replace(slow, seconds=2.0, polished=True, in_place=True, actions=away)
     return plain, sent, slow
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from schemas.costs import Costs, read_costs, write_costs
 from schemas.errors import ArtifactError, ScheduleError
 from schemas.frontier import Frontier, read_frontier, write_frontier
 from schemas.graph import check_graph
-from schemas.options import read_options, write_options
+from schemas.options import Option, read_options, write_options
 from schemas.plan import read_plan
 from schemas.words import told
 from stages.__main__ import main
@@ -40,11 +41,11 @@ def chosen(frontier: Frontier, budget: str) -> int:
 
 def test_figures_are_replayed(frontier: Frontier, capsys: pytest.CaptureFixture[str]) -> None:
     first, *middle, last = frontier.points
-    small = replace(last, peak=last.peak - 1)
-    quick = replace(first, seconds=first.seconds / 2)
+    small = replace(last, peak=last.peak - 1, polished=True)
+    quick = replace(first, seconds=first.seconds / 2, polished=True)
     doctored = (
         replace(frontier, points=[first, *middle, small]),
-        replace(frontier, points=[quick, *middle, last]),
+        replace(frontier, points=[quick, *middle, last], lower_bound_seconds=0.0),
         replace(frontier, keep_all_peak=frontier.keep_all_peak * 2),
         replace(frontier, keep_all_seconds=frontier.keep_all_seconds / 2),
     )
@@ -77,6 +78,26 @@ def test_times_are_numbers(frontier: Frontier, capsys: pytest.CaptureFixture[str
         assert "a time that is no number" in capsys.readouterr().err
 
 
+def test_points_are_held_to_what_is_said_of_all(
+    frontier: Frontier, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = frontier.points[-1]
+    given = replace(last, before_peak=last.peak + 1, polished=False, in_place=False)
+    negative = replace(last, before_peak=-1, polished=True)
+    doctored = (
+        replace(frontier, lower_bound_peak=last.peak + 1),
+        replace(frontier, lower_bound_seconds=frontier.points[0].seconds * 1.01),
+        replace(frontier, lower_bound_seconds=float("nan")),
+        replace(frontier, clock=-1),
+        replace(frontier, points=[*frontier.points[:-1], given]),
+        replace(frontier, points=[*frontier.points[:-1], negative]),
+    )
+    for other in doctored:
+        capsys.readouterr()
+        assert chosen(other, "none") == 1
+        assert capsys.readouterr().err.startswith("tightfit choose: other.arrow: ")
+
+
 def test_a_sequence_that_frees_what_it_has_not_made_is_refused() -> None:
     graph, costs = graph_of(two_layers(), False)
     problem = condense(graph, costs)
@@ -94,6 +115,60 @@ def test_options_of_nodes_that_the_block_lacks_are_refused(
     write_options("more.arrow", [replace(first, forward=[*first.forward, 2**62]), *others])
     assert main([*words, "--strategy", "rotor", "--out", "g.arrow"]) == 1
     assert f"runs node {2**62}, the block has" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("figure", ["save", "forward_peak", "backward_peak"])
+def test_options_that_take_other_bytes_are_refused(
+    frontier: Frontier, capsys: pytest.CaptureFixture[str], figure: str
+) -> None:
+    options = [option for group in read_options("options.arrow").values() for option in group]
+    for option in (options[0], options[-1]):
+        more = {name: getattr(option, name) + 1 for name in {figure, "forward_peak"}}
+        assert refused(options, option, replace(option, **more), capsys)
+
+
+@pytest.mark.parametrize("figure", ["forward_seconds", "backward_seconds", "output_seconds"])
+def test_options_that_take_another_time_are_refused(
+    frontier: Frontier, capsys: pytest.CaptureFixture[str], figure: str
+) -> None:
+    options = [option for group in read_options("options.arrow").values() for option in group]
+    option = options[-1]
+    other = replace(option, **{figure: getattr(option, figure) * 2 + 1.0})
+    assert refused(options, option, other, capsys)
+
+
+def test_options_that_cannot_run_are_refused(
+    frontier: Frontier, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [option for group in read_options("options.arrow").values() for option in group]
+    option = options[-1]
+    other = replace(option, forward=option.forward[::-1])
+    assert "cannot be run, node" in refused(options, option, other, capsys)
+
+
+def refused(
+    options: list[Option], option: Option, other: Option, capsys: pytest.CaptureFixture[str]
+) -> str:
+    write_options("more.arrow", [other if each is option else each for each in options])
+    words = ("combine", *FILES, "--blocks", "blocks.arrow", "--options", "more.arrow")
+    capsys.readouterr()
+    assert main([*words, "--strategy", "rotor", "--given", "--out", "g.arrow"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"more.arrow: option {option.option} of block" in said
+    return said
+
+
+@pytest.mark.parametrize("figure", ["seconds", "peak"])
+def test_blocks_of_other_costs_are_refused(
+    frontier: Frontier, capsys: pytest.CaptureFixture[str], figure: str
+) -> None:
+    costs = read_costs("costs.arrow")
+    rows = [replace(row, **{figure: getattr(row, figure) * 2 + 1}) for row in costs.rows.values()]
+    write_costs("other.arrow", Costs(rows, costs.device))
+    files = ("--graph", "graph.arrow", "--costs", "other.arrow", "--blocks", "blocks.arrow")
+    words = ("combine", *files, "--options", "options.arrow", "--strategy", "rotor", "--given")
+    assert main([*words, "--out", "g.arrow"]) == 1
+    assert "make the blocks with these costs" in capsys.readouterr().err
 
 
 def test_sizes_that_no_memory_has_are_refused() -> None:

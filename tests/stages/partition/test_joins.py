@@ -9,7 +9,7 @@ import pytest
 from schemas.blocks import Blocks, read_blocks, write_blocks
 from schemas.errors import ArtifactError
 from stages.partition.chain import partition
-from stages.solve.simulate import check_order
+from stages.replay.block import check_order
 from tests.stages.partition.steps import traced
 
 TOWERS = "tests.stages.partition.towers"

@@ -18,9 +18,9 @@ from stages.partition.chain import partition
 from stages.partition.cuts import find_segments, forward_cuts
 from stages.partition.facts import Facts, gather_facts
 from stages.partition.local import describe_block, divide
+from stages.replay.block import BlockRun, check_order, simulate
 from stages.replay.condense import condense
 from stages.solve.hand import drop, droppable, keep_all
-from stages.solve.simulate import BlockRun, check_order, simulate
 from tests.stages.partition.steps import random_steps, traced
 
 MODULES = "tests.stages.partition.modules"

@@ -9,9 +9,9 @@ from itertools import product
 from hypothesis import strategies as st
 
 from schemas.problem import Node, Problem, Repeat, Reuse, Storage
+from stages.replay.block import BlockFigures, BlockRun, check_order, simulate
 from stages.replay.unrolling import ProgramStage
 from stages.solve.hand import needed_only
-from stages.solve.simulate import BlockRun, Figures, check_order, simulate
 
 
 def node(
@@ -115,7 +115,9 @@ def tiny_blocks(draw: st.DrawFn, forward: int = 3) -> Problem:
     return Problem(nodes, storages, 0)
 
 
-def every_run(problem: Problem, stages: list[ProgramStage]) -> Iterator[tuple[BlockRun, Figures]]:
+def every_run(
+    problem: Problem, stages: list[ProgramStage]
+) -> Iterator[tuple[BlockRun, BlockFigures]]:
     """All runs of a class of stages that are possible, with what they cost."""
     choices = [(t, k) for t, stage in enumerate(stages) for k in stage.candidates]
     for chosen in product((False, True), repeat=len(choices)):

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from schemas.engines import Engine
 from schemas.problem import Problem
+from stages.replay.block import simulate
 from stages.solve.checkmate import (
     Checkmate,
     block_stages,
@@ -16,7 +17,6 @@ from stages.solve.checkmate import (
 from stages.solve.engine import Limits, solve
 from stages.solve.hand import keep_all
 from stages.solve.search import least_peak_of_block
-from stages.solve.simulate import simulate
 from tests.stages.solve.blocks import every_run, perceptron, tiny_blocks
 
 CLASSES = {

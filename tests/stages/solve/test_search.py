@@ -11,13 +11,13 @@ from schemas.engines import ENGINES, Engine
 from schemas.link import HostLink
 from schemas.options import Option
 from schemas.problem import Problem
+from stages.replay.block import BlockRun, simulate
 from stages.replay.line import forms
 from stages.solve import search
 from stages.solve.checkmate import choose_stages, count_variables
 from stages.solve.hand import drop
 from stages.solve.leaving import recompute_quick
 from stages.solve.search import Grid, grid_points, least_peak_of_block, solve_block
-from stages.solve.simulate import BlockRun, simulate
 from tests.stages.solve.blocks import every_run, perceptron, tiny_blocks
 
 EXACT = Grid(peaks=3, saves=3, gap=0.0, variables=10)

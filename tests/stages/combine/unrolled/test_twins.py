@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from schemas.problem import Problem
 from stages.combine.unrolled.frontier import fastest
 from stages.combine.unrolled.tasks import forward_stages, full_stages, tasks_of_nodes
+from stages.replay.block import simulate
 from stages.solve import checkmate
 from stages.solve.engine import Limits, solve
 from stages.solve.hand import keep_all
-from stages.solve.simulate import simulate
 from tests.stages.combine.unrolled.test_nodes import LIMITS
 from tests.stages.solve.blocks import tiny_blocks
 

@@ -18,7 +18,7 @@ class BlockRun:
 
 
 @dataclass(frozen=True)
-class Figures:
+class BlockFigures:
     """What a run costs, in bytes and seconds, as `schemas.options.Option` defines them."""
 
     save: int
@@ -38,7 +38,7 @@ class Figures:
         return self.forward_seconds + self.backward_seconds
 
 
-def simulate(problem: Problem, run: BlockRun) -> Figures:
+def simulate(problem: Problem, run: BlockRun) -> BlockFigures:
     """Plays a run, by the lifetimes of `stages.replay.line`, in place where that takes no longer.
 
     Raises ValueError when a node reads what has not been made, runs again though it must not, or
@@ -49,7 +49,7 @@ def simulate(problem: Problem, run: BlockRun) -> Figures:
     played = executions(problem, order, in_place=True, ceiling=FASTEST)
     middle = len(run.forward)
     forward, loss, backward = played[:middle], played[middle], played[middle + 1 :]
-    return Figures(
+    return BlockFigures(
         save=loss.before,
         forward_peak=max([loss.before, *(execution.peak for execution in forward)]),
         backward_peak=max((execution.peak for execution in backward), default=0),

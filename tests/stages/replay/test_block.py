@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from schemas.actions import Compute, Loss
 from schemas.problem import Problem
 from stages.combine.schedule.opening import Opener
+from stages.replay.block import BlockRun, simulate
 from stages.replay.line import FASTEST, forms
 from stages.replay.referee import replay
 from stages.solve.hand import (
@@ -22,7 +23,6 @@ from stages.solve.hand import (
     output_only,
     recompute_cheap,
 )
-from stages.solve.simulate import BlockRun, simulate
 from tests.stages.combine.problems import problems
 from tests.stages.replay.graphs import graph_of
 from tests.stages.solve.blocks import perceptron, tiny_blocks
