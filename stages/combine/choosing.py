@@ -140,10 +140,12 @@ class _Asked:
         from schemas.frontier import read_frontier
         from schemas.graph import GRAPH
         from schemas.store import read
+        from stages.combine.strategies.registry import strategy as strategy_of
 
         frontier, digest = read_frontier(self.frontier), read(self.graph, GRAPH).digest
         if frontier.graph != digest:
             raise ConfigError(f"{self.frontier}: was made for another graph than {self.graph}")
+        strategy_of(frontier.strategy)
         if self.makings is not None:
             self.makings.check()
         found = self._from(frontier, total)

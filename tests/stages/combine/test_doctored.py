@@ -78,6 +78,11 @@ def test_times_are_numbers(frontier: Frontier, capsys: pytest.CaptureFixture[str
         assert "a time that is no number" in capsys.readouterr().err
 
 
+def test_strategies_are_known(frontier: Frontier, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chosen(replace(frontier, strategy="magic"), "none") == 1
+    assert "strategy 'magic' is not known" in capsys.readouterr().err
+
+
 def test_points_are_held_to_what_is_said_of_all(
     frontier: Frontier, capsys: pytest.CaptureFixture[str]
 ) -> None:
