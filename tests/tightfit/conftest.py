@@ -55,10 +55,9 @@ def _solved_here() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _brief_search() -> Iterator[None]:
-    """Searches take a tenth of their moves: how good plans are is tested in `tests/stages/combine`
-    and measured by the benchmarks."""
+@pytest.fixture(scope="module")
+def brief_search() -> Iterator[None]:
+    """Searches take a tenth of their moves, where no test asks how good a plan is."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (refining, sweeping):
             patch.setattr(module, "PATIENCE", 60)

@@ -28,7 +28,7 @@ from stages.validate.step import Stepper
 from tests.tightfit.conftest import SETTINGS
 from tightfit.kernels import Rivals
 
-pytestmark = pytest.mark.usefixtures("loose_bounds")
+pytestmark = pytest.mark.usefixtures("loose_bounds", "brief_search")
 
 
 class Net(nn.Module):

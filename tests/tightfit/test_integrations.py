@@ -27,6 +27,8 @@ from transformers import (
     TrainingArguments,
 )
 
+pytestmark = pytest.mark.usefixtures("brief_search")
+
 TOKENS = 16
 
 

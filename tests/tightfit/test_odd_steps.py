@@ -15,7 +15,7 @@ from schemas.strategies import STRATEGIES
 from tests.tightfit.conftest import SETTINGS
 from tightfit import ModelError
 
-pytestmark = pytest.mark.usefixtures("traced_once")
+pytestmark = pytest.mark.usefixtures("traced_once", "brief_search")
 
 MACHINE = {
     "artifact": "tightfit.machine/1",

@@ -15,6 +15,8 @@ from stages.__main__ import main
 from tests.stages.device import mine
 from tests.tightfit.conftest import SETTINGS
 
+pytestmark = pytest.mark.usefixtures("brief_search")
+
 HOUSE = Path(__file__).parents[2]
 OPTION = ["--operators", "mine=tests.stages.device.mine"]
 
