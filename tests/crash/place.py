@@ -38,9 +38,12 @@ class Place:
 
     folder: Path
     store: Path
+    programs: Path = BINARIES
+    """Where `python` and `snakemake` are: those that people call, or the fixture `programs`, whose
+    processes no kill of a run reaches."""
 
     @classmethod
-    def make(cls, folder: Path, store: Path) -> Place:
+    def make(cls, folder: Path, store: Path, programs: Path = BINARIES) -> Place:
         """Copies the checkout, with what was compiled of it, and configures a small run."""
         folder.mkdir(parents=True, exist_ok=True)
         copy_checkout(folder)
@@ -54,18 +57,18 @@ class Place:
             "store": str(store),
         }
         (folder / "small.yaml").write_text(yaml.safe_dump(document))
-        return cls(folder, store)
+        return cls(folder, store, programs)
 
     def start(self) -> subprocess.Popen[bytes]:
         """Starts what `make plan` runs, in a process group of its own."""
-        return self._start("workflow/plan.sh", str(BINARIES), "small.yaml", "2")
+        return self._start("workflow/plan.sh", str(self.programs), "small.yaml", "2")
 
     def start_modules(self) -> subprocess.Popen[bytes]:
         """Starts the part of the workflow that ends with modules: nothing is validated."""
         profile = ("--profile", "workflow/profiles/default", "--logger", "tightfit")
         configuration = ("--configfile", "small.yaml", "--cores", "2")
         target = "results/tower/rockmate/70pct/module"
-        return self._start(str(BINARIES / "snakemake"), *profile, *configuration, "--", target)
+        return self._start(str(self.programs / "snakemake"), *profile, *configuration, "--", target)
 
     def _start(self, *command: str) -> subprocess.Popen[bytes]:
         with (self.folder / "log.txt").open("ab") as log:
@@ -116,7 +119,7 @@ class Place:
     def audit(self) -> subprocess.CompletedProcess[str]:
         """Audits the results."""
         return subprocess.run(
-            [sys.executable, "-m", "stages", "audit", "results"],
+            [str(self.programs / "python"), "-m", "stages", "audit", "results"],
             cwd=self.folder,
             capture_output=True,
             text=True,

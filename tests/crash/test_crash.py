@@ -1,9 +1,13 @@
-"""Runs beside each other, one of them killed: the same plans, byte for byte."""
+"""Runs beside each other, one of them killed: the same plans, byte for byte. What is killed are
+programs as people call them; the other runs have those that start at once, but for `make crash`,
+which kills thirty runs."""
 
 from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,18 +15,19 @@ from tests.crash.place import Place
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Place]:
+def places(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> tuple[Place, Place]:
     """Two folders with one store, planned at the same time, the second up to its modules; the run
     in the first is killed at some moment and begun again."""
     folder = tmp_path_factory.mktemp("crash")
     first = Place.make(folder / "first", folder / "store")
-    second = Place.make(folder / "a" / "longer path" / "second", folder / "store")
+    second = Place.make(folder / "a" / "longer path" / "second", folder / "store", programs)
     undisturbed = second.start_modules()
     running, steps = first.start(), random.randint(1, 7)
     while len(first.told()) < steps and running.poll() is None:
         time.sleep(0.02)
     time.sleep(random.uniform(0, 1))
     assert first.kill(running)
+    first = replace(first, programs=programs)
     first.run()
     second.end(undisturbed)
     return first, second

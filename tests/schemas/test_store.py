@@ -231,6 +231,25 @@ def test_a_row_that_does_not_fit_is_not_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"name": None}, "name"),
+        ({"inputs": [1, None]}, "item"),
+        ({"parts": [None]}, "item"),
+        ({"parts": [{"id": 1, "inner": [{"word": None}]}]}, "word"),
+    ],
+)
+def test_a_file_in_which_something_is_empty_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], field: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_check_nulls", lambda *given: None)
+        store.write(tmp_path / "bad.arrow", KIND, [ROW, {**ROW, **change}])
+    said = error_of(tmp_path / "bad.arrow")
+    assert said.endswith(f"row 1: the field {field!r} is empty")
+
+
 def test_a_missing_field_and_a_reserved_key_are_not_written(tmp_path: Path) -> None:
     row = {key: value for key, value in ROW.items() if key != "kept"}
     with pytest.raises(ArtifactError, match="row 0 lacks the field 'kept'"):

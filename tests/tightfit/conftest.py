@@ -1,7 +1,9 @@
-"""A small model whose step has something to plan, and one store for all tests of a module."""
+"""A small model whose step has something to plan, one store for all tests of a module, blocks that
+are solved in this process, searches that are brief, and traces that tests share."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -9,9 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
+from schemas.errors import TightfitError
+from schemas.graph import Graph
 from stages.combine import bounds
 from stages.combine.moment.limits import Limits
+from stages.combine.polish import refining, sweeping
+from stages.device.factory import Built
+from stages.solve import worker
+from stages.trace import trace as tracing
 
 SETTINGS: dict[str, Any] = {"peaks": 2, "saves": 2, "jobs": 1}
 
@@ -27,6 +36,82 @@ def loose_bounds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bounds, "Limits", partial(Limits, nodes=1, checks=4))
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _solved_here() -> Iterator[None]:
+    """Blocks are solved in this process; `tests/stages/solve`, the workflow and the crash solve
+    them in processes of their own."""
+
+    def run(workers: object, task: str, environment: object) -> tuple[int, str]:
+        try:
+            worker._solve(json.loads(task))
+        except TightfitError as error:
+            return 1, str(error)
+        return 0, ""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stages.solve.shelf._Workers.run", run)
+        yield
+
+
+@pytest.fixture(scope="module")
+def brief_search() -> Iterator[None]:
+    """Searches take a tenth of their moves, where no test asks how good a plan is."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (refining, sweeping):
+            patch.setattr(module, "PATIENCE", 60)
+        patch.setattr(refining, "FURTHER", 20)
+        patch.setattr(refining, "SEEDS", 1)
+        patch.setattr(refining, "ROUNDS", 3)
+        yield
+
+
+@pytest.fixture(scope="module")
+def traced_once() -> Iterator[None]:
+    """What is traced again in the tests of a module, as one model in each of them, is traced once:
+    for modules whose tests are about plans, and whose models are told apart by what `_described`
+    says of them."""
+    known: dict[object, Graph] = {}
+    trace = tracing.trace
+
+    def once(built: Built, *given: Any, **options: Any) -> Graph:
+        if any(type(weight) is not torch.nn.Parameter for weight in built.model.parameters()):
+            return trace(built, *given, **options)
+        key = _described(built), built.loss, f"{given} {options}"
+        if key not in known:
+            known[key] = trace(built, *given, **options)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracing, "trace", once)
+        yield
+
+
+def _described(built: Built) -> str:
+    """A model, its tensors and modes, and its samples."""
+    model = built.model
+    first: dict[int, str] = {}
+    named = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+    tensors = [(first.setdefault(id(one), name), name, _form(one)) for name, one in named]
+    leaves, tree = pytree.tree_flatten(built.samples)
+    place = {id(leaf): number for number, leaf in reversed([*enumerate(leaves)])}
+    modes = [module.training for module in model.modules()]
+    given = [(_form(leaf), place[id(leaf)]) for leaf in leaves]
+    casts = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    around = (built.label, built.ones, casts)
+    return repr((type(model), str(model), tensors, modes, around, tree, given))
+
+
+def _form(one: Any) -> object:
+    """How a tensor lies in memory, or what another value is."""
+    if not isinstance(one, torch.Tensor):
+        return type(one), one
+    lies = (tuple(one.shape), one.stride(), one.storage_offset(), one.dtype, one.device)
+    return type(one), one.requires_grad, one._base is None, *lies
 
 
 class Tower(torch.nn.Module):

@@ -14,6 +14,8 @@ from stages.device.meter import session
 from tests.tightfit.steps import Measured, alike, loss
 from tests.tightfit.test_away import _small, adamw, deep
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 __all__ = ["_small"]
 
 

@@ -14,13 +14,15 @@ import tightfit
 from tests.tightfit.conftest import SETTINGS
 from tests.tightfit.test_integrations import equal, planned, trainer_of, weights
 
+pytestmark = pytest.mark.usefixtures("brief_search")
+
 peft = pytest.importorskip("peft")
 
 TASK: dict[str, Any] = {"task_type": "CAUSAL_LM"}
 LAYERS: dict[str, Any] = {"target_modules": ["c_attn"], "fan_in_fan_out": True}
 PROMPT: dict[str, Any] = {
     "num_virtual_tokens": 3,
-    "num_layers": 2,
+    "num_layers": 1,
     "token_dim": 32,
     "num_attention_heads": 2,
 }
@@ -34,7 +36,7 @@ ADAPTERS = {
 
 def adapted(name: str) -> Any:
     torch.manual_seed(0)
-    small: dict[str, Any] = {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    small: dict[str, Any] = {"vocab_size": 50, "n_embd": 32, "n_layer": 1, "n_head": 2}
     tokens: dict[str, Any] = {"n_positions": 24, "bos_token_id": 0, "eos_token_id": 0}
     model = GPT2LMHeadModel(GPT2Config(**small, **tokens, use_cache=False))
     return peft.get_peft_model(model, ADAPTERS[name]()).train()

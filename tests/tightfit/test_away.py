@@ -16,6 +16,8 @@ from schemas.errors import ConfigError, ModelError
 from stages.device.meter import session
 from tests.tightfit.steps import alike, check_three_steps, loss
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 SETTINGS: dict[str, Any] = {"progress": False, "parameters": "away"}
 
 

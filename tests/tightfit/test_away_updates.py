@@ -21,6 +21,8 @@ from tests.tightfit import test_away as away
 from tests.tightfit.steps import Measured, alike, check_three_steps, loss
 from tests.tightfit.test_away import SETTINGS, adamw, deep, momentum
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _slow_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

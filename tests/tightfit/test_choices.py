@@ -21,6 +21,8 @@ from stages.replay.referee import Replay
 from tests.tightfit.conftest import SETTINGS, tower
 from tightfit.choices import Choices
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 ROWS = torch.randn(64, 16)
 
 

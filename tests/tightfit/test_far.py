@@ -25,6 +25,8 @@ from tests.tightfit.test_away import SETTINGS, adamw, deep
 from tests.tightfit.test_away_updates import train_parts
 from tightfit.settings import builts
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 ROOM = 45_000
 """Bytes of the second memory: parameters take some 21 kB, their states 36."""
 

@@ -25,9 +25,10 @@ from stages.validate.fused import _errors, beside_eager
 from stages.validate.load import load_planned
 from stages.validate.measure import measure_memory
 from stages.validate.step import Stepper
+from tests.tightfit.conftest import SETTINGS
 from tightfit.kernels import Rivals
 
-pytestmark = pytest.mark.usefixtures("loose_bounds")
+pytestmark = pytest.mark.usefixtures("loose_bounds", "brief_search")
 
 
 class Net(nn.Module):
@@ -68,7 +69,7 @@ def planned(
 ) -> tuple[nn.Module, tightfit.ChosenPlan, Path]:
     store = tmp_path_factory.mktemp("store")
     fitted, made = tightfit.plan(
-        net(), (ROWS,), budget="min", kernels="fused", store=store, progress=False
+        net(), (ROWS,), budget="min", kernels="fused", store=store, progress=False, **SETTINGS
     )
     return fitted, made, store
 
@@ -122,8 +123,9 @@ def test_convolutions_are_planned_with_channels_last(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.SiLU(), nn.Conv2d(8, 4, 3))
     images = torch.randn(2, 3, 12, 12)
     fitted, made = tightfit.plan(
-        model.train(), (images,), budget="min", kernels="fused", store=tmp_path, progress=False
-    )
+        model.train(), (images,), budget="min", kernels="fused", store=tmp_path, progress=False,
+        **SETTINGS,
+    )  # fmt: skip
     text = (Path(made.module) / "step.py").read_text()
     assert "channels_last" in text
     output = fitted(images)
@@ -197,8 +199,9 @@ class Casting(nn.Module):
 def test_a_model_that_casts_is_compared_with_eager_alone(tmp_path: Path) -> None:
     torch.manual_seed(0)
     _, made = tightfit.plan(
-        Casting(), (ROWS,), budget="100%", kernels="fused", store=tmp_path, progress=False
-    )
+        Casting(), (ROWS,), budget="100%", kernels="fused", store=tmp_path, progress=False,
+        **SETTINGS,
+    )  # fmt: skip
     assert any(is_group(op.target) for op in graph_of(tmp_path).ops)
     assert re.search(r"; fused kernels differ from eager by \S+ in outputs", made.sentence)
 
@@ -241,7 +244,7 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, nn.Modul
     torch.manual_seed(0)
     model, store = Heads(), tmp_path_factory.mktemp("heads")
     fitted, _ = tightfit.plan(
-        model, (ROWS,), budget="100%", kernels="fused", store=store, progress=False
+        model, (ROWS,), budget="100%", kernels="fused", store=store, progress=False, **SETTINGS
     )
     return fitted, model
 
@@ -284,6 +287,7 @@ def test_an_optimiser_may_step_in_the_backward(tmp_path: Path) -> None:
         optimizer=own,
         store=tmp_path,
         progress=False,
+        **SETTINGS,
     )
     assert made.optimizer is not None
     alone = unplanned(tmp_path)

@@ -27,6 +27,8 @@ from transformers import (
     TrainingArguments,
 )
 
+pytestmark = pytest.mark.usefixtures("brief_search")
+
 TOKENS = 16
 
 
@@ -47,7 +49,7 @@ class Texts(torch.utils.data.Dataset[dict[str, Any]]):
         return {"input_ids": row, "attention_mask": mask, "labels": labels}
 
 
-SIZES: dict[str, Any] = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2}
+SIZES: dict[str, Any] = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1}
 HEADS: dict[str, Any] = {"num_attention_heads": 2, "intermediate_size": 64}
 
 
@@ -57,7 +59,7 @@ def gpt2() -> Any:
         "vocab_size": 50,
         "n_positions": TOKENS,
         "n_embd": 32,
-        "n_layer": 2,
+        "n_layer": 1,
         "n_head": 2,
     }
     return GPT2LMHeadModel(GPT2Config(**small))

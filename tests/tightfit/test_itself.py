@@ -15,6 +15,7 @@ from stages.device.factory import check_result
 from stages.trace.trace import trace
 from stages.validate.itself import checkpoints_itself
 from stages.validate.validate import own_peak
+from tests.tightfit.conftest import SETTINGS
 
 torch.set_num_threads(1)
 
@@ -40,8 +41,9 @@ def planned(store: Path, budget: str, check: bool = True) -> tightfit.ChosenPlan
     torch.manual_seed(0)
     x = torch.randn(64, 8, requires_grad=True)
     made: tightfit.ChosenPlan = tightfit.plan(
-        Checkpointed().train(), (x,), budget=budget, store=store, check=check, progress=False
-    )[1]
+        Checkpointed().train(), (x,), budget=budget, store=store, check=check, progress=False,
+        **SETTINGS,
+    )[1]  # fmt: skip
     return made
 
 

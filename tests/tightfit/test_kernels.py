@@ -19,12 +19,13 @@ from schemas.plan import Plan
 from schemas.updates import WholeStep
 from stages.fuse import compiling
 from stages.profile import measure
+from tests.tightfit.conftest import SETTINGS
 from tests.tightfit.test_fused import ROWS, net, step
 from tightfit.kernels import Rivals
 from tightfit.route import Route
 from tightfit.variants import Variant
 
-pytestmark = pytest.mark.usefixtures("loose_bounds")
+pytestmark = pytest.mark.usefixtures("loose_bounds", "traced_once")
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def paced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 def planned(store: Path, budget: str) -> tuple[nn.Module, tightfit.ChosenPlan]:
     return tightfit.plan(
-        net(), (ROWS,), budget=budget, kernels="fused", store=store, progress=False, jobs=1
+        net(), (ROWS,), budget=budget, kernels="fused", store=store, progress=False, **SETTINGS
     )
 
 
@@ -96,7 +97,13 @@ def test_an_interruption_leaves_the_plan_of_fused_kernels(
 def test_the_smallest_budget_is_that_of_either_kernels(tmp_path: Path) -> None:
     def least(kernels: Any) -> int:
         _, made = tightfit.plan(
-            net(), (ROWS,), budget="min", kernels=kernels, store=tmp_path, progress=False, jobs=1
+            net(),
+            (ROWS,),
+            budget="min",
+            kernels=kernels,
+            store=tmp_path,
+            progress=False,
+            **SETTINGS,
         )
         assert made.peak is not None
         return made.peak
@@ -112,7 +119,7 @@ def test_an_optimiser_in_the_backward_steps_with_eagers_kernels_where_these_are_
     own = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     fitted, made = tightfit.plan(
         model, (ROWS,), budget="100%", kernels="fused", optimizer=own, store=tmp_path,
-        progress=False, jobs=1,
+        progress=False, **SETTINGS,
     )  # fmt: skip
     assert made.kernels == "eager"
     assert "; with eager's kernels, as fused ones would take" in made.sentence

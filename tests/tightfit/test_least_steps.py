@@ -13,6 +13,8 @@ from stages.device.meter import session
 from tests.tightfit.steps import check_three_steps, loss
 from tests.tightfit.test_away import _small, adam, adamw, deep, momentum
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 __all__ = ["_small"]
 
 

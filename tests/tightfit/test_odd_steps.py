@@ -12,7 +12,10 @@ from torch import Tensor, nn
 import tightfit
 from schemas.errors import ConfigError
 from schemas.strategies import STRATEGIES
+from tests.tightfit.conftest import SETTINGS
 from tightfit import ModelError
+
+pytestmark = pytest.mark.usefixtures("traced_once", "brief_search")
 
 MACHINE = {
     "artifact": "tightfit.machine/1",
@@ -101,6 +104,7 @@ def test_a_plan_gives_what_eager_gives(
         store=store,
         progress=False,
         machine=linked,
+        **SETTINGS,
     )
     given = step(planned, x)
     model.zero_grad()
@@ -112,7 +116,9 @@ def test_a_plan_gives_what_eager_gives(
 def test_outputs_that_no_gradient_reaches_are_made_ahead_of_the_loss(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = Scores(), torch.randn(12, 4)
-    planned, _ = tightfit.plan(model, (x,), budget="min", store=tmp_path, progress=False)
+    planned, _ = tightfit.plan(
+        model, (x,), budget="min", store=tmp_path, progress=False, **SETTINGS
+    )
     given = step(planned, x)
     model.zero_grad()
     for one, other in zip(given, step(model, x), strict=True):

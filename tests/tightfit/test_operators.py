@@ -13,6 +13,9 @@ import torch
 import tightfit
 from stages.__main__ import main
 from tests.stages.device import mine
+from tests.tightfit.conftest import SETTINGS
+
+pytestmark = pytest.mark.usefixtures("brief_search")
 
 HOUSE = Path(__file__).parents[2]
 OPTION = ["--operators", "mine=tests.stages.device.mine"]
@@ -25,8 +28,9 @@ def test_a_model_that_calls_one_is_planned_and_equal(tmp_path: Path) -> None:
     with pytest.raises(tightfit.ModelError, match="is named as one of `operators`"):
         tightfit.plan(model, (x,), store=tmp_path, progress=False)
     planned, made = tightfit.plan(
-        model, (x,), budget="90%", operators=["mine"], store=tmp_path, progress=False
-    )
+        model, (x,), budget="90%", operators=["mine"], store=tmp_path, progress=False,
+        **SETTINGS,
+    )  # fmt: skip
     for one in (planned, original):
         one(x).square().sum().backward()
     assert all(

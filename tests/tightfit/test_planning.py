@@ -14,6 +14,8 @@ from data.models import gpt2
 from schemas.errors import ConfigError, ModelError
 from schemas.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 SETTINGS: dict[str, Any] = {"peaks": 2, "saves": 2, "jobs": 1}
 
 

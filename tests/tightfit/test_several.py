@@ -18,6 +18,8 @@ import tightfit
 from tests.tightfit.conftest import SETTINGS
 from tightfit import route
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 

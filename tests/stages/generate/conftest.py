@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +15,7 @@ from schemas.graph import Graph
 from stages.device.factory import Built
 from tests.conftest import LASTING
 from tests.stages.generate.captures import Captures, stand_in
-from tests.stages.generate.graphed import ROWS, made
+from tests.stages.generate.graphed import ROWS, package_of
 from tests.stages.generate.models import Small
 from tests.stages.generate.plans import generated, recompute, traced
 
@@ -52,8 +53,17 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
     return stand_in(monkeypatch)
 
 
-@pytest.fixture
-def as_graphs(captures: Captures, tmp_path: Path) -> tuple[ModuleType, Built]:
+@pytest.fixture(scope="session")
+def rows_traced() -> tuple[Graph, Built]:
     """Normalisation that writes buffers, dropout that draws, two outputs."""
     torch.manual_seed(0)
-    return made(Small(), tmp_path, ROWS, scale=2.0)
+    return traced((Small().train(), ((ROWS,), {"scale": 2.0})))
+
+
+@pytest.fixture
+def as_graphs(
+    captures: Captures, rows_traced: tuple[Graph, Built], tmp_path: Path
+) -> tuple[ModuleType, Built]:
+    """A package of it, whose plan may be run as CUDA graphs, and its model."""
+    graph, built = rows_traced
+    return package_of(graph, tmp_path), replace(built, model=copy.deepcopy(built.model))

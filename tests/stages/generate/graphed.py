@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from schemas.graph import Graph
 from stages.device.factory import Built
 from tests.stages.generate.plans import (
     check_equal,
@@ -25,9 +26,14 @@ ROWS = torch.linspace(-1, 1, 48).reshape(8, 6)
 def made(model: nn.Module, at: Path, *args: Any, **kwargs: Any) -> tuple[ModuleType, Built]:
     """The package of a plan that keeps everything, which may be run as CUDA graphs on the CPU."""
     graph, built = traced((model.train(), (args or (ROWS,), kwargs)))
+    return package_of(graph, at), built
+
+
+def package_of(graph: Graph, at: Path) -> ModuleType:
+    """Such a package of a graph."""
     module = generated(graph, at / "module", in_place=True)
     unrefused(module)
-    return module, built
+    return module
 
 
 def unrefused(module: ModuleType) -> None:

@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 
 MODELS: dict[str, Any] = {
     "gpt2": lambda: models.gpt2(2, 32, 2, 50, 2, 8),
-    "gpt2_dropout": lambda: models.gpt2(2, 32, 2, 50, 2, 8, dropout=0.1),
+    "gpt2_dropout": lambda: models.gpt2(1, 32, 2, 50, 2, 8, dropout=0.1),
     "bert": lambda: models.bert(1, 32, 2, 50, 2, 8),
     "llama": lambda: models.llama(1, 32, 2, 50, 2, 8),
     "llama_cache": lambda: models.llama(1, 32, 2, 50, 2, 8, use_cache=True),

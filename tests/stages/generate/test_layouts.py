@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from schemas.graph import Graph
 from stages.generate.layouts import AS_IT_IS, LAID_OUT, REFUSED, layouts
 from stages.trace.trace import trace
 from tests.stages.generate.plans import built_of, generated, recompute, same
@@ -125,15 +126,23 @@ def is_refused(planned: nn.Module, original: nn.Module, x: torch.Tensor, loss: L
     return False
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("in_place", [False, True])
-def test_losses(name: str, in_place: bool, tmp_path: Path) -> None:
-    """Everyday losses of everyday last layers: equal, and refused only where the step computes in
-    the memory of the gradient."""
-    make, shape = MODELS[name]
+@pytest.fixture(scope="module", params=MODELS)
+def last_layer(request: pytest.FixtureRequest) -> tuple[str, nn.Module, torch.Tensor, Graph]:
+    """A model by its name, with an input and its graph."""
+    make, shape = MODELS[request.param]
     torch.manual_seed(0)
     model, x = make(), torch.randn(shape)
-    graph = trace(built_of((model, ((x,), {}))), "m")
+    return request.param, model, x, trace(built_of((model, ((x,), {}))), "m")
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_losses(
+    last_layer: tuple[str, nn.Module, torch.Tensor, Graph], in_place: bool, tmp_path: Path
+) -> None:
+    """Everyday losses of everyday last layers: equal, and refused only where the step computes in
+    the memory of the gradient."""
+    name, model, x, graph = last_layer
+    model = copy.deepcopy(model)
     executions = recompute(graph, 1) if in_place else None
     planned = generated(graph, tmp_path / "p", executions, in_place).load(copy.deepcopy(model))
     refused = {key for key, loss in LOSSES.items() if is_refused(planned, model, x, loss)}

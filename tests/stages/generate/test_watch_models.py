@@ -89,10 +89,10 @@ def test_tied_inputs_are_refused_where_it_matters(pair: Any) -> None:
 
 
 REAL = [
-    ("gpt2", lambda: models.gpt2(2, 32, 2, 100, 2, 8, 0.1)),
-    ("bert", lambda: models.bert(tokens=8)),
-    ("llama", lambda: models.llama(tokens=8)),
-    ("t5", lambda: texts.t5()),
+    ("gpt2", lambda: models.gpt2(1, 32, 2, 100, 2, 8, 0.1)),
+    ("bert", lambda: models.bert(1, tokens=8)),
+    ("llama", lambda: models.llama(1, tokens=8)),
+    ("t5", lambda: texts.t5(1)),
     ("resnet", lambda: models.resnet("resnet10", 2, 32)),
 ]
 

@@ -55,9 +55,9 @@ def test_nothing_is_written_when_it_fails(tmp_path: Path) -> None:
 
 
 def test_weights_are_never_allocated(tmp_path: Path) -> None:
-    """Two layers of GPT-2 with 4.1 GB of weights, traced in a process that may not have half a
+    """A layer of GPT-2 with 4.4 GB of weights, traced in a process that may not have half a
     gigabyte more than PyTorch itself takes."""
-    big = {"layers": 2, "width": 6144, "heads": 48, "vocabulary": 20000, "batch": 8, "tokens": 1024}
+    big = {"layers": 1, "width": 8832, "heads": 48, "vocabulary": 20000, "batch": 8, "tokens": 1024}
     script = f"""
 import resource, torch, transformers.models.gpt2.modeling_gpt2
 from stages.trace.cli import run

@@ -15,11 +15,11 @@ TINY = {"layers": 2, "width": 64, "heads": 2, "vocabulary": 100, "batch": 2, "to
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", TINY),
-    "gpt2_dropout": ("gpt2", {**TINY, "dropout": 0.1}),
+    "gpt2_dropout": ("gpt2", {**TINY, "layers": 1, "dropout": 0.1}),
     "resnet": ("resnet", {"name": "resnet10", "batch": 2, "size": 64}),
-    "bert": ("bert", {}),
-    "llama": ("llama", {}),
-    "llama_cache": ("llama", {"use_cache": True}),
+    "bert": ("bert", {"layers": 1}),
+    "llama": ("llama", {"layers": 1}),
+    "llama_cache": ("llama", {"layers": 1, "use_cache": True}),
 }
 
 

@@ -225,10 +225,10 @@ def test_the_description_repeats_itself() -> None:
 @pytest.mark.parametrize(
     "made",
     [
-        lambda: models.gpt2(2, 32, 2, 100, 2, 8, 0.1),
-        lambda: models.bert(tokens=8),
-        lambda: models.llama(tokens=8),
-        lambda: texts.t5(),
+        lambda: models.gpt2(1, 32, 2, 100, 2, 8, 0.1),
+        lambda: models.bert(1, tokens=8),
+        lambda: models.llama(1, tokens=8),
+        lambda: texts.t5(1),
         lambda: models.resnet("resnet10", 2, 32),
     ],
     ids="gpt2 bert llama t5 resnet".split(),
