@@ -16,7 +16,7 @@ from schemas.link import HostLink
 from schemas.options import write_options
 from stages.combine.chain.ways import Way
 from stages.combine.frontier import Subject, frontier
-from stages.combine.inputs import _check_nodes
+from stages.combine.given import check_options
 from stages.combine.making import _check_speed
 from stages.combine.moment.solver import Limits
 from stages.combine.offmate.positions import Leaving, OffmateChain, OffmateOption
@@ -168,7 +168,7 @@ def test_doctored_options_are_refused(facts: Facts) -> None:
         with pytest.raises(
             ArtifactError, match="lets leave what the forward of the block does not"
         ):
-            _check_nodes(blocks, doctored, "options.arrow")
+            check_options(blocks.problems, doctored, "options.arrow")
 
 
 def test_options_for_another_link_are_refused(tmp_path: Path) -> None:
