@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
     from schemas.sequence import Operation
 
 OUTPUTS = ("sequence.arrow", "schedule.arrow", "plan.json")
+FAR = 0.05
+"""The gap from which on a plan that was found from own plans is compared with one that is found
+from the whole frontier."""
 MAKINGS = {
-    "blocks": "blocks.arrow of {}, with the options: where nothing is found within the budget from "
-    "a frontier of the strategy's own plans, the whole one is made of them and searched from",
+    "blocks": "blocks.arrow of {}, with the options: where nothing near to the bound is found from "
+    "a frontier of the strategy's own plans, the whole one is made of them and searched from, too",
     "options": "options.arrow of these blocks",
     "hierarchy": "hierarchy.arrow of {}, for strategies that take it",
 }
@@ -134,9 +138,10 @@ class _Asked:
         return [self.graph, self.costs, self.frontier, *(path for path in more if path is not None)]
 
     def chosen(self, total: int | None = None) -> _Chosen:
-        """The plan, from the whole frontier where none is found from own plans and it can be made;
-        `total` are the bytes of the budget where these are another's. Raises ConfigError where the
-        frontier is of another graph, ArtifactError where what it is made of cannot be read."""
+        """The plan, or that from the whole frontier where this is faster: it is made, if it can
+        be, where own plans lead to none, or to one whose gap is above `FAR`. `total` are the bytes
+        of the budget where these are another's. Raises ConfigError where the frontier is of another
+        graph, ArtifactError where what it is made of cannot be read."""
         from schemas.frontier import read_frontier
         from schemas.graph import GRAPH
         from schemas.store import read
@@ -149,9 +154,11 @@ class _Asked:
         if self.makings is not None:
             self.makings.check()
         found = self._from(frontier, total)
-        if found.plan.feasible or self.makings is None or not self.search:
+        if self.makings is None or not self.search or _near(found.plan):
             return found
-        return self._from(self.makings.frontier(frontier.strategy), total)
+        further = self._from(self.makings.frontier(frontier.strategy), total)
+        slower = not found.plan.feasible or _seconds(further.plan) < _seconds(found.plan)
+        return further if slower else found
 
     def _from(self, frontier: Frontier, total: int | None) -> _Chosen:
         """The plan of one frontier."""
@@ -174,6 +181,16 @@ class _Asked:
             plan = replace(plan, groups=groups, compiled=compiled)
         sequence = [] if point is None else point.sequence
         return _Chosen(plan, sequence, steps, frontier.graph, frontier.link)
+
+
+def _near(plan: Plan) -> bool:
+    """Whether a plan is near to its bound, or no budget was asked for."""
+    return plan.budget == NO_BUDGET or (plan.feasible and plan.gap is not None and plan.gap <= FAR)
+
+
+def _seconds(plan: Plan) -> float:
+    """The predicted time of a plan, that of an infeasible one being without end."""
+    return math.inf if plan.time is None else plan.time
 
 
 def run(options: argparse.Namespace) -> None:

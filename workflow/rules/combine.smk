@@ -47,7 +47,7 @@ use rule own_plans as frontier with:
         "{wildcards.model}: planning with {wildcards.strategy}{params.span}"
 
 
-# Where own plans lead to none within the budget the whole frontier is made here, too.
+# Where own plans lead to none that is near to its bound the whole frontier is made here, too.
 rule choose:
     input:
         frontier=plans_of,

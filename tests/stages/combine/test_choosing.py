@@ -10,7 +10,8 @@ import pytest
 from schemas.frontier import read_frontier
 from schemas.plan import Plan, read_plan
 from stages.__main__ import main
-from stages.combine.choosing import OUTPUTS
+from stages.combine.choosing import FAR, OUTPUTS
+from stages.combine.making import Makings
 from tests.stages.audit.towers import solve_tower, stage
 
 STRATEGY = ("--strategy", "rotor")
@@ -66,11 +67,29 @@ def test_where_they_lead_to_one_it_is_not_made(
     solved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = chosen(solved, tmp_path / "before", "given", "90%")
+    assert before.gap is not None and before.gap <= FAR
     monkeypatch.setattr("stages.combine.making.Makings.frontier", None)
     found = chosen(solved, tmp_path / "found", "given", "90%", *makings(solved))
     assert found.feasible and found == before and same(tmp_path / "found", tmp_path / "before")
+    unplanned = chosen(solved, tmp_path / "all", "given", "none", *makings(solved))
+    assert unplanned.feasible
     unsearched = chosen(solved, tmp_path / "none", "given", LEAST, *makings(solved), "--no-search")
     assert not unsearched.feasible
+
+
+def test_a_plan_far_from_its_bound_is_compared_with_that_from_the_whole_frontier(
+    solved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = chosen(solved, tmp_path / "alone", "given", "90%")
+    whole = chosen(solved, tmp_path / "whole", "frontier", "90%")
+    monkeypatch.setattr("stages.combine.choosing.FAR", -1.0)
+    found = chosen(solved, tmp_path / "found", "given", "90%", *makings(solved))
+    assert alone.time is not None and whole.time is not None
+    assert found == (whole if whole.time < alone.time else alone)
+    made = Makings.frontier
+    monkeypatch.setattr(Makings, "frontier", lambda self, name: made(self, "unplanned"))
+    kept = chosen(solved, tmp_path / "kept", "given", "90%", *makings(solved))
+    assert kept == alone and same(tmp_path / "kept", tmp_path / "alone")
 
 
 def test_what_a_frontier_is_made_of_is_read_and_recorded(solved: Path, tmp_path: Path) -> None:
