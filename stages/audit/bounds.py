@@ -13,13 +13,10 @@ from pathlib import Path
 
 from schemas.budget import NO_BUDGET
 from schemas.errors import TightfitError
-from schemas.frontier import read_frontier
+from schemas.frontier import ROUNDING, read_frontier
 from schemas.plan import Plan
 from schemas.schedule import schedule_updates
 from stages.audit.plan_files import PlanFiles, cached, is_chain
-
-ROUNDING = 1e-9
-"""Relative difference of two sums of the same times in another order."""
 
 
 @dataclass(frozen=True)

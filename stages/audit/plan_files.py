@@ -65,10 +65,8 @@ class PlanFiles:
             return None if near is None or near in map(Path.absolute, damaged) else near
 
         def given(folder: Path) -> Path | None:
-            own = folder.parent / "given.arrow"
-            return (
-                above(folder.parent, own.name) if own.exists() else above(folder, "frontier.arrow")
-            )
+            own = (folder.parent / "given.arrow").exists()
+            return above(folder, "given.arrow" if own else "frontier.arrow")
 
         plan, folder = read_plan(path), path.absolute().parent
         own, other = _folders(folder, plan, above(folder, "graph.arrow"))

@@ -10,7 +10,7 @@ from functools import partial
 from schemas.budget import NO_BUDGET
 from schemas.costs import Costs
 from schemas.engines import HIGHS, Engine
-from schemas.frontier import Frontier, Point
+from schemas.frontier import ROUNDING, Frontier, Point
 from schemas.graph import Graph
 from schemas.link import HostLink
 from schemas.plan import Plan, PlanCost, Verdict, gap_of
@@ -36,8 +36,6 @@ from stages.combine.transfers.bound import least_seconds_linked
 from stages.combine.transfers.deciding import LinkedMoments
 from stages.replay.referee import Replay
 
-TOLERANCE = 1e-9
-"""Relative difference of two sums of the same times in another order."""
 BOUND = 1
 """Searches that a bound is counted as."""
 
@@ -154,7 +152,7 @@ class _Asked:
         memory = in_all.memory(played.steps, frontier, self.total)
         bound, clock = limit.below(played.seconds)
         gap = gap_of(played.seconds, bound)
-        verdict: Verdict = "optimal" if gap <= TOLERANCE else "feasible"
+        verdict: Verdict = "optimal" if gap <= ROUNDING else "feasible"
         words = self._words(verdict, point, gap)
         said = (
             f"{words}{_sent(played, frontier)}{of_costs(in_all.player.graph, in_all.player.costs)}"
@@ -209,7 +207,7 @@ class _Limit:
         is called optimal for it, and the verdict says so."""
         if self.proven is None:
             return min(self.simple, seconds), ""
-        if self.proven.seconds > seconds * (1 + TOLERANCE):
+        if self.proven.seconds > seconds * (1 + ROUNDING):
             said = "; a closer bound was above the plan and is left out: a fault of tightfit"
             return min(self.simple, seconds), said
         clock = "; the clock, not the work, ended the search for a bound"
@@ -235,7 +233,7 @@ def _within(
         simple = least_seconds(graph, costs, problem, asked)
     else:
         simple = least_seconds_linked(problem, asked, link) + seconds_of_views(graph, costs)
-    met = point is not None and simple >= point.seconds * (1 - TOLERANCE)
+    met = point is not None and simple >= point.seconds * (1 - ROUNDING)
     if met or not search or asked < least_peak(problem):
         return point, _Limit(simple)
     known = math.inf if point is None else point.seconds

@@ -7,13 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from schemas.blocks import Block, Blocks
 from schemas.errors import ArtifactError
+from schemas.frontier import ROUNDING
 from schemas.graph import NONE
 from schemas.options import Option
 from schemas.problem import Node, Problem
 from stages.replay.block import BlockRun, simulate
-
-ROUNDING = 1e-9
-"""Relative difference of two sums of the same times in another order."""
 
 
 def check_blocks(chain: Blocks, problem: Problem, where: str) -> None:
