@@ -109,6 +109,7 @@ def planned(trainer: Any, store: Path, **options: Any) -> tightfit.ChosenPlan:
     return plan_trainer(trainer, **settings)
 
 
+@pytest.mark.sample(only=["gpt2"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_trainer_trains_as_without_a_plan(name: str, store: Path, tmp_path: Path) -> None:
     build, classes = MODELS[name]
@@ -130,6 +131,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(only=["accumulation"])
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_of_training(way: str, store: Path, tmp_path: Path) -> None:
     alone = trainer_of(gpt2(), tmp_path / "alone", **WAYS[way])
@@ -153,6 +155,7 @@ def noted(trainer: Any) -> list[bool]:
     return found
 
 
+@pytest.mark.long
 def test_a_last_batch_that_is_smaller(store: Path, tmp_path: Path) -> None:
     settings = {"count": 5, "max_steps": -1, "num_train_epochs": 2}
     alone = trainer_of(gpt2(), tmp_path / "alone", **settings)
@@ -167,6 +170,7 @@ def test_a_last_batch_that_is_smaller(store: Path, tmp_path: Path) -> None:
         refused.train()
 
 
+@pytest.mark.long
 def test_what_it_saves_is_loaded_without_tightfit(store: Path, tmp_path: Path) -> None:
     trainer = trainer_of(gpt2(), tmp_path / "run", save_strategy="steps", save_steps=3)
     planned(trainer, store)
@@ -179,6 +183,7 @@ def test_what_it_saves_is_loaded_without_tightfit(store: Path, tmp_path: Path) -
         assert equal(plain.state_dict(), weights(trainer))
 
 
+@pytest.mark.long
 def test_evaluation_and_generation(store: Path, tmp_path: Path) -> None:
     trainer = trainer_of(gpt2(), tmp_path)
     planned(trainer, store)

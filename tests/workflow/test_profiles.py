@@ -51,6 +51,7 @@ def test_pods_are_given_all_that_the_index_is_made_of(
     }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("options", "limit"),
     [

@@ -14,6 +14,8 @@ import pytest
 
 from tests.workflow.conftest import Workplace
 
+pytestmark = pytest.mark.long
+
 LAYERS = '''"""Layers of mine."""
 from torch import nn
 

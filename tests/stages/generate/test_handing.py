@@ -76,6 +76,7 @@ def made(request: pytest.FixtureRequest) -> tuple[Graph, Built]:
     return traced(request.param())
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("plan", PLANS)
 def test_an_optimiser_may_step_inside_the_backward(
     made: tuple[Graph, Built], plan: str, tmp_path: Path

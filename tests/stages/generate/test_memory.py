@@ -38,7 +38,12 @@ MODELS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.long if name == "resnet" else ()) for name in MODELS
+    ],
+)
 def profiled(request: Any, tmp_path_factory: Any) -> tuple[Graph, Built, Costs]:
     torch.manual_seed(0)
     graph, built = traced(MODELS[request.param](), request.param)
