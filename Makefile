@@ -1,6 +1,6 @@
 # make plan: plan the models of config.yaml.  make zoo: those of zoo.yaml.  make test: run the tests.
-# make test-long: run those that take long.  Each makes .venv first.  PROFILE=slurm sends the jobs of plan and zoo to a cluster,
-# and REMEASURE=1 has them measure costs again.
+# make test-long: run those that take long.  Each makes .venv first.  PROFILE=slurm sends the jobs of
+# plan and zoo to a cluster, and REMEASURE=1 has them measure costs again.
 
 VENV ?= .venv
 CONFIG ?= config.yaml
@@ -12,7 +12,8 @@ MUTANTS ?= 100
 SEED ?= 0
 
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/pytest -n logical --dist loadscope --no-loadscope-reorder --max-worker-restart 0 --durations 50
+PYTEST := $(BIN)/pytest -n logical --dist loadscope --no-loadscope-reorder --max-worker-restart 0 \
+	--durations 50
 export PYTHON
 export PYTHONPATH := $(CURDIR)/workflow/progress
 # What is imported is compiled once, not at the start of each process.

@@ -51,6 +51,7 @@ def commands(folder: Path, memory: int, microbatches: int = 3) -> dict[str, list
     }
 
 
+@pytest.mark.long
 def test_from_a_factory_to_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The ranks are processes of their own, held to one process and to the bytes."""
     torch.set_num_threads(1)

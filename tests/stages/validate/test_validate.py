@@ -226,6 +226,7 @@ def test_a_loss_must_be_there_as_it_was_traced(graph: Graph, tmp_path: Path) -> 
         validate(graph, check_result((*net(), total), "net"), PLAN, tmp_path, 0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["gpt2", "resnet", "loss", "own loss"])
 def test_replay_predicts_the_peak_to_the_byte(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -90,12 +90,14 @@ def test_the_referee_plays_every_plan(
     assert states <= room
 
 
+@pytest.mark.long
 def test_a_slower_disk_is_never_faster() -> None:
     tight = task(9_000_000, room=PARAMETERS + STATES * 2 // 3)
     fast, slow = (planned(tight, replace(DISK, bandwidth=b))[1].seconds for b in (5e9, 1e7))
     assert fast < slow
 
 
+@pytest.mark.long
 def test_parameters_stay_with_their_states_where_the_same_search_finds_that_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
