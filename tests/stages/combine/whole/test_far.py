@@ -47,6 +47,7 @@ def test_what_has_room_in_the_other_memory_stays_there() -> None:
     assert with_disk[1].replay.steps == Search(roomy).best().replay.steps
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("short", [1, STATES // 3, STATES * 2 // 3])
 def test_states_without_room_are_in_the_third_memory(short: int) -> None:
     tight = task(9_000_000, room=PARAMETERS + STATES - short)
@@ -65,6 +66,7 @@ def test_states_without_room_are_in_the_third_memory(short: int) -> None:
     assert lanes >= {"host/from-disk", "host/to-disk"}
 
 
+@pytest.mark.long
 @settings(max_examples=5, deadline=None)
 @given(
     share=st.floats(0.3, 1.2),
