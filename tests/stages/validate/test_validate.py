@@ -17,9 +17,9 @@ from schemas.graph import Graph, write_graph
 from schemas.measurement import read_line, read_measurement
 from stages.combine.schedule.opening import open_schedule
 from stages.device.factory import Built, check_result
+from stages.device.identity import describe_device
 from stages.generate.package import package, write_directory
 from stages.profile import measure
-from stages.profile.device import describe_device
 from stages.profile.library import open_library
 from stages.profile.profile import profile
 from stages.replay.referee import replay
