@@ -204,7 +204,7 @@ def _plan(folder: Path, whole: bool, described: Device | None) -> PlanResult:
         sequence=(_maybe(folder / "sequence.arrow", read_sequence) or []) if whole else [],
         measurement=_maybe(folder / "measurement.arrow", read_measurement),
         line=_maybe(folder / "line.arrow", read_line) if whole else None,
-        error=error_of(folder) or _outdated(folder),
+        error=error_of(folder) or _outdated(folder) or sentence_in(log_of_model(folder)),
         described=described,
         link=_maybe(folder / "schedule.arrow", schedule_link) if whole else None,
         updates=_maybe(folder / "schedule.arrow", schedule_updates) if whole else None,
@@ -243,6 +243,12 @@ def _described(folder: Path) -> Device | None:
     """The device that the plans of a model are for, where it is a described one."""
     device = _maybe(folder / "costs.arrow", read_device)
     return device if device is not None and device.described else None
+
+
+def log_of_model(folder: Path) -> Path | None:
+    """The log with the error of the model's own step, which the validation of the point in a folder
+    waits for; None where that went well."""
+    return log_of(folder.parent.parent, ("reference",))
 
 
 def _outdated(folder: Path) -> str:

@@ -28,7 +28,7 @@ def test_a_cluster_is_sent_one_job_a_step(
     result = workplace.snakemake("--dry-run", profile=profile)
     assert result.returncode == 0, result.stderr
     steps = [line.partition("] ")[2] for line in result.stderr.splitlines() if line[:1] == "["]
-    assert len(steps) == 11
+    assert len(steps) == 12
     assert steps.count("tiny: finding the options of each distinct block") == 1
     assert not (workplace.folder / "results").exists()
 

@@ -297,6 +297,12 @@ def costs_from(wildcards):
     return ["--device", SETTINGS.device, "--library", SETTINGS.store]
 
 
+def threads_of_cpu(wildcards, threads):
+    """Says as options of a stage how many threads a step runs with. Its bytes depend on that on the
+    CPU: with another number costs are measured, plans made and validated anew."""
+    return ["--threads", str(threads)] if SETTINGS.device == "cpu" else []
+
+
 @cache
 def description():
     """The digest of the description of the device, "" where the device is here."""

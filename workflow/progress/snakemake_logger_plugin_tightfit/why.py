@@ -113,4 +113,6 @@ def _changed(reason: str) -> str:
         return "its source, or what that imports, was edited"
     if re.search(r"machine [0-9a-f]{16}", new):
         return "the device is described, or its description was edited"
+    if "--threads" in new:
+        return "the number of threads changed"
     return SETTINGS
