@@ -14,6 +14,7 @@ from schemas.budget import NO_BUDGET, asked_budget, parse_budget
 from schemas.config_errors import message_of, path_text, sentence_of
 from schemas.engines import SOLVERS, Engine, Solver, engine_of_steps
 from schemas.errors import ConfigError, TightfitError
+from schemas.frontier import BUDGETS, COARSE
 from schemas.link import host_link
 from schemas.machine import machine_file, read_machine
 from schemas.measurement import FAILED
@@ -67,10 +68,11 @@ class Config:
 
     `operators` maps the namespaces of operators that graphs may call beside PyTorch's own to the
     modules that register them. `fail_on` are the verdicts of plans for which a run ends with exit
-    code 1. `machine` is the description of the device, None where the device is
-    here. `linked` is that of the machine whose link to another memory strategies take, None where
-    none is named: that of the device is measured then. `disk` is the folder that it leads to on the
-    CPU, "" for that of the environment."""
+    code 1. Reports show plans for `budgets_shown` beside those that are asked for, none where 0.
+    `machine` is the description of the device, None where the device is here. `linked` is that of
+    the machine whose link to another memory strategies take, None where none is named: that of the
+    device is measured then. `disk` is the folder that it leads to on the CPU, "" for that of the
+    environment."""
 
     models: dict[str, Model]
     device: str
@@ -83,6 +85,7 @@ class Config:
     results: str
     store: str
     fail_on: tuple[str, ...] = (FAILED,)
+    budgets_shown: int = COARSE
     machine: Path | None = None
     linked: Path | None = None
     disk: str = ""
@@ -144,6 +147,7 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
         results=filled["results"],
         store=filled["store"],
         fail_on=tuple(filled["fail_on"]),
+        budgets_shown={"auto": COARSE, True: BUDGETS, False: 0}[filled["frontier"]],
         machine=machine_file(filled["device"]),
         linked=_linked(filled),
         disk=filled["disk"],

@@ -58,6 +58,24 @@ def test_frontiers_share_the_cores(
     assert sorted(" --workers 2 " in line for line in polished) == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("asked", "budgets"), [({}, 12), ({"frontier": True}, 48), ({"frontier": False}, None)]
+)
+def test_frontiers_are_as_fine_as_is_asked(
+    quick: Workplace, tiny: dict[str, Any], asked: dict[str, Any], budgets: int | None
+) -> None:
+    quick.configure({"models": {"one": tiny}, "strategies": ["checkpoint", "rotor"], **asked})
+    result = quick.snakemake("--dry-run", "--printshellcmds", logger="")
+    said = (result.stdout + result.stderr).splitlines()
+    combined = [line for line in said if "-m stages combine " in line and " rotor " in line]
+    polished = [line for line in combined if f" --budgets {budgets} " in line]
+    assert len(polished) == len(combined) - 1 == (0 if budgets is None else 1)
+    assert any("-m stages combine " in line and " checkpoint " in line for line in said)
+    pages = [line for line in said if "-m stages report --" in line and "perfetto" not in line]
+    assert len(pages) == 2
+    assert all((" --plans-only " in line) == (budgets is None) for line in pages)
+
+
 def test_errors_of_the_configuration_are_told_all_at_once(
     quick: Workplace, tiny: dict[str, Any]
 ) -> None:

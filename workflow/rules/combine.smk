@@ -40,7 +40,9 @@ use rule own_plans as frontier with:
         machine=linked_machine,
         link=described_link,
         engine=SETTINGS.engine_of_steps,
-        effort=lambda wildcards, threads: ["--workers", str(threads)],
+        effort=lambda wildcards, threads: [
+            *("--workers", str(threads), "--budgets", str(SETTINGS.budgets_shown or 1))
+        ],
         span=span_of,
         code=code_of("combine"),
     message:

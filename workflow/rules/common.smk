@@ -101,10 +101,18 @@ def of_plans(model, *files):
 
 
 def frontiers_of(model):
-    """The frontiers that a report shows, with eager's kernels, too, where others are fused."""
+    """The frontiers that a report shows, with eager's kernels, too, where others are fused; those of
+    baselines alone where no others are asked for."""
     names = [model, f"{model}/{BESIDE}"] if model in FUSED else [model]
     strategies = SETTINGS.models[model].strategies
+    if not SETTINGS.budgets_shown:
+        strategies = [name for name in strategies if STRATEGIES[name].baseline]
     return expand(f"{STRATEGY}/frontier.arrow", model=names, strategy=strategies)
+
+
+def plans_only(wildcards):
+    """Whether a report or an index shows plans without frontiers, as an option of a stage."""
+    return [] if SETTINGS.budgets_shown else ["--plans-only"]
 
 
 def compared(model):
