@@ -20,6 +20,8 @@ def test_the_shipped_configuration_gives_one_job_a_step(quick: Workplace) -> Non
     lines = [line.partition("] ")[2] for line in result.stderr.splitlines()]
     assert lines.count("gpt2: measuring each distinct op") == 1
     assert lines.count("resnet50: planning with auto") == 1
+    assert sum(line.startswith("compiling the search") for line in lines) == 1
+    assert sum(line.endswith(": running the model") for line in lines) == 3
     assert sum("against the model" in line for line in lines) == 12
     assert not (quick.folder / "results").exists()
 

@@ -117,9 +117,9 @@ def test_the_first_run_says_what_is_new(first: tuple[Workplace, Run]) -> None:
     run = first[1]
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith(
-        "To do: 24 steps\n  mine, 12 steps: it is new\n  theirs, 11 steps: it is new\n"
+        "To do: 25 steps\n  mine, 12 steps: it is new\n  theirs, 11 steps: it is new\n"
     )
-    assert len(steps(run)) == 24
+    assert len(steps(run)) == 25
 
 
 def test_a_block_of_two_models_is_solved_once(first: tuple[Workplace, Run]) -> None:

@@ -44,6 +44,7 @@ POINT = f"{STRATEGY}/{{budget}}"
 UNPLANNED_POINT = f"{MODEL}/{UNPLANNED}/{NO_BUDGET}"
 DONE = f"{SETTINGS.results}/index.done"
 LINK = f"{SETTINGS.results}/machine.json"
+COMPILED = f"{SETTINGS.results}/search.done"
 
 # What running a model asks a cluster for: a GPU, or, to measure, a node without other jobs. On a
 # described device nothing runs and nothing is measured.
@@ -108,6 +109,19 @@ def frontiers_of(model):
     if not SETTINGS.budgets_shown:
         strategies = [name for name in strategies if STRATEGIES[name].baseline]
     return expand(f"{STRATEGY}/frontier.arrow", model=names, strategy=strategies)
+
+
+def before_frontiers(wildcards):
+    """The priority of what leads to a measured plan: those of the first model come first, frontiers
+    and reports, whose priority is 0, last."""
+    return len(SETTINGS.models) - list(SETTINGS.models).index(name_of(wildcards))
+
+
+def compiled_search(wildcards):
+    """The mark that the search is compiled, which a strategy waits for that searches. A pod keeps
+    nothing of what another one compiles."""
+    searches = not STRATEGIES[wildcards.strategy].baseline
+    return [COMPILED] if searches and not APART else []
 
 
 def plans_only(wildcards):

@@ -6,6 +6,7 @@ rule profile:
         f"{MODEL}/costs.arrow",
     log:
         f"{MODEL}/logs/profile.txt",
+    priority: before_frontiers
     threads: 1 if SETTINGS.machine else workflow.cores
     resources:
         **MEASURING,

@@ -9,7 +9,7 @@ rule reference:
         line=f"{MODEL}/line.arrow",
     log:
         f"{MODEL}/logs/reference.txt",
-    priority: 1
+    priority: before_frontiers
     threads: workflow.cores
     resources:
         **MEASURING,
@@ -43,7 +43,7 @@ rule validate:
         line=f"{POINT}/line.arrow",
     log:
         f"{POINT}/logs/validate.txt",
-    priority: 1
+    priority: before_frontiers
     threads: workflow.cores
     resources:
         **MEASURING,

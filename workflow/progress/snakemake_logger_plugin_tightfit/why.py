@@ -99,6 +99,8 @@ def _missing(job: Job) -> str:
         return f"the strategy {strategy} is new"
     if job.rule in ("choose", "choose_kernels"):
         return f"the budget {job.wildcards['budget']} is new for {strategy}"
+    if job.rule == "compile_search":
+        return ""
     files = job.reason.partition("Missing output files: ")[2].partition(";")[0]
     return f"missing: {files}"
 
