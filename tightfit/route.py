@@ -113,7 +113,7 @@ class Route:
         """The path of the costs in the store, below the graph's folder."""
         from schemas.costs import write_costs
         from schemas.graph import read_graph
-        from stages.profile.device import describe_device
+        from stages.device.identity import describe_device
         from stages.profile.library import open_library
         from stages.profile.profile import profile
 

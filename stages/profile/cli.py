@@ -184,7 +184,7 @@ def _measure(graph: Graph, options: argparse.Namespace) -> Costs:
     from stages.device.check import check_program
     from stages.device.devices import device_named, entered, require_device
     from stages.device.factory import build
-    from stages.profile.device import describe_device
+    from stages.device.identity import describe_device
     from stages.profile.library import open_library
     from stages.profile.loss import working_loss
     from stages.profile.profile import profile

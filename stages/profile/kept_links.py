@@ -15,7 +15,7 @@ from schemas.store import read_json, write_json
 from stages.device.clocks import is_quiet
 from stages.device.devices import device_named
 from stages.device.disk import folder_of
-from stages.profile.device import describe_device
+from stages.device.identity import describe_device
 from stages.profile.library import device_digest, open_library
 from stages.profile.links import has_room, machine_of, measured, measured_far, sample, sample_far
 

@@ -174,6 +174,7 @@ def test_a_failure_is_not_forgotten(finished: Finished) -> None:
         "broken: choosing unplanned",
         "broken: writing the module of unplanned",
         "broken: writing the trace of unplanned",
+        "broken: running the model",
         "broken: running unplanned against the model",
         "broken: writing the report",
         "measuring the link of cpu to its slow memory",

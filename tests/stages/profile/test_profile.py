@@ -17,9 +17,9 @@ from schemas.costs import Costs, Device, op_key, write_costs
 from schemas.errors import ArtifactError, ConfigError, ModelError
 from schemas.graph import LOSS_TARGET, NONE, Graph
 from stages.device.factory import check_result
+from stages.device.identity import describe_device
 from stages.device.meter import session
 from stages.profile import measure
-from stages.profile.device import describe_device
 from stages.profile.forms import distinct_forms
 from stages.profile.library import Library, device_digest, open_library
 from stages.profile.loss import library_key
