@@ -10,6 +10,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,10 +28,10 @@ from tightfit.route import ALONE, FUSED, Route
 from tightfit.settings import (
     Sample,
     builts,
-    check_accumulating,
     check_cuda_graphs,
     check_disk,
     check_folder,
+    check_gradients,
     check_kernels,
     check_optimizer,
     check_settings,
@@ -41,6 +42,7 @@ from tightfit.settings import (
 )
 from tightfit.several import Plans
 from tightfit.variants import Variant, shapes_of, written_budget
+from tightfit.whole import GradientSettings, in_backward, measured, resident_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -80,6 +82,7 @@ def plan(
     parameters: Parameters = "device",
     microbatches: Microbatches = 1,
     accumulating: bool = False,
+    keep_gradients: bool = False,
     kernels: Kernels = "eager",
     with_eager: bool = False,
     with_libraries: bool = False,
@@ -122,7 +125,9 @@ def plan(
     optimiser states have no room there are in a third one, a file of the folder `far_disk` of
     another disk, as few as have to, and their parameters are updated beside the second one. With
     `accumulating` a budget in bytes counts the gradients of several microbatches, too, which add up
-    on the device. With `kernels` "fused" groups of small ops run as single compiled kernels, see
+    on the device. With `keep_gradients` the plan's optimizer updates in its `step()`, and gradients
+    are there until then, to be clipped by their norm, scaled or read; a budget in bytes counts
+    them. With `kernels` "fused" groups of small ops run as single compiled kernels, see
     docs/fused.md: `check` holds the step to the bits of these kernels unplanned, and to a few times
     eager's distance from float64; where eager's kernels take less time in the same bytes, or fused
     ones do not fit, the plan is one of eager's and says so. `with_eager` plans eager's kernels for
@@ -152,17 +157,18 @@ def plan(
         linked = None if machine is None else Path(machine)
         route = Route(store, device, strategy, solver, jobs, telling, linked, kernels).linked(disk)
         route = replace(route, with_eager=with_eager, with_libraries=with_libraries)
-        check_accumulating(accumulating, optimizer, microbatches)
+        check_gradients(accumulating, keep_gradients, optimizer, microbatches)
+        gradients = GradientSettings(accumulating, keep_gradients)
         shapes = len(given)
         check_parameters(parameters, optimizer, route, otherwise, cuda_graphs, shapes, microbatches)
         on = device.partition(":")[0]
-        memories = memories_of(disk, far_disk, room, parameters, accumulating, on)
+        memories = memories_of(disk, far_disk, room, parameters, accumulating or keep_gradients, on)
         if optimizer is None:
             return _planned(route, given, written, otherwise, check, cuda_graphs, disk)
         if parameters == "away":
-            more = (check, optimizer, memories, microbatches, accumulating)
+            more = (check, optimizer, memories, microbatches, gradients)
             return planned_away(route, given, written, otherwise, *more)
-        own = (check, optimizer, disk, accumulating)
+        own = (check, optimizer, disk, gradients)
         return _with_optimizer(route, given, written, otherwise, *own)
 
 
@@ -193,26 +199,26 @@ def _with_optimizer(
     check: bool,
     optimizer: torch.optim.Optimizer,
     disk: Path | str | None,
-    accumulating: bool,
+    gradients: GradientSettings,
 ) -> tuple[nn.Module, ChosenPlan]:
     """The plan of one shape with an optimiser that steps in its backward."""
     from tightfit.carried import loader
-    from tightfit.whole import in_backward, measured, resident_numbers
 
     if len(given) > 1:
         raise ConfigError("plan: optimizer: is for samples of one shape")
     variant = Variant.of(route, given[0], written)
     updating = measured(route, variant.graph, variant.built.model, optimizer, disk)
-    updating = replace(updating, accumulates=accumulating)
+    updating = replace(updating, gradients=gradients)
     one, whole = Rivals(route, variant, written).made_whole(updating)
     made = one.plan
     resident = resident_numbers(one.variant, whole, optimizer)
+    stepping = partial(in_backward, disk=disk, resident=resident, keep_gradients=gradients.keep)
     load_one = loader(made.module, disk=whole_path(disk))
     if check:
         check_plan(one.route, one.variant, made, load_one)
-        check_updates(one.route, one.variant, load_one, optimizer, disk, resident)
+        check_updates(one.route, one.variant, load_one, optimizer, stepping)
     object.__setattr__(made, "whole", whole)
-    object.__setattr__(made, "optimizer", in_backward(optimizer, disk, resident))
+    object.__setattr__(made, "optimizer", stepping(optimizer))
     return load_one(given[0].model, otherwise), made
 
 
@@ -295,8 +301,6 @@ def load(
     cannot be CUDA graphs: made for the CPU, or one that draws random numbers once more; ConfigError
     where no package is given, or several for CUDA graphs.
     """
-    from functools import partial
-
     from tightfit.carried import loader, shapes_of_package
 
     load_one = partial(loader, libraries=libraries, without_compiler=without_compiler)

@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -281,17 +281,14 @@ class Route:
         load: Callable[[nn.Module], nn.Module],
         original: Callable[[nn.Module], nn.Module] | None,
         optimizer: torch.optim.Optimizer,
-        disk: Path | str | None,
-        resident: Collection[int] = (),
+        replace_optimizer: Callable[[torch.optim.Optimizer], torch.optim.Optimizer],
     ) -> None:
-        """Raises ModelError where steps with updates in the backward do not do what steps of the
-        model, or of what `original` makes of it, with the optimiser after it do. The states of
-        `resident` parameters, by number, stay on the device."""
+        """Raises ModelError where steps with the optimizer that `replace_optimizer` gives do not do what
+        steps of the model, or of what `original` makes of it, with the given optimizer do."""
         from schemas.graph import read_graph
         from stages.validate.updates import check_updates
 
-        folder = None if disk is None else str(disk)
-        given = (optimizer, folder, original, resident, self.progress.done)
+        given = (optimizer, replace_optimizer, original, self.progress.done)
         said = check_updates(read_graph(graph), built, load, *given)
         if said:
             raise ModelError(said)

@@ -160,20 +160,24 @@ def check_optimizer(optimizer: object, model: nn.Module) -> None:
         )
 
 
-def check_accumulating(accumulating: bool, optimizer: object, microbatches: object) -> None:
-    """Raises ConfigError where no budget can count gradients of microbatches."""
-    if not isinstance(accumulating, bool):
-        raise ConfigError(f"plan: accumulating is {accumulating!r}, expected True or False")
-    if accumulating and optimizer is None:
-        raise ConfigError(
-            "plan: accumulating is for plans with an optimizer: without one a budget counts the "
-            "gradients already"
-        )
-    if accumulating and microbatches != 1:
-        raise ConfigError(
-            "plan: accumulating is for gradients that add up on the device, those of microbatches "
-            "that are planned do so in the other memory: leave one of the two out"
-        )
+def check_gradients(
+    accumulating: bool, keep_gradients: bool, optimizer: object, microbatches: object
+) -> None:
+    """Raises ConfigError where no budget can count the gradients of microbatches, or those that the
+    loop keeps."""
+    for name, value in (("accumulating", accumulating), ("keep_gradients", keep_gradients)):
+        if not isinstance(value, bool):
+            raise ConfigError(f"plan: {name} is {value!r}, expected True or False")
+        if value and optimizer is None:
+            raise ConfigError(
+                f"plan: {name} is for plans with an optimizer: without one a budget counts the "
+                "gradients already"
+            )
+        if value and microbatches != 1:
+            raise ConfigError(
+                f"plan: {name} is for gradients that are on the device, and those of microbatches "
+                "that are planned are in the other memory: leave one of the two out"
+            )
 
 
 def check_travelling(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,15 +27,13 @@ def check_updates(
     built: Built,
     load: Callable[[nn.Module], nn.Module],
     optimizer: torch.optim.Optimizer,
-    folder: str | None,
+    replace_optimizer: Callable[[torch.optim.Optimizer], torch.optim.Optimizer] = in_backward,
     original: Callable[[nn.Module], nn.Module] | None = None,
-    resident: Collection[int] = (),
     report: Telling | None = None,
 ) -> str:
     """Takes three steps of a copy of the model, or of what `original` makes of it, with a copy of
-    its optimiser, and of what `load` makes of another copy with one that steps in the backward,
-    of which the states of `resident` parameters, by number, stay on the device. `report` is told
-    of each step.
+    its optimiser, and of what `load` makes of another copy with the optimizer that `replace_optimizer` gives
+    for a copy. `report` is told of each step.
 
     Returns "" where all parameters and buffers are equal in every bit, else a sentence with the
     first that differs. Nothing is compared on a GPU, or where the model adds in no fixed order.
@@ -47,7 +45,7 @@ def check_updates(
     plain, planned = copy.deepcopy(built.model), copy.deepcopy(built.model)
     expected = copied(optimizer, built.model, plain)
     own = copied(optimizer, built.model, planned)
-    found: Any = in_backward(own, folder, resident=resident)
+    found: Any = replace_optimizer(own)
     try:
         first = plain if original is None else original(plain)
         told = Doing(report, 2 * STEPS)

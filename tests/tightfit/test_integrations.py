@@ -143,6 +143,30 @@ def test_ways_of_training(way: str, store: Path, tmp_path: Path) -> None:
     assert calls and equal(weights(trainer), weights(alone))
 
 
+@pytest.mark.parametrize(
+    "way", [{"max_grad_norm": 0.1}, {"gradient_accumulation_steps": 2, "max_grad_norm": 0.0}, {}]
+)
+def test_an_optimizer_of_the_plan_is_put_into_the_trainer(
+    way: dict[str, Any], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.profile.kept_links.KEPT_SIZE", 4 << 20)
+    settings = {"logging_strategy": "steps", "logging_steps": 1, "weight_decay": 0.1, **way}
+    alone = trainer_of(gpt2(), tmp_path / "alone", **settings)
+    alone.train()
+    trainer = trainer_of(gpt2(), tmp_path / "planned", **settings)
+    made = planned(trainer, store, optimizer=trainer.create_optimizer(), budget="100%")
+    assert trainer.optimizer is made.optimizer
+    trainer.train()
+
+    def logged(one: Any) -> list[Any]:
+        names = ("loss", "grad_norm", "learning_rate")
+        return [[line.get(name) for name in names] for line in one.state.log_history]
+
+    assert logged(trainer) == logged(alone) and logged(alone)[0][1] > 0
+    assert equal(weights(trainer), weights(alone))
+    made.optimizer.close()
+
+
 def noted(trainer: Any) -> list[bool]:
     """Whether the plan ran, in each step that has begun."""
     found: list[bool] = []
