@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from schemas.budget import NO_BUDGET
 from schemas.errors import ModelError
 from tightfit.choices import ChosenPlan
 from tightfit.route import FUSED, Route
@@ -19,6 +22,49 @@ if TYPE_CHECKING:
 
 Load = Callable[["nn.Module", str], "nn.Module"]
 """Makes the planned module of a model, by what happens otherwise."""
+
+
+FACTS = {
+    "strategy": "unplanned",
+    "budget": NO_BUDGET,
+    "budget_bytes": None,
+    "verdict": "feasible",
+    "sentence": "",
+    "peak": 0,
+    "time": 0.0,
+}
+"""What the package says of the step as it was captured, which nobody keeps."""
+
+
+def check_captured(route: Route, built: Built, graph: Path) -> None:
+    """Compares a step as it was captured with the model's own, ahead of the search for a plan.
+
+    That is left to the check of the plan where plans of the graph are known already, where groups
+    are fused, and where the model checkpoints itself, since the captured step keeps everything; but
+    for checkpoints that are likely to have other results. Raises ModelError where it differs.
+    """
+    from schemas.graph import read_graph
+    from stages.combine.schedule.opening import open_schedule
+    from stages.generate.check import causes
+    from stages.generate.package import timeless, write_package
+    from stages.replay.referee import replay
+    from stages.validate.itself import checkpoints_itself
+    from stages.validate.load import load_planned
+    from stages.validate.validate import check_captured
+
+    traced = read_graph(graph)
+    keeps_less = checkpoints_itself(traced) and not causes(traced)
+    if route.kernels == FUSED or keeps_less or any(graph.parent.rglob("frontier.arrow")):
+        return
+    route.progress.say("comparing the captured step with the model")
+    costs = timeless(traced)
+    executions = [op.id for op in traced.ops if not traced.is_view(op)]
+    steps = replay(traced, costs, open_schedule(traced, costs, executions, False)).steps
+    with tempfile.TemporaryDirectory() as folder:
+        write_package(Path(folder) / "captured", traced, steps, FACTS)
+        said = check_captured(traced, built, load_planned(Path(folder) / "captured", built.model))
+    if said:
+        raise ModelError(said)
 
 
 def check_plan(route: Route, variant: Variant, made: ChosenPlan, load: Load) -> None:
@@ -62,7 +108,7 @@ def check_updates(
     optimizer: torch.optim.Optimizer,
     replace_optimizer: Callable[[torch.optim.Optimizer], torch.optim.Optimizer],
 ) -> None:
-    """Compares steps with the optimizer that `replace_optimizer` gives with steps of the given optimizer.
+    """Compares steps with the optimizer that `replace_optimizer` gives with steps of the given one.
 
     Raises ModelError where they differ."""
     original = _strict(_unplanned(route, variant)) if route.kernels == FUSED else None

@@ -19,9 +19,10 @@ from schemas.engines import Solver
 from schemas.errors import ConfigError
 from schemas.strategies import baselines
 from tightfit.away import Microbatches, Parameters, check_parameters, planned_away
-from tightfit.checked import check_plan, check_updates
+from tightfit.checked import check_captured, check_plan, check_updates
 from tightfit.choices import Choice, ChosenPlan
 from tightfit.kernels import Rivals, plans_of
+from tightfit.masks import by_masks
 from tightfit.memories import memories_of
 from tightfit.progress import FUSED_STAGES, STAGES, Progress
 from tightfit.route import ALONE, FUSED, Route
@@ -75,7 +76,7 @@ def plan(
     check: bool = True,
     progress: bool = True,
     cuda_graphs: bool = False,
-    ones: bool = False,
+    ones: bool | None = None,
     machine: Path | str | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     disk: Path | str | None = None,
@@ -107,12 +108,14 @@ def plan(
     is compared with the original on other contents of the sample's shapes, which takes a few steps
     of both and the memory that the original takes. With `progress` standard error tells what is
     being done. With `cuda_graphs`, on a GPU and for samples of one shape, the module launches its
-    step as CUDA graphs; see `load`. With `ones` a plan may rest on it that an input holds nothing
-    but ones, as an attention mask that masks nothing, where it does so in its samples and the
-    forward looks at that to go a shorter way: calls are compared, and samples of other contents get
-    a plan of their own. `machine` is the description (.json) of a machine with a link to another
-    memory, for strategies that send there what waits; without one that of this machine is measured
-    once, on the CPU to the folder `disk`. With an `optimizer` the plan's `optimizer`
+    step as CUDA graphs; see `load`. Where the forward looks whether a mask is all ones, to go a
+    shorter way, there is a plan for masks of ones and one for others, each within the budget, and
+    each call runs the one for its masks; with an `optimizer` or `cuda_graphs` it is the one for the
+    sample's masks alone. With `ones` True there are only the plans that the samples ask for, and
+    other masks are refused; with False only that for any mask, which may differ from eager in last
+    bits where a mask is all ones. `machine` is the description (.json) of a machine with a link to
+    another memory, for strategies that send there what waits; without one that of this machine is
+    measured once, on the CPU to the folder `disk`. With an `optimizer` the plan's `optimizer`
     takes its place: it updates each parameter in the backward, its states are on the disk, in a
     file of the folder `disk` (on a GPU in the host's memory), a budget in bytes counts the whole
     step with all updates, and the plan's `whole` says what is predicted of it; on the CPU `check`
@@ -149,7 +152,9 @@ def plan(
     written = NO_BUDGET if strategy in baselines() else written_budget(budget)
     telling = Progress(progress, stages=FUSED_STAGES if kernels == FUSED else STAGES)
     with _alone(telling, check, operators):
-        given, device = builts(model, samples_of(args, kwargs, samples), loss, device, ones)
+        both = ones is None and optimizer is None and not cuda_graphs
+        own = (model, samples_of(args, kwargs, samples), loss, device, ones)
+        given, device = builts(*own, apart=ones is not None or both)
         check_optimizer(optimizer, model)
         check_cuda_graphs(cuda_graphs, device, len(given))
         check_travelling(kernels, with_eager, with_libraries, optimizer, device)
@@ -164,10 +169,11 @@ def plan(
         on = device.partition(":")[0]
         memories = memories_of(disk, far_disk, room, parameters, accumulating or keep_gradients, on)
         if optimizer is None:
-            return _planned(route, given, written, otherwise, check, cuda_graphs, disk)
+            kinds = by_masks(route, given) if both else [(one, route.trace(one)) for one in given]
+            return _planned(route, kinds, written, otherwise, check, cuda_graphs, disk)
         if parameters == "away":
-            more = (check, optimizer, memories, microbatches, gradients)
-            return planned_away(route, given, written, otherwise, *more)
+            away = (check, optimizer, memories, microbatches, gradients)
+            return planned_away(route, given, written, otherwise, *away)
         own = (check, optimizer, disk, gradients)
         return _with_optimizer(route, given, written, otherwise, *own)
 
@@ -206,7 +212,10 @@ def _with_optimizer(
 
     if len(given) > 1:
         raise ConfigError("plan: optimizer: is for samples of one shape")
-    variant = Variant.of(route, given[0], written)
+    graph = route.trace(given[0])
+    if check:
+        check_captured(route, given[0], graph)
+    variant = Variant.of(route, given[0], written, graph)
     updating = measured(route, variant.graph, variant.built.model, optimizer, disk)
     updating = replace(updating, gradients=gradients)
     one, whole = Rivals(route, variant, written).made_whole(updating)
@@ -224,7 +233,7 @@ def _with_optimizer(
 
 def _planned(
     route: Route,
-    given: Sequence[Built],
+    given: Sequence[tuple[Built, Path]],
     written: str,
     otherwise: Otherwise,
     check: bool,
@@ -233,12 +242,15 @@ def _planned(
 ) -> tuple[nn.Module, ChosenPlan]:
     from tightfit.carried import loader
 
-    variants = [Variant.of(route, built, written) for built in given]
+    if check:
+        for built, graph in given:
+            check_captured(route, built, graph)
+    variants = [Variant.of(route, built, written, graph) for built, graph in given]
     made = plans_of(route, variants, written)
     plans = [one.plan for one in made]
     folder = whole_path(disk)
     loads = [loader(each.module, cuda_graphs=cuda_graphs, disk=folder) for each in plans]
-    model = given[0].model
+    model = given[0][0].model
     for one, load_one in zip(made, loads, strict=True):
         if check:
             check_plan(one.route, one.variant, one.plan, load_one)

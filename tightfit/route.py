@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from schemas.graph import Graph
     from stages.device.factory import Built
 
 Parts = Callable[[str], "tuple[int, int] | None"]
@@ -77,12 +78,20 @@ class Route:
 
     def trace(self, built: Built) -> Path:
         """The path of the traced graph in the store."""
-        from schemas.graph import write_graph
+        return self.filed(self.traced(built))
+
+    def traced(self, built: Built) -> Graph:
+        """The traced graph."""
         from stages.trace.trace import trace
 
         self.progress.stage("trace")
         last = self.kernels == FUSED
-        graph = trace(built, type(built.model).__name__, self.device, channels_last=last)
+        return trace(built, type(built.model).__name__, self.device, channels_last=last)
+
+    def filed(self, graph: Graph) -> Path:
+        """The path of a graph in the store."""
+        from schemas.graph import write_graph
+
         path = _filed(self.store / "calls", "graph.arrow", lambda path: write_graph(path, graph))
         keep_records("trace", Derived([path], [], {"name": graph.model, "device": self.device}))
         return path
@@ -283,8 +292,8 @@ class Route:
         optimizer: torch.optim.Optimizer,
         replace_optimizer: Callable[[torch.optim.Optimizer], torch.optim.Optimizer],
     ) -> None:
-        """Raises ModelError where steps with the optimizer that `replace_optimizer` gives do not do what
-        steps of the model, or of what `original` makes of it, with the given optimizer do."""
+        """Raises ModelError where steps with the optimizer that `replace_optimizer` gives do not do
+        what steps of the model, or of what `original` makes of it, with the given optimizer do."""
         from schemas.graph import read_graph
         from stages.validate.updates import check_updates
 

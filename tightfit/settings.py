@@ -27,10 +27,12 @@ def builts(
     samples: Sequence[Sample],
     loss: Callable[[Any], Tensor] | None,
     device: str | None,
-    ones: bool = False,
+    ones: bool | None = False,
+    apart: bool = True,
 ) -> tuple[list[Built], str]:
     """The model with its samples, those of one shape together in the order of the first of each,
-    and the device. With `ones` those together have the same inputs of nothing but ones."""
+    and the device. With `ones`, or where that is left open (None), those together have the same
+    inputs of nothing but ones, unless they are not taken `apart`."""
     from stages.device.factory import check_result, move, require_device
 
     for args, kwargs in samples:
@@ -41,7 +43,8 @@ def builts(
         )
     groups: dict[Any, list[Any]] = {}
     for args, kwargs in samples:
-        alike = likeness(args, kwargs), _are_ones((args, kwargs)) if ones else ()
+        masks = _are_ones((args, kwargs)) if apart and ones is not False else ()
+        alike = likeness(args, kwargs), masks
         groups.setdefault(alike, []).append((tuple(args), dict(kwargs)))
     if device is None:
         devices = (weight.device for weight in model.parameters() if weight.device.type != "meta")
@@ -50,7 +53,8 @@ def builts(
     found = []
     for group in groups.values():
         result = (model, group) if loss is None else (model, group, loss)
-        built = replace(check_result(result, "", type(model).__name__), ones=ones)
+        built = check_result(result, "", type(model).__name__)
+        built = replace(built, ones=ones is not False)
         found.append(move(built, device))
     return found, device
 
@@ -81,7 +85,7 @@ def check_settings(
     saves: int,
     jobs: int | None,
     otherwise: str,
-    ones: bool,
+    ones: bool | None,
     machine: Path | str | None = None,
 ) -> None:
     """Raises ConfigError, as a configuration would, where a setting is none."""
@@ -105,8 +109,8 @@ def check_settings(
         raise ConfigError(
             f'plan: otherwise is {otherwise!r}, expected "error", "original" or "copy"'
         )
-    if not isinstance(ones, bool):
-        raise ConfigError(f"plan: ones is {ones!r}, expected True or False")
+    if ones is not None and not isinstance(ones, bool):
+        raise ConfigError(f"plan: ones is {ones!r}, expected True, False or None")
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
         raise ConfigError(f"plan: jobs is {jobs!r}, expected a number of at least 1")
 

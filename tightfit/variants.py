@@ -36,9 +36,9 @@ class Variant:
     more: str
 
     @classmethod
-    def of(cls, route: Route, built: Built, written: str) -> Variant:
-        """Makes what is not in the store yet."""
-        graph = route.trace(built)
+    def of(cls, route: Route, built: Built, written: str, traced: Path | None = None) -> Variant:
+        """Makes what is not in the store yet; the graph may be `traced` already."""
+        graph = traced or route.trace(built)
         if route.kernels == FUSED:
             graph = route.fuse(graph)
         return cls.with_frontier(route, built, graph, route.profile(built, graph), written)
@@ -88,7 +88,7 @@ class Variant:
         if not plan.feasible:
             raise ConfigError(plan.sentence)
         module = route.module(self.graph, point, beside)
-        said = replace(plan, sentence=plan.sentence + self.more + _wished(self.graph))
+        said = replace(plan, sentence=plan.sentence + self.more + _more_of(self.graph))
         known = partial(read_frontier, self.path)
         whole = partial(_whole, route, self.graph, self.costs)
         totals = partial(totals_of, self.graph, self.costs)
@@ -110,21 +110,28 @@ def shapes_of(built: Built) -> str:
     from torch.utils import _pytree as pytree
 
     leaves: list[Any] = pytree.tree_leaves(built.samples[0])
-    return ", ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor))
+    shapes = (str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor))
+    return ", ".join(shapes) + (" with a mask of not only ones" if built.mixed else "")
 
 
-def _wished(graph: Path) -> str:
-    """What is to be said where the forward asks whether an input is all ones, and is not told."""
+def _more_of(graph: Path) -> str:
+    """What is to be said where the forward asks whether an input is all ones, and of checkpoints
+    that give no gradients."""
     from schemas.graph import read_graph
-    from stages.generate.check import wished
+    from stages.generate.check import guarded, ungraded
+    from stages.trace.checkpoints import ungraded_clause
 
-    names = wished(read_graph(graph))
-    if not names:
-        return ""
-    return (
-        f"; {' and '.join(names)} holds only ones in the sample, where the model itself takes a "
-        "shorter way: ones=True plans that one, without it eager may differ in last bits and memory"
-    )
+    said = {
+        "ones": "it takes calls in which {} holds only ones",
+        "mixed": "it takes calls in which {} does not hold only ones",
+        "wished": "{} holds only ones in the sample, where the model itself takes a shorter way: "
+        "ones=True plans that one, without it eager may differ in last bits and memory",
+        "masks": "where {} holds only ones the model itself takes a shorter way, which may differ "
+        "in last bits and memory",
+    }
+    traced = read_graph(graph)
+    masks = [said[name].format(" and ".join(names)) for name, names in guarded(traced).items()]
+    return "".join(f"; {clause}" for clause in [*masks, *map(ungraded_clause, ungraded(traced))])
 
 
 def _whole(route: Route, graph: Path, costs: Path) -> Frontier:

@@ -208,7 +208,7 @@ class _Limit:
         if self.proven is None:
             return min(self.simple, seconds), ""
         if self.proven.seconds > seconds * (1 + ROUNDING):
-            said = "; a closer bound was above the plan and is left out: a fault of tightfit"
+            said = "; the plan is below a closer bound, which is left out of the gap"
             return min(self.simple, seconds), said
         clock = "; the clock, not the work, ended the search for a bound"
         return min(self.proven.seconds, seconds), clock if self.proven.clock else ""

@@ -34,7 +34,8 @@ class Built:
 
     `fake_mode` is the mode under which model and samples were made without memory, None for real
     ones. `label` names the factory in messages. With `ones` a plan may rest on it that inputs hold
-    only ones, which do so in all samples.
+    only ones, which do so in all samples. `mixed` are leaves of (args, kwargs), masks of which it
+    takes no call where they hold only ones.
     """
 
     model: nn.Module
@@ -43,6 +44,7 @@ class Built:
     fake_mode: FakeTensorMode | None = None
     label: str = "the model"
     ones: bool = False
+    mixed: tuple[int, ...] = ()
 
 
 def load_factory(spec: str, search_path: Sequence[Path | str] = ()) -> Callable[..., Any]:

@@ -124,6 +124,22 @@ def checkpointed(graph: Graph) -> bool:
     return guards_in(graph).get("checkpointed") is True
 
 
+def causes(graph: Graph) -> list[str]:
+    """Why the model's own checkpoints may give another step, a clause each."""
+    clauses = guards_in(graph).get("causes", [])
+    if not _are_paths(clauses):
+        raise malformed(graph)
+    return list(clauses)
+
+
+def ungraded(graph: Graph) -> list[str]:
+    """Where the forward has checkpoints that give no gradients, "file:line" each."""
+    places = guards_in(graph).get("ungraded", [])
+    if not _are_paths(places):
+        raise malformed(graph)
+    return list(places)
+
+
 def all_arrive(graph: Graph) -> bool:
     """Whether the backward is not that of the model where a gradient of an output is absent."""
     return guards_in(graph).get("all_arrive") is True
@@ -163,10 +179,30 @@ def ones(graph: Graph) -> list[int]:
     return [graph.inputs[leaf] for leaf in _leaves(graph, "ones")]
 
 
-def wished(graph: Graph) -> list[str]:
-    """The names of inputs of ones that the forward asked for that, and was not told."""
+def masks(graph: Graph) -> list[int]:
+    """The leaves of the call that the forward looks at as masks, and that the graph does not rest
+    on being ones."""
+    return _leaves(graph, "masks")
+
+
+def mixed(graph: Graph) -> list[int]:
+    """The input values that are masks of which the plan takes none of nothing but ones."""
+    return [graph.inputs[leaf] for leaf in _leaves(graph, "mixed")]
+
+
+def guarded(graph: Graph) -> dict[str, list[str]]:
+    """The names of the inputs that the forward asks whether they are all ones, by what the plan
+    makes of that: it rests on it ("ones"), or on the contrary ("mixed"), or on neither, and they
+    are ones in the samples ("wished") or not ("masks"). Each is named once."""
     paths = read_tree(graph.input_tree).paths("input")
-    return [called(paths[leaf]) for leaf in _leaves(graph, "wished")]
+    found: dict[str, list[str]] = {}
+    named: set[int] = set()
+    for name in ("ones", "mixed", "wished", "masks"):
+        leaves = [leaf for leaf in _leaves(graph, name) if leaf not in named]
+        named.update(leaves)
+        if leaves:
+            found[name] = [called(paths[leaf]) for leaf in leaves]
+    return found
 
 
 def _leaves(graph: Graph, name: str) -> list[int]:

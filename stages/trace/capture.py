@@ -64,12 +64,14 @@ class Capture:
     `constants` holds the tensors that are no parameters, buffers or inputs. `watched` is what the
     forward read beside tensors (`stages.trace.watching`), `assigned` the buffers that it puts
     another tensor in the place of. `plain_backward` says that no Python ran in the backward,
-    `checkpointed` that the forward checkpoints parts of itself, `asks_layout` that it asks how a
+    `checkpointed` that the forward checkpoints parts of itself, `causes` why a step without these
+    may be another one, `ungraded` where they give no gradients, `asks_layout` that it asks how a
     tensor lies in memory, `all_arrive` that Python in the backward needs all of its gradients.
     `alike` has for each leaf the first that is the same object, where the forward asks for that,
     `asked` what else it asks of inputs (True) and of the model's own tensors, with where. `unread`
     are plain leaves of (args, kwargs) that it does not look at. `ones` are leaves that it rests on
-    being ones, `wished` those that it asked for that in vain.
+    being ones, `masks` those that it looked at without resting on that, `wished` the ones of these
+    that are ones in the samples.
     """
 
     graph: fx.GraphModule
@@ -88,11 +90,14 @@ class Capture:
     plain_backward: bool = False
     all_arrive: bool = False
     checkpointed: bool = False
+    causes: list[str] = field(default_factory=list)
+    ungraded: list[str] = field(default_factory=list)
     asks_layout: bool = True
     alike: dict[int, int] = field(default_factory=dict)
     asked: dict[tuple[str, bool], str] = field(default_factory=dict)
     unread: list[int] = field(default_factory=list)
     ones: list[int] = field(default_factory=list)
+    masks: list[int] = field(default_factory=list)
     wished: list[int] = field(default_factory=list)
 
 
@@ -168,9 +173,12 @@ def _capture(built: Built, forward: Forward) -> Capture:
             and made_of_none(joint.graph_module, described.outputs, described.tangents, parts)
         ),
         checkpointed=forward.checkpoints.any,
+        causes=[*forward.checkpoints.causes],
+        ungraded=[*forward.checkpoints.ungraded],
         asks_layout=forward.follower.asks_layout,
         ones=sorted(forward.follower.known.relied),
-        wished=sorted(forward.follower.known.wished),
+        masks=sorted(forward.follower.known.asked),
+        wished=sorted(forward.follower.known.asked & forward.follower.known.ones),
         alike={forward.places[i]: forward.places[k] for i, k in enumerate(forward.order)}
         if forward.asked.identity
         else {},

@@ -6,27 +6,67 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from stages.device.operators import is_random
 from stages.trace.as_eager import replaced
+from stages.trace.following import calling_place
+from stages.trace.source import short_path
 
 
 class Checkpoints:
-    """What is known of a forward's checkpoints: whether there were `any`."""
+    """What is known of the checkpoints of a model's forward: whether there were `any`, why a step
+    without them may be another one (`causes`, each a clause with its remedy), and those that give
+    no gradients (`ungraded`, "file:line" each)."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
         self.any = False
+        self.causes: dict[str, None] = {}
+        self.ungraded: dict[str, None] = {}
 
     def run(self, function: Callable[..., Any], preserve_random_state: bool, *args: Any) -> Any:
         """Takes the place of PyTorch's reentrant checkpoint: what the function gives, kept as any
-        other."""
+        other. Where no tensor that it is given requires a gradient nothing in it gets one."""
         self.any = True
-        return function(*args)
+        if not any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
+            if torch.is_grad_enabled():
+                self.ungraded[short_path(calling_place())] = None
+            with torch.no_grad():
+                return function(*args)
+        with self.watched(preserve_random_state, calling_place()):
+            return function(*args)
 
-    def once(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+    def once(
+        self, function: Any, preserve_random_state: bool = True, *args: Any, **kwargs: Any
+    ) -> Iterator[None]:
         """Takes the place of what surrounds PyTorch's checkpoint that is not reentrant."""
         self.any = True
-        yield
+        with self.watched(preserve_random_state, calling_place()):
+            yield
+
+    @contextlib.contextmanager
+    def watched(self, preserve_random_state: bool, place: str) -> Iterator[None]:
+        """Within it what PyTorch would do otherwise when it runs the function again is noted."""
+        running = _Running(self.model)
+        with running:
+            yield
+        at = f"checkpoint() at {short_path(place)}"
+        if running.draws and not preserve_random_state:
+            self.causes[
+                f"{at} has preserve_rng_state=False and draws random numbers, so that PyTorch "
+                "draws others when it runs it again, and its gradients are not those of its "
+                "outputs: leave preserve_rng_state=False out"
+            ] = None
+        for name in running.written:
+            self.causes[
+                f"{at} changes the buffer {name!r} in place, which PyTorch does once more when it "
+                "runs it again: leave that checkpoint() out, in whose place the plan comes"
+            ] = None
 
     @contextlib.contextmanager
     def left_out(self) -> Iterator[None]:
@@ -37,3 +77,32 @@ class Checkpoints:
             replaced(checkpoint, "_checkpoint_without_reentrant_generator", lambda _: self.once),
         ):
             yield
+
+
+def ungraded_clause(place: str) -> str:
+    """What is said of a checkpoint that gives no gradients."""
+    return (
+        f"checkpoint() at {place} has use_reentrant=True and inputs that need no gradient, so that "
+        "PyTorch gives none to what it runs: for gradients give it use_reentrant=False"
+    )
+
+
+class _Running(TorchDispatchMode):
+    """Notes whether random numbers are drawn, and which buffers of a model are written."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.names = {id(buffer): name for name, buffer in model.named_buffers()}
+        self.draws = False
+        self.written: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        self.draws |= is_random(func, args)
+        for argument, given in zip(func._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                names = map(self.names.get, map(id, pytree.tree_leaves(given)))
+                self.written += [name for name in names if name is not None]
+        return func(*args, **named)

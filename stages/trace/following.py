@@ -75,7 +75,7 @@ class Follower(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named = kwargs or {}
-        place = _place()
+        place = calling_place()
         caller = sys._getframe(1)
         check_call(self.label, func, args, place, is_foreign(caller.f_code.co_filename))
         self.asked.call(_asked_name(func), args, place, caller)
@@ -191,7 +191,7 @@ def first_difference(one: list[Event], other: list[Event]) -> str | None:
     return None
 
 
-def _place() -> str:
+def calling_place() -> str:
     """The "file:line" of the innermost frame outside PyTorch and tightfit."""
     frame = sys._getframe(2)
     while frame is not None:

@@ -15,13 +15,13 @@ from torch import nn
 
 from schemas.errors import ModelError
 from stages.device.factory import Built
+from stages.device.masks import leaves_of_masks, leaves_of_ones
 from stages.device.trees import flatten, read_tree
 from stages.trace.advancing import check_advancing
 from stages.trace.asked import Asked
 from stages.trace.checkpoints import Checkpoints
 from stages.trace.following import Event, Follower, first_difference
 from stages.trace.known import Known
-from stages.trace.ones import leaves_of_ones
 from stages.trace.parts import TrueParts
 
 aten = torch.ops.aten
@@ -53,7 +53,8 @@ class Forward:
     new values of the buffers that the forward `assigned` instead of writing into them. `shown`
     names the buffers that the output has a tensor's memory of. Each run is within a `running()`.
     `runs` are the logs of the runs, those of an `earlier` forward first; `every` as in `Follower`.
-    `ones` are the leaves of the sample that hold only ones. `looks_for_none` says whether a
+    `ones` are the leaves of the sample that hold only ones, `masks` the other ones that may be
+    masks. `looks_for_none` says whether a
     function of autograd asks for None in place of absent gradients, and `checkpoints` are those
     that the forward makes. `alike` has for each input tensor the number of the first one that is
     the same object, `asked` what the forward asks of its tensors.
@@ -78,6 +79,7 @@ class Forward:
         self.places = [i for i, leaf in enumerate(self.given) if isinstance(leaf, torch.Tensor)]
         self.asked: Asked = (asked or Asked()) if earlier is None else earlier.asked
         self.ones = [] if every else leaves_of_ones(built)
+        self.masks = [] if every else leaves_of_masks(built)
         known = Known(every, built.ones)
         self.follower = Follower(self.model, built.label, self.asked, known)
         self.alike = _alike([self.given[place] for place in self.places])
@@ -90,7 +92,7 @@ class Forward:
         self.output_tree = ""
         self.returned = 0
         self.looks_for_none = False
-        self.checkpoints = Checkpoints()
+        self.checkpoints = Checkpoints(built.model)
         self.assigned: list[str] = []
         self.shown: list[str] = []
         self.runs: list[list[Event]] = [] if earlier is None else list(earlier.runs)
@@ -187,8 +189,9 @@ class Forward:
         with self.follower.following(), self.tied(), TrueParts():
             self.follower.name((f"input {i}", tensor) for i, tensor in enumerate(tensors))
             for place, number in zip(self.places, self.order, strict=True):
-                if place in self.ones:
-                    self.follower.known.suppose_ones(tensors[number], place)
+                if place in (*self.ones, *self.masks):
+                    contents = None if place in self.ones else self.given[place]
+                    self.follower.known.suppose(tensors[number], place, contents)
             with self.running():
                 output = self.model.forward(*args, **kwargs)
         self.follower.returns(flatten(output)[0])

@@ -23,17 +23,18 @@ class Known:
 
     Each call whose operands are all known is done again on them, in-place calls and views
     included, so that true tensors share memory where the captured ones do. `every` takes tensors of
-    all sizes and dtypes. Of inputs something may be supposed: what is made of these and of
-    constants is worked out beside the rest, and `find` does not give it. With `relying` questions
-    of Python to such tensors are answered: `relied` has the inputs that answers hang on, `wished`
-    those that they would.
+    all sizes and dtypes. The contents of inputs may be supposed: what is made of these and of
+    constants is worked out beside the rest, and `find` does not give it. Where all inputs that a
+    tensor hangs on are `ones`, and with `relying`, questions of Python to it are answered: `relied`
+    has the inputs that answers hang on, `asked` those of questions that are not answered.
     """
 
     def __init__(self, every: bool = False, relying: bool = False) -> None:
         self.every = every
         self.relying = relying
+        self.ones: set[int] = set()
         self.relied: set[int] = set()
-        self.wished: set[int] = set()
+        self.asked: set[int] = set()
         self._most = _MOST
         self._true = WeakTensorKeyDictionary()
         self._hanging = WeakTensorKeyDictionary()
@@ -50,10 +51,13 @@ class Known:
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             return bool((true.diff(dim=-1) == 1).all())
 
-    def suppose_ones(self, tensor: torch.Tensor, leaf: int) -> None:
-        """Supposes that an input holds only ones."""
+    def suppose(self, tensor: torch.Tensor, leaf: int, contents: torch.Tensor | None) -> None:
+        """Supposes the contents of an input; without any, that it holds only ones."""
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            self._true[tensor] = torch.ones(tensor.shape, dtype=tensor.dtype)
+            ones = torch.ones(tensor.shape, dtype=tensor.dtype)
+            self._true[tensor] = ones if contents is None else contents.to("cpu", copy=True)
+        if contents is None:
+            self.ones.add(leaf)
         self._hanging[tensor] = frozenset((leaf,))
         self._most = max(self._most, 2 * tensor.numel())
 
@@ -61,9 +65,10 @@ class Known:
         """Whether Python is answered what it asks of a tensor that hangs on inputs of which
         something is supposed."""
         leaves = self._hanging.get(tensor, frozenset())
-        if not self.relying:
-            self.wished.update(leaves)
-        return self.relying and bool(leaves)
+        answered = self.relying and bool(leaves) and leaves <= self.ones
+        if not answered:
+            self.asked.update(leaves)
+        return answered
 
     def answer(self, func: Any, args: tuple[Any, ...]) -> Any:
         """What a call gives to Python of a tensor of which something is supposed, else None."""

@@ -1,4 +1,4 @@
-"""Inputs that hold only ones in all samples, as a mask that masks nothing."""
+"""Questions of a forward to masks that mask nothing."""
 
 from __future__ import annotations
 
@@ -8,26 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from stages.device.factory import Built
+from stages.device.masks import leaves_of_ones
 from stages.device.trees import called, flatten, read_tree
 from stages.trace.as_eager import replaced
 from stages.trace.refusals import looks
 
 _TRACING = "is_tracing"
-
-
-def leaves_of_ones(built: Built) -> list[int]:
-    """The leaves of (args, kwargs) that are tensors of nothing but ones in each of the samples,
-    and have contents."""
-    samples = [flatten(sample)[0] for sample in built.samples]
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
-        return [
-            place
-            for place, together in enumerate(zip(*samples, strict=True))
-            if all(map(_is_ones, together))
-        ]
 
 
 def shorter_way(built: Built, error: Exception) -> str:
@@ -39,11 +27,6 @@ def shorter_way(built: Built, error: Exception) -> str:
     if not names:
         return ""
     return f"; where it looks whether {' or '.join(names)} is all ones, plan with ones=True"
-
-
-def _is_ones(leaf: Any) -> bool:
-    plain = type(leaf) is torch.Tensor and leaf.layout == torch.strided
-    return plain and leaf.numel() > 0 and leaf.device.type != "meta" and bool((leaf == 1).all())
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from stages.trace.arrange import arrange
 from stages.trace.buffers import place_writes
 from stages.trace.capture import Capture, capture
 from stages.trace.channels import ChannelsLast, may_be_last
+from stages.trace.checkpoints import ungraded_clause
 from stages.trace.dropout import exact_dropout
 from stages.trace.emit import Emitter, constant_text
 from stages.trace.gradients import own_gradients
@@ -56,11 +57,15 @@ def _trace(built: Built, name: str, kind: str, channels_last: bool) -> Graph:
         "assigned": captured.assigned,
         "multiple_views": [i for i, leaf in enumerate(captured.leaves) if leaf.multiple],
         "checkpointed": captured.checkpointed,
+        "causes": captured.causes,
+        "ungraded": captured.ungraded,
         "asks_layout": captured.asks_layout,
         "alike": [[leaf, first] for leaf, first in captured.alike.items()],
         "unread": captured.unread,
         "ones": captured.ones,
         "wished": captured.wished,
+        "masks": captured.masks,
+        "mixed": list(built.mixed),
         "asked": [[fact, of_input] for fact, of_input in captured.asked],
     }
     with torch.autocast(kind, enabled=False):
@@ -84,6 +89,7 @@ def _finished(
     if not captured.tangents:
         raise ModelError(
             f"{built.label}: no output of the model depends on what requires a gradient"
+            + "".join(f"; {ungraded_clause(place)}" for place in captured.ungraded)
         )
     program = program_of(captured, _names(built.model))
     if kind == "cpu":

@@ -22,11 +22,12 @@ from stages.device.devices import (
     release,
 )
 from stages.device.factory import Sample
+from stages.validate.causes import cause_of
 from stages.validate.compare import Difference, Trail, compare, digests_of, equal_digests
 from stages.validate.contents import own_copy
 from stages.validate.libraries import of_libraries
 from stages.validate.load import describe
-from stages.validate.rounds import KEEPS, LOSS_ALONE, RANDOM, ROUNDS, Round, numbers_matter
+from stages.validate.rounds import KEEPS, LOSS_ALONE, ROUNDS, Round
 from stages.validate.step import Stepper
 
 SEED = 20
@@ -105,24 +106,31 @@ class Comparer:
         return copied_model
 
     def compare(
-        self, planned: nn.Module, itself: bool = False, told: Doing | None = None
+        self,
+        planned: nn.Module,
+        itself: bool = False,
+        told: Doing | None = None,
+        rounds: Sequence[Round] = ROUNDS,
     ) -> Comparison:
-        """Runs all rounds, up to the first in which the planned module differs, up to MOST steps of
-        which each is `told`.
+        """Runs rounds, unless given all, up to the first in which the planned module differs, up
+        to MOST steps of which each is `told`.
 
         Copies of the planned module are run, too; with `itself` the first round runs the module
         that was given. Raises what the planned module raises on its own samples.
         """
         with quick_collections():
-            return self._compare(planned, itself, told or Doing())
+            more = () if itself or rounds is not ROUNDS else self._of_loss()
+            return self._compare(planned, itself, told or Doing(), (*rounds, *more))
 
-    def _compare(self, planned: nn.Module, itself: bool, told: Doing) -> Comparison:
+    def _compare(
+        self, planned: nn.Module, itself: bool, told: Doing, rounds: Sequence[Round]
+    ) -> Comparison:
         total = own = NOTHING
         skipped: list[str] = []
         libraries: list[str] = []
         given, planned = planned, copied(planned) if itself else planned
         contained, waiting = "", None
-        for one in ROUNDS if itself else (*ROUNDS, *self._of_loss()):
+        for one in rounds:
             if one.name and one.name == contained:
                 continue
             known, reference = self.known.get(one.name), None
@@ -134,7 +142,7 @@ class Comparer:
                     continue
             told(f"{PLANNED_STEP} {one.name}".strip())
             try:
-                mine = self._run(one, given if itself and not one.name else copied(planned))
+                mine = self.run(one, given if itself and not one.name else copied(planned))
             except Exception as error:
                 if not one.name:
                     raise
@@ -160,7 +168,8 @@ class Comparer:
                 continue
             libraries = self.libraries() if difference.share <= 1.0 else []
             if not libraries:
-                waiting = Comparison(total, own, self._complaint(one, difference))
+                complaint = self._complaint(one, difference, planned)
+                waiting = Comparison(total, own, complaint)
                 if not one.contains:
                     return waiting
         if waiting is not None:
@@ -221,7 +230,7 @@ class Comparer:
         Raises OutOfMemoryError where it does not fit on the device, ModelError where it cannot run
         its samples."""
         try:
-            return self._run(one, original or self.original_here())
+            return self.run(one, original or self.original_here())
         except Exception as error:
             if is_out_of_memory(error):
                 raise torch.OutOfMemoryError(str(error)) from error
@@ -229,7 +238,8 @@ class Comparer:
                 return None
             raise ModelError(f"the model's own step fails with {describe(error)}") from error
 
-    def _run(self, one: Round, module: nn.Module) -> Trail:
+    def run(self, one: Round, module: nn.Module) -> Trail:
+        """What a module leaves in a round."""
         gc.collect()
         return one.run(module, self.stepper, self.samples, SEED)
 
@@ -237,15 +247,14 @@ class Comparer:
         """How the original differs from itself in a round."""
         found = NOTHING
         for _ in range(REPEATS if self.varying else 0):
-            found = found.joined(compare(self._run(one, self.original_here()), reference))
+            found = found.joined(compare(self.run(one, self.original_here()), reference))
         return found
 
-    def _complaint(self, one: Round, difference: Difference) -> str:
-        likely = one.likely
-        if numbers_matter(self.original_here(), self.stepper, self.samples, SEED):
-            likely = RANDOM
-        elif not one.name and ", step 0)" not in difference.first:
+    def _complaint(self, one: Round, difference: Difference, planned: nn.Module) -> str:
+        likely = cause_of(self, one, planned, SEED)
+        if not likely and not one.name and ", step 0)" not in difference.first:
             likely = KEEPS
+        likely = likely or one.likely
         where = f" {one.name}" if one.name else ""
         return (
             f"{difference.first} differs from the original model{where}, by up to "

@@ -4,7 +4,6 @@ each of them is likely to come from."""
 from __future__ import annotations
 
 import contextlib
-import copy
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from torch import nn
 from stages.device.devices import kept_random_states
 from stages.device.factory import Sample
 from stages.device.trees import flatten
-from stages.validate.compare import Trail, compare, keep_results, leave_trail
+from stages.validate.compare import Trail, keep_results, leave_trail
 from stages.validate.contents import fresh_contents
 from stages.validate.step import Stepper, random_tangents
 
@@ -24,15 +23,15 @@ OTHER_SEEDS = (4071, 5, 977, 31)
 """Seeds of Python's and NumPy's random numbers where they shall be others. Each round has its own,
 so that what depends on them differs somewhere."""
 
-RANDOM = (
-    "the forward may draw from Python's or NumPy's random numbers, of which the plan has those "
-    "that were drawn when it was made"
+UNKNOWN = (
+    "what was captured is not what the model does, for none of the reasons that are looked for: "
+    "plan its layers one by one to find the one that differs, and leave that one unplanned"
 )
-OTHER_CONTENTS = "on other contents of the sample's shapes"
 KEEPS = (
     "the forward may keep something from call to call, such as a counter, an attribute or a "
-    "buffer that it writes"
+    "buffer that it writes: give it as an argument, or keep it outside of the model"
 )
+OTHER_CONTENTS = "on other contents of the sample's shapes"
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,11 @@ class Round:
 def _as_sampled(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int) -> Trail:
     with other_numbers(seed):
         return leave_trail(model, stepper, samples, seed)
+
+
+def _one_step(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int) -> Trail:
+    with other_numbers(seed):
+        return leave_trail(model, stepper, samples[:1], seed, steps=1)
 
 
 def _fresh(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int) -> Trail:
@@ -92,20 +96,6 @@ def _first_alone(model: nn.Module, stepper: Stepper, samples: list[Sample], seed
         return leave_trail(model, alone, samples[:1], seed, steps=1)
 
 
-def numbers_matter(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int) -> bool:
-    """Whether one step of a model depends on Python's and NumPy's random numbers, or would not run
-    with others."""
-    trails = []
-    for other in (seed, *OTHER_SEEDS):
-        with other_numbers(other):
-            try:
-                trail = leave_trail(copy.deepcopy(model), stepper, samples[:1], seed, steps=1)
-            except Exception:  # whatever the model makes of numbers that it cannot take
-                return True
-            trails.append(trail)
-    return any(not compare(trails[0], trail).bits_equal for trail in trails[1:])
-
-
 @contextlib.contextmanager
 def other_numbers(seed: int) -> Iterator[None]:
     """Within it Python's and NumPy's random numbers begin at a seed; all random states, PyTorch's
@@ -124,7 +114,7 @@ def other_numbers(seed: int) -> Iterator[None]:
 ROUNDS = (
     Round(
         "",
-        "what was captured is not what the model does, which may be a fault of tightfit",
+        UNKNOWN,
         _as_sampled,
         optional=False,
     ),
@@ -147,6 +137,9 @@ ROUNDS = (
         _fresh,
     ),
 )
+
+ONE_STEP = replace(ROUNDS[0], run=_one_step)
+"""The first of them in short."""
 
 LOSS_ALONE = Round(
     "with a gradient of the first output alone",

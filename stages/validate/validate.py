@@ -46,7 +46,7 @@ from stages.validate.measure import (
 )
 from stages.validate.reference import Original
 from stages.validate.results import is_within, over_budget, with_results
-from stages.validate.rounds import other_numbers
+from stages.validate.rounds import ONE_STEP, other_numbers
 from stages.validate.sent import (
     complaint_of,
     last_moved,
@@ -142,6 +142,20 @@ def check(graph: Graph, built: Built, planned: nn.Module, report: Telling | None
         return sentence(str(error))
     except Exception as error:
         return f"The planned step fails with {describe(error)}."
+
+
+def check_captured(graph: Graph, built: Built, captured: nn.Module) -> str:
+    """Compares one step of a module that runs a graph as it was captured with one of the model.
+
+    Returns "" where they are equal, or have no memory, else a sentence as that of `check`."""
+    try:
+        pair = _Pair.of(graph, built)
+        with entered(pair.device), other_numbers(SEED):
+            return sentence(pair.comparer.compare(captured, rounds=(ONE_STEP,)).complaint)
+    except ModelError as error:
+        return sentence(str(error))
+    except Exception as error:
+        return "" if is_out_of_memory(error) else f"The captured step fails with {describe(error)}."
 
 
 def check_fused(

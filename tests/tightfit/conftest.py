@@ -19,6 +19,7 @@ from stages.combine import bounds
 from stages.combine.moment.limits import Limits
 from stages.combine.polish import refining, sweeping
 from stages.device.factory import Built
+from stages.device.masks import leaves_of_masks, leaves_of_ones
 from stages.solve import worker
 from stages.trace import trace as tracing
 
@@ -102,7 +103,8 @@ def _described(built: Built) -> str:
     modes = [module.training for module in model.modules()]
     given = [(_form(leaf), place[id(leaf)]) for leaf in leaves]
     casts = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    around = (built.label, built.ones, casts)
+    masks = leaves_of_ones(built), leaves_of_masks(built)
+    around = (built.label, built.ones, built.mixed, masks, casts)
     return repr((type(model), str(model), tensors, modes, around, tree, given))
 
 

@@ -16,6 +16,7 @@ from stages.trace.trace import trace
 from stages.validate.itself import checkpoints_itself
 from stages.validate.validate import own_peak
 from tests.tightfit.conftest import SETTINGS
+from tightfit.route import Route
 
 torch.set_num_threads(1)
 
@@ -66,8 +67,61 @@ def test_a_plan_that_takes_less_says_what_it_replaces(store: Path) -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_both_kinds_of_checkpoints_are_seen(reentrant: bool) -> None:
-    sample: Any = ((torch.randn(4, 8),), {})
+    sample: Any = ((torch.randn(4, 8, requires_grad=True),), {})
     built = check_result((Checkpointed(reentrant).train(), sample), "")
     assert checkpoints_itself(trace(built, "model"))
     built = check_result((Checkpointed(reentrant).eval(), sample), "")
     assert not checkpoints_itself(trace(built, "model"))
+
+
+class Frozen(nn.Module):
+    """Checkpoints a layer whose input needs no gradient: eager gives that layer none."""
+
+    def __init__(self, reentrant: bool = True, head: bool = True) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 8) if head else nn.Identity()
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(self.layer, x, use_reentrant=self.reentrant).tanh())
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_layers_that_a_reentrant_checkpoint_gives_no_gradient_get_none(
+    store: Path, reentrant: bool
+) -> None:
+    torch.manual_seed(0)
+    model, x = Frozen(reentrant).train(), torch.randn(4, 8)
+    fitted, made = tightfit.plan(
+        model, (x,), budget="100%", store=store, progress=False, **SETTINGS
+    )
+    found = []
+    for module in (model, fitted):
+        module.zero_grad()
+        module(x * 0.5).square().sum().backward()
+        found.append([weight.grad for weight in model.parameters()])
+    for mine, theirs in zip(*found, strict=True):
+        assert (mine is None) == (theirs is None) and (mine is None or torch.equal(mine, theirs))
+    assert (model.layer.weight.grad is None) == reentrant
+    said = "has use_reentrant=True and inputs that need no gradient"
+    assert (said in made.sentence and "test_itself.py:" in made.sentence) == reentrant
+
+
+def test_where_a_reentrant_checkpoint_leaves_no_gradient_at_all_it_is_named(store: Path) -> None:
+    with pytest.raises(tightfit.ModelError, match="for gradients give it use_reentrant=False"):
+        tightfit.plan(Frozen(head=False).train(), (torch.randn(4, 8),), store=store, progress=False)
+
+
+def test_random_numbers_that_are_not_kept_are_told_before_the_search(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dropping(Frozen):
+        def forward(self, x: Tensor) -> Tensor:
+            inner = nn.Sequential(self.layer, nn.Dropout(0.5))
+            return self.head(checkpoint(inner, x, use_reentrant=False, preserve_rng_state=False))
+
+    monkeypatch.setattr(Route, "frontier", None)
+    with pytest.raises(tightfit.ModelError, match="leave preserve_rng_state=False out"):
+        tightfit.plan(Dropping().train(), (torch.randn(4, 8),), store=store, progress=False)

@@ -51,16 +51,24 @@ def test_the_shorter_way_is_planned_and_guarded(store: Path) -> None:
     fitted = plan(store, model, ONES, ones=True)
     assert same(model, fitted, torch.ones_like(ONES))
     for mask in (SOME, ONES * 2):
-        with pytest.raises(PlanMismatch, match=r"more than ones.*; plan without ones=True"):
+        with pytest.raises(PlanMismatch, match=r"more than ones.*; plan with .*ones=False"):
             fitted(X, mask=mask)
 
 
-def test_without_it_the_refusal_names_it(store: Path) -> None:
+def test_with_false_the_refusal_names_it(store: Path) -> None:
     with pytest.raises(ModelError, match="looks whether mask is all ones, plan with ones=True"):
-        plan(store, Masked().train(), ONES)
+        plan(store, Masked().train(), ONES, ones=False)
     with pytest.raises(ModelError) as refused:
         plan(store, Masked().train(), SOME, ones=True)
     assert "ones=True" not in str(refused.value)
+
+
+def test_what_cannot_be_planned_for_any_mask_is_planned_for_ones(store: Path) -> None:
+    model = Masked().train()
+    fitted = plan(store, model, ONES)
+    assert same(model, fitted, ONES)
+    with pytest.raises(PlanMismatch, match=r"mask holds more than ones"):
+        fitted(X, mask=SOME)
 
 
 class Counting(Masked):
@@ -84,5 +92,5 @@ def test_what_is_written_into_constants_is_guarded_too(store: Path) -> None:
 
 
 def test_ones_is_true_or_false(store: Path) -> None:
-    with pytest.raises(tightfit.ConfigError, match="ones is 1, expected True or False"):
+    with pytest.raises(tightfit.ConfigError, match="ones is 1, expected True, False or None"):
         plan(store, Masked(), ONES, ones=1)

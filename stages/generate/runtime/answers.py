@@ -29,6 +29,7 @@ class Answers:
         self.exact = inputs if ("strides", True) in interface.asked else []
         self.exact = self.exact + (own if ("strides", False) in interface.asked else [])
         self.ones = interface.ones
+        self.mixed = interface.mixed
         self.strides = [tensor.strides for tensor in interface.tensors]
 
     def check(
@@ -56,7 +57,14 @@ class Answers:
                 raise Difference(
                     f"{self.names[at]} holds more than ones, and the plan rests on it that it is "
                     "ones",
-                    "plan without ones=True, or with a sample of such contents, too",
+                    "plan with a sample of such contents, too, or with ones=False",
+                )
+        for at in self.mixed:
+            if _is_ones(tensors[at]):
+                raise Difference(
+                    f"{self.names[at]} holds nothing but ones, and the plan is for those that hold "
+                    "others, too",
+                    "plan with a sample of such contents, too",
                 )
         if self.alike:
             own = (

@@ -83,14 +83,15 @@ class Interface:
     `order` is the one in which autograd comes to the outputs. `alike` has for each input the first
     one that is the same object, where the forward asks for that; `asked` what else it asks, of
     inputs (True) or of the model's own. `ones` are inputs that the step rests on being nothing but
-    ones. `all_arrive` says that Python ran in the backward which is not that of the model where the
-    gradient of an output is absent. `eval_modules` are the submodules that were in evaluation mode.
-    `autocast` is, by device type, the dtype that autocast was on with, or None, and
-    `autocast_cache` whether it kept its casts. `cast` are the positions of the tensors that are
-    cast as autocast would, `spared` the dtypes of autocast under which the backward is what it is
-    without autocast. `constants` is the SHA-256 of `constants.bin`, "" where there is none. `files`
-    is what the names of the plan's own files begin with. `remote` are the positions of the
-    parameters that live in another memory, in the order of their numbers there.
+    ones, `mixed` those of which it takes none that is. `all_arrive` says that Python ran in the
+    backward which is not that of the model where the gradient of an output is absent.
+    `eval_modules` are the submodules that were in evaluation mode. `autocast` is, by device type,
+    the dtype that autocast was on with, or None, and `autocast_cache` whether it kept its casts.
+    `cast` are the positions of the tensors that are cast as autocast would, `spared` the dtypes of
+    autocast under which the backward is what it is without autocast. `constants` is the SHA-256 of
+    `constants.bin`, "" where there is none. `files` is what the names of the plan's own files begin
+    with. `remote` are the positions of the parameters that live in another memory, in the order of
+    their numbers there.
     """
 
     model: str
@@ -115,6 +116,7 @@ class Interface:
     alike: tuple[tuple[int, int], ...]
     asked: tuple[tuple[str, bool], ...]
     ones: tuple[int, ...]
+    mixed: tuple[int, ...]
     all_arrive: bool
     eval_modules: frozenset[str]
     autocast: dict[str, str | None]
