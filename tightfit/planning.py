@@ -27,8 +27,10 @@ from tightfit.memories import memories_of
 from tightfit.progress import FUSED_STAGES, STAGES, Progress
 from tightfit.route import ALONE, FUSED, Route
 from tightfit.settings import (
+    FULL,
     Sample,
     builts,
+    check_checking,
     check_cuda_graphs,
     check_disk,
     check_folder,
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 Otherwise = Literal["error", "original", "copy"]
 Kernels = Literal["eager", "fused"]
 Instead = Literal["error", "eager"]
+Check = bool | Literal["full"]
 
 
 def plan(
@@ -73,7 +76,7 @@ def plan(
     saves: int = 6,
     jobs: int | None = None,
     otherwise: Otherwise = "error",
-    check: bool = True,
+    check: Check = True,
     progress: bool = True,
     cuda_graphs: bool = False,
     ones: bool | None = None,
@@ -105,8 +108,9 @@ def plan(
     `engine`, `peaks` and `saves` are the solver's settings, `jobs` the number of blocks solved at a
     time. `otherwise` says what a call of other shapes does: raise, or run the original model;
     "copy" is for inputs that lie otherwise in memory, see `load`. With `check` the planned module
-    is compared with the original on other contents of the sample's shapes, which takes a few steps
-    of both and the memory that the original takes. With `progress` standard error tells what is
+    is compared with the original on other contents of the sample's shapes, in two steps of both,
+    which take the memory that the original takes; check="full" compares on the samples themselves
+    and in further ways, in up to ten steps of both. With `progress` standard error tells what is
     being done. With `cuda_graphs`, on a GPU and for samples of one shape, the module launches its
     step as CUDA graphs; see `load`. Where the forward looks whether a mask is all ones, to go a
     shorter way, there is a plan for masks of ones and one for others, each within the budget, and
@@ -119,9 +123,9 @@ def plan(
     takes its place: it updates each parameter in the backward, its states are on the disk, in a
     file of the folder `disk` (on a GPU in the host's memory), a budget in bytes counts the whole
     step with all updates, and the plan's `whole` says what is predicted of it; on the CPU `check`
-    compares three steps, too. With `parameters` "away" those of 1 MiB and more live there, too, and
-    come to the device for as long as a step uses them: their values are to be had within
-    `made.optimizer.gathered()`, see docs/whole.md; of several `microbatches`, each of the
+    compares two steps, too, "full" three. With `parameters` "away" those of 1 MiB and more live
+    there, too, and come to the device for as long as a step uses them: their values are to be had
+    within `made.optimizer.gathered()`, see docs/whole.md; of several `microbatches`, each of the
     sample's shape, all but the last run within `made.optimizer.accumulating()`, and their gradients
     add up there, too; of samples of several shapes with a number each the fastest is taken. Of
     that memory a plan takes `room` at most ("20GB", unless given the free bytes of the disk); what
@@ -145,13 +149,14 @@ def plan(
     store = folder_of(store)
     device = None if device is None else str(device)
     check_settings(strategy, store, engine, peaks, saves, jobs, otherwise, ones, machine)
+    check_checking(check)
     check_kernels(kernels)
     check_disk(disk, strategy, optimizer)
     if strategy in baselines() and budget not in (USUAL, NO_BUDGET):
         raise ConfigError(f"budget: {strategy} is a baseline, which keeps to none: leave it out")
     written = NO_BUDGET if strategy in baselines() else written_budget(budget)
     telling = Progress(progress, stages=FUSED_STAGES if kernels == FUSED else STAGES)
-    with _alone(telling, check, operators):
+    with _alone(telling, bool(check), operators):
         both = ones is None and optimizer is None and not cuda_graphs
         own = (model, samples_of(args, kwargs, samples), loss, device, ones)
         given, device = builts(*own, apart=ones is not None or both)
@@ -161,7 +166,8 @@ def plan(
         solver = (engine, str(peaks), str(saves))
         linked = None if machine is None else Path(machine)
         route = Route(store, device, strategy, solver, jobs, telling, linked, kernels).linked(disk)
-        route = replace(route, with_eager=with_eager, with_libraries=with_libraries)
+        travelling = {"with_eager": with_eager, "with_libraries": with_libraries}
+        route = replace(route, **travelling, full_check=check == FULL)
         check_gradients(accumulating, keep_gradients, optimizer, microbatches)
         gradients = GradientSettings(accumulating, keep_gradients)
         shapes = len(given)
@@ -170,11 +176,11 @@ def plan(
         memories = memories_of(disk, far_disk, room, parameters, accumulating or keep_gradients, on)
         if optimizer is None:
             kinds = by_masks(route, given) if both else [(one, route.trace(one)) for one in given]
-            return _planned(route, kinds, written, otherwise, check, cuda_graphs, disk)
+            return _planned(route, kinds, written, otherwise, bool(check), cuda_graphs, disk)
         if parameters == "away":
-            away = (check, optimizer, memories, microbatches, gradients)
+            away = (bool(check), optimizer, memories, microbatches, gradients)
             return planned_away(route, given, written, otherwise, *away)
-        own = (check, optimizer, disk, gradients)
+        own = (bool(check), optimizer, disk, gradients)
         return _with_optimizer(route, given, written, otherwise, *own)
 
 

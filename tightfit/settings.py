@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from stages.device.factory import Built
 
 Sample = tuple[Sequence[Any], Mapping[str, Any]]
+FULL = "full"
+"""The check that compares in all ways."""
 
 
 def builts(
@@ -113,6 +115,12 @@ def check_settings(
         raise ConfigError(f"plan: ones is {ones!r}, expected True, False or None")
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
         raise ConfigError(f"plan: jobs is {jobs!r}, expected a number of at least 1")
+
+
+def check_checking(check: object) -> None:
+    """Raises ConfigError for what is no check."""
+    if check is not True and check is not False and check != FULL:
+        raise ConfigError(f'plan: check is {check!r}, expected True, False or "full"')
 
 
 def check_kernels(kernels: str) -> None:

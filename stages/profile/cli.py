@@ -216,10 +216,7 @@ def _measure(graph: Graph, options: argparse.Namespace) -> Costs:
             )
     report = _report if sys.stderr.isatty() else None
     with open_library(library, describe_device(options.device)) as opened:
-        # Jobs of one run share a store: what they find there is the same at any time.
-        return profile(
-            graph, loss, opened, options.remeasure, report, options.device, mending=False
-        )
+        return profile(graph, loss, opened, options.remeasure, report, options.device)
 
 
 def _report(done: int, total: int, target: str) -> None:

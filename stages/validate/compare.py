@@ -148,6 +148,13 @@ def _digest(thing: Any) -> str:
     return found.hexdigest()
 
 
+def has_nan(trail: Trail) -> bool:
+    """Whether an output or a gradient has a NaN, which hides what it should have been."""
+    things = (*trail.outputs.values(), *trail.gradients.values())
+    numbers = (x for x in things if isinstance(x, Tensor) and tolerance(x.dtype))
+    return any(bool(x.isnan().any()) for x in numbers)
+
+
 def _shares(found: dict[str, float], reference: dict[str, Any]) -> float:
     """The largest of differences by name, as a part of what is tolerated."""
     if not found:

@@ -23,11 +23,24 @@ from stages.device.devices import (
 )
 from stages.device.factory import Sample
 from stages.validate.causes import cause_of
-from stages.validate.compare import Difference, Trail, compare, digests_of, equal_digests
+from stages.validate.compare import (
+    Difference,
+    Trail,
+    compare,
+    digests_of,
+    equal_digests,
+    has_nan,
+)
 from stages.validate.contents import own_copy
 from stages.validate.libraries import of_libraries
 from stages.validate.load import describe
-from stages.validate.rounds import KEEPS, LOSS_ALONE, ROUNDS, Round
+from stages.validate.rounds import (
+    KEEPS,
+    LOSS_ALONE,
+    ROUNDS,
+    Round,
+    quick_round,
+)
 from stages.validate.step import Stepper
 
 SEED = 20
@@ -35,6 +48,8 @@ REPEATS = 3
 TIMES_OWN = 10.0
 MOST = 2 * (len(ROUNDS) + 1)
 """Steps of a comparison that are told, at most."""
+QUICK_MOST = 2
+"""Those of a quick one."""
 ORIGINAL_STEP = "the model's own step"
 PLANNED_STEP = "the planned step"
 
@@ -175,6 +190,24 @@ class Comparer:
         if waiting is not None:
             return waiting
         return Comparison(total, own, "", self._unlike(skipped), libraries=libraries)
+
+    def compare_quickly(self, planned: nn.Module, told: Doing | None = None) -> Comparison:
+        """Runs two steps of copies of both modules, on other contents each, with both forwards
+        ahead of both backwards. Where anything is not equal to the bit, or no number, it compares
+        in all rounds, as `compare` does: they say what a difference comes from, and excuse some."""
+        told, one = told or Doing(), quick_round(bool(self._of_loss()))
+        with quick_collections():
+            try:
+                told(ORIGINAL_STEP)
+                reference = self.run(one, self.original_here())
+                told(PLANNED_STEP)
+                equal = compare(self.run(one, copied(planned)), reference).bits_equal
+            except Exception:  # the round that shows it says what it is and what it comes from
+                equal = False
+        if equal and not has_nan(reference):
+            return Comparison(NOTHING, NOTHING, "")
+        release(self.device)
+        return self.compare(planned)
 
     def _of_loss(self) -> list[Round]:
         """The round for a first output that is one number, where others receive gradients, too."""

@@ -26,6 +26,7 @@ from stages.validate.comparison import (
     MOST,
     ORIGINAL_STEP,
     PLANNED_STEP,
+    QUICK_MOST,
     SEED,
     Comparer,
     Comparison,
@@ -122,9 +123,15 @@ def validate(
         return Validation(replace(base, verdict=FAILED, sentence=said), [])
 
 
-def check(graph: Graph, built: Built, planned: nn.Module, report: Telling | None = None) -> str:
-    """Compares a planned module with its original as `validate` does, without measuring; `report`
-    is told of each step.
+def check(
+    graph: Graph,
+    built: Built,
+    planned: nn.Module,
+    report: Telling | None = None,
+    full: bool = True,
+) -> str:
+    """Compares a planned module with its original as `validate` does, without measuring, or, unless
+    `full`, in two steps of both; `report` is told of each step.
 
     Returns "" where they are equal, else a sentence that says what differs and what that is likely
     to come from. Warns of what is not compared, since the original does not fit on the device, and
@@ -134,7 +141,9 @@ def check(graph: Graph, built: Built, planned: nn.Module, report: Telling | None
     try:
         pair = _Pair.of(graph, built)
         with entered(pair.device), other_numbers(SEED):
-            compared = pair.comparer.compare(planned, told=Doing(report, MOST))
+            told = Doing(report, MOST if full else QUICK_MOST)
+            compare = pair.comparer.compare if full else pair.comparer.compare_quickly
+            compared = compare(planned, told=told)
             for said in filter(None, (sentence(compared.skipped), other_kernels(compared))):
                 warnings.warn(said, stacklevel=2)
             return sentence(compared.complaint)
@@ -164,10 +173,11 @@ def check_fused(
     planned: nn.Module,
     unplanned: nn.Module,
     report: Telling | None = None,
+    full: bool = True,
 ) -> str:
     """Compares a planned module with the same kernels `unplanned`, bit for bit, as `check` does
     with the original, and with the original; "" where all is as it should be, else a sentence."""
-    said = check(graph, replace(built, model=unplanned), planned, report)
+    said = check(graph, replace(built, model=unplanned), planned, report, full)
     return said.replace(ORIGINAL, KERNELS) if said else _beside_eager(graph, built, planned)[0]
 
 
