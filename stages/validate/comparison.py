@@ -234,12 +234,14 @@ class Comparer:
         """The digests of what the model leaves in each round that it can run and has memory for;
         `original` is the copy of it that runs in the first."""
         found: dict[str, Digests] = {}
+        contained: set[str] = set()
         for one in ROUNDS:
-            if one.name in [round_.contains for round_ in ROUNDS if round_.name in found]:
+            if one.name in contained:
                 continue
             trail = self._told_reference(one, told, [], None if one.name else original)
             if trail is not None:
                 found[one.name] = digests_of(trail)
+                contained |= {one.contains} - {""}
         return found
 
     def _told_reference(
@@ -263,7 +265,7 @@ class Comparer:
         Raises OutOfMemoryError where it does not fit on the device, ModelError where it cannot run
         its samples."""
         try:
-            return self.run(one, original or self.original_here())
+            return self.run(one, self.original_here() if original is None else original)
         except Exception as error:
             if is_out_of_memory(error):
                 raise torch.OutOfMemoryError(str(error)) from error

@@ -13,7 +13,7 @@ from tests.slurm.batch import Job, configure, gpus, jobs, model, restarts, send,
 from tests.slurm.cluster import Cluster
 from tests.workflow.conftest import Workplace
 
-ON_GPU = {"trace", "profile", "validate"}
+ON_GPU = {"trace", "profile", "reference", "validate"}
 
 
 @pytest.fixture

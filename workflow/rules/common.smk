@@ -319,9 +319,11 @@ def costs_from(wildcards):
     return ["--device", SETTINGS.device, "--library", SETTINGS.store]
 
 
-def threads_of_cpu(wildcards, threads):
-    """Says as options of a stage how many threads a step runs with. Its bytes depend on that on the
-    CPU: with another number costs are measured, plans made and validated anew."""
+def threads_of_cpu(rule):
+    """Says as options of a stage how many threads a step runs with, which are those of a rule. Its
+    bytes depend on that on the CPU: with another number costs are measured, plans made and
+    validated anew. Snakemake does not see that of a function of `threads`."""
+    threads = workflow.resource_settings.overwrite_threads.get(rule, workflow.cores)
     return ["--threads", str(threads)] if SETTINGS.device == "cpu" else []
 
 

@@ -16,7 +16,7 @@ rule profile:
         operators_code=operators_code(),
         costs_from=costs_from,
         description=description(),
-        threads=threads_of_cpu,
+        threads=threads_of_cpu("profile"),
         doing=(
             "reading each distinct op off the description of the device"
             if SETTINGS.machine

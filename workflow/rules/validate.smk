@@ -18,7 +18,7 @@ rule reference:
         operators=operators,
         operators_code=operators_code(),
         device=SETTINGS.device,
-        threads=threads_of_cpu,
+        threads=threads_of_cpu("reference"),
         pairs=SETTINGS.pairs,
         code=code_of("validate"),
     message:
@@ -52,7 +52,7 @@ rule validate:
         operators=operators,
         operators_code=operators_code(),
         device=SETTINGS.device,
-        threads=threads_of_cpu,
+        threads=threads_of_cpu("validate"),
         pairs=SETTINGS.pairs,
         unplanned=given_unplanned,
         code=code_of("validate"),
