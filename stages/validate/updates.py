@@ -32,8 +32,8 @@ def check_updates(
     report: Telling | None = None,
 ) -> str:
     """Takes three steps of a copy of the model, or of what `original` makes of it, with a copy of
-    its optimiser, and of what `load` makes of another copy with the optimizer that `replace_optimizer` gives
-    for a copy. `report` is told of each step.
+    its optimiser, and of what `load` makes of another copy with the optimizer that
+    `replace_optimizer` gives for a copy. `report` is told of each step.
 
     Returns "" where all parameters and buffers are equal in every bit, else a sentence with the
     first that differs. Nothing is compared on a GPU, or where the model adds in no fixed order.
