@@ -108,7 +108,7 @@ def check_updates(
     optimizer: torch.optim.Optimizer,
     replace_optimizer: Callable[[torch.optim.Optimizer], torch.optim.Optimizer],
 ) -> None:
-    """Compares steps with the optimizer that `replace_optimizer` gives with steps of the given one.
+    """Compares steps with the optimizer that `replace_optimizer` gives with those of the given one.
 
     Raises ModelError where they differ."""
     original = _strict(_unplanned(route, variant)) if route.kernels == FUSED else None

@@ -298,7 +298,7 @@ class Route:
         replace_optimizer: Callable[[torch.optim.Optimizer], torch.optim.Optimizer],
     ) -> None:
         """Raises ModelError where steps with the optimizer that `replace_optimizer` gives do not do
-        what steps of the model, or of what `original` makes of it, with the given optimizer do."""
+        what steps of the model, or of what `original` makes of it, with the given one do."""
         from schemas.graph import read_graph
         from stages.validate.updates import check_updates
 

@@ -8,9 +8,9 @@ logs gradients go on in silence.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -19,14 +19,15 @@ from .away import AWAY
 from .marks import optimiser_of
 
 _GRAD: Any = torch.Tensor.grad
-_ZEROING = [
-    inspect.unwrap(function).__code__
-    for function in (torch.nn.Module.zero_grad, torch.optim.Optimizer.zero_grad)
-]
-_MOVING = torch.nn.Module._apply.__code__
+_ZEROING = frozenset(
+    {("torch.nn.modules.module", "zero_grad"), ("torch.optim.optimizer", "zero_grad")}
+)
+_MOVING = frozenset({("torch.nn.modules.module", "_apply")})
 """What `model.to()` runs, which looks for gradients to move along."""
+_TRACING = frozenset({("torch._subclasses.meta_utils", "safe_grad")})
+"""What looks for gradients where a model is traced."""
 _DEPTH = 8
-"""As many frames are looked at for these."""
+"""As many frames are looked at for these functions."""
 _guarded: dict[type, type] = {}
 """The class with another `grad`, by that of a parameter."""
 
@@ -73,13 +74,13 @@ class ConsumedGradients:
     def check(self, parameter: torch.Tensor, sets: bool) -> None:
         """Raises RuntimeError where a gradient that is read or set has been consumed."""
         number = self.numbers.get(id(parameter))
-        if number not in self.stepped:
+        if number not in self.stepped or _asks(_TRACING):
             return
         if self.stepped[number]:
             if sets or _zeroes():
                 self.drop([number])
                 return
-            if any(frame.f_code is _MOVING for frame in _frames()):
+            if _asks(_MOVING):
                 return
         raise RuntimeError(
             f"the gradient of a parameter of shape {tuple(parameter.shape)} is gone: the optimizer "
@@ -164,14 +165,19 @@ def _reduce_ex(parameter: torch.Tensor, protocol: Any) -> Any:
         return own.__reduce_ex__(protocol)
 
 
-def _frames() -> Iterator[Any]:
-    frame: Any = sys._getframe(1)
-    for _ in range(_DEPTH):
-        if frame is not None:
-            yield frame
-            frame = frame.f_back
-
-
 def _zeroes() -> bool:
     """Whether `zero_grad()` of a module or an optimizer asks, to set gradients to None."""
-    return any(f.f_code in _ZEROING and f.f_locals.get("set_to_none") for f in _frames())
+    frame = _asks(_ZEROING)
+    return frame is not None and bool(frame.f_locals.get("set_to_none"))
+
+
+def _asks(functions: Collection[tuple[str, str]]) -> FrameType | None:
+    """The frame of one of some functions, by module and name, that reads the gradient, if any."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_DEPTH):
+        if frame is None:
+            return None
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) in functions:
+            return frame
+        frame = frame.f_back
+    return None

@@ -196,7 +196,7 @@ def test_what_asks_for_values_elsewhere_is_refused_or_right(package: Path) -> No
         copied.sum()
     value.backward(), other.backward()
     optimizer.step(), expected.step()
-    expected.zero_grad()
+    expected.zero_grad(), optimizer.zero_grad()
     with optimizer.gathered(), torch.no_grad():
         assert torch.equal(model.eval()(*args), plain.eval()(*args))
         weight.mul_(2)

@@ -145,7 +145,7 @@ def test_what_cannot_be_is_told(folder: Path, store: Path, package: Path) -> Non
 
     refused(r'far_disk is for plans whose .*: parameters="away"', parameters="device")
     refused(r"far_disk is 7, expected the path of a folder", far_disk=7)
-    refused(r"with accumulating all are updated on the device", accumulating=True)
+    refused(r"with accumulating or keep_gradients all are updated on the device", accumulating=True)
     refused(r"room is '50%', expected bytes or a size such as '20GB'", room="50%")
     refused(r"room: 'much' is no size", room="much")
     refused("far_disk: tensors cannot wait in files of /nowhere", far_disk="/nowhere")
