@@ -1,6 +1,6 @@
 # make plan: plan the models of config.yaml.  make zoo: those of zoo.yaml.  make test: run the tests.
-# Each makes .venv first.  PROFILE=slurm sends the jobs of plan and zoo to a cluster,
-# and REMEASURE=1 has them measure costs again.
+# make test-long: run those that take long.  Each makes .venv first.  PROFILE=slurm sends the jobs of
+# plan and zoo to a cluster, and REMEASURE=1 has them measure costs again.
 
 VENV ?= .venv
 CONFIG ?= config.yaml
@@ -12,6 +12,8 @@ MUTANTS ?= 100
 SEED ?= 0
 
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/pytest -n logical --dist loadscope --no-loadscope-reorder --max-worker-restart 0 \
+	--durations 50
 export PYTHON
 export PYTHONPATH := $(CURDIR)/workflow/progress
 # What is imported is compiled once, not at the start of each process.
@@ -19,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 CLUSTER := $(if $(filter-out default,$(PROFILE)),$(VENV)/cluster.done)
 
-.PHONY: plan zoo prune test tests check lint types battery fuzz mutate bench crash pipelines slurm clean
+.PHONY: plan zoo prune test tests test-long check lint types battery fuzz mutate bench crash pipelines slurm clean
 
 plan: $(VENV)/plan.done $(CLUSTER)
 	@exec $(BIN)/python workflow/together.py workflow/plan.sh $(BIN) $(CONFIG) "$(CORES)" $(PROFILE) $(REMEASURE)
@@ -37,7 +39,11 @@ test: lint
 check: lint types
 
 tests: $(VENV)/test.done
-	$(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0
+	$(PYTEST) -m "not long" --hypothesis-profile short
+
+# Property tests are in both: these draw all examples.
+test-long: $(VENV)/test.done
+	$(PYTEST) -m "long or hypothesis"
 
 types: $(VENV)/test.done
 	$(BIN)/mypy

@@ -14,8 +14,10 @@ from schemas.budget import NO_BUDGET, asked_budget, parse_budget
 from schemas.config_errors import message_of, path_text, sentence_of
 from schemas.engines import SOLVERS, Engine, Solver, engine_of_steps
 from schemas.errors import ConfigError, TightfitError
+from schemas.frontier import BUDGETS, COARSE
 from schemas.link import host_link
 from schemas.machine import machine_file, read_machine
+from schemas.measurement import FAILED
 from schemas.strategies import STRATEGIES, UNPLANNED, baselines
 
 FUSED = "fused"
@@ -65,10 +67,12 @@ class Config:
     """A valid configuration with its defaults filled in; the fields are those of the schema.
 
     `operators` maps the namespaces of operators that graphs may call beside PyTorch's own to the
-    modules that register them. `machine` is the description of the device, None where the device is
-    here. `linked` is that of the machine whose link to another memory strategies take, None where
-    none is named: that of the device is measured then. `disk` is the folder that it leads to on the
-    CPU, "" for that of the environment."""
+    modules that register them. `fail_on` are the verdicts of plans for which a run ends with exit
+    code 1. Reports show plans for `budgets_shown` beside those that are asked for, none where 0.
+    `machine` is the description of the device, None where the device is here. `linked` is that of
+    the machine whose link to another memory strategies take, None where none is named: that of the
+    device is measured then. `disk` is the folder that it leads to on the CPU, "" for that of the
+    environment."""
 
     models: dict[str, Model]
     device: str
@@ -80,6 +84,8 @@ class Config:
     operators: dict[str, str]
     results: str
     store: str
+    fail_on: tuple[str, ...] = (FAILED,)
+    budgets_shown: int = COARSE
     machine: Path | None = None
     linked: Path | None = None
     disk: str = ""
@@ -140,6 +146,8 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
         operators=filled["operators"],
         results=filled["results"],
         store=filled["store"],
+        fail_on=tuple(filled["fail_on"]),
+        budgets_shown={"auto": COARSE, True: BUDGETS, False: 0}[filled["frontier"]],
         machine=machine_file(filled["device"]),
         linked=_linked(filled),
         disk=filled["disk"],

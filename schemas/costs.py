@@ -110,6 +110,11 @@ class Device:
     memory: int = 0
 
     @property
+    def held_threads(self) -> int | None:
+        """The threads that measured costs of a CPU hold for, None for other costs."""
+        return self.threads if self.type == "cpu" and self.source == "measured" else None
+
+    @property
     def described(self) -> bool:
         """Whether the device need not be here: its costs are by roofline."""
         return self.source == ROOFLINE

@@ -54,7 +54,15 @@ def factory_versions(factory: str, search_path: Iterable[Path | str] = ()) -> di
 
 def _of_stage(stage: str, root: Path) -> Closure:
     """What the modules of a stage lead to."""
+    if root == ROOT:
+        return _of_own_stage(stage)
     return _closure(_modules(root / "stages" / stage, root), [root])
+
+
+@cache
+def _of_own_stage(stage: str) -> Closure:
+    """The same for an own stage, once a process, which goes on with the code that it has."""
+    return _closure(_modules(ROOT / "stages" / stage, ROOT), [ROOT])
 
 
 def _modules(room: Path, root: Path) -> list[str]:

@@ -125,6 +125,11 @@ class _Costed(Protocol):
 
 
 _P = TypeVar("_P", bound=_Costed)
+BUDGETS = 48
+"""How many budgets a frontier is made for at most: the plan for one that is asked is searched for
+by itself."""
+COARSE = 12
+"""How many where it is just shown."""
 ROUNDING = 1e-9
 """Relative difference of two sums of the same times in another order."""
 

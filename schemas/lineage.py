@@ -8,6 +8,7 @@ relative to the folder of the file, and everything that was read is named by its
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from dataclasses import asdict, dataclass
@@ -73,21 +74,44 @@ def remove(file: Path) -> None:
 
 def keep_records(stage: str, derived: Derived) -> None:
     """Writes a record of each output; raises ArtifactError where one cannot be written."""
+    for output, record in _records(stage, derived):
+        store.write_json(record_path(output), asdict(record))
+
+
+def are_recorded(stage: str, derived: Derived) -> bool:
+    """Whether all outputs are there as this code would make them: of these inputs, with these
+    settings and versions, and unchanged since they were recorded."""
+    try:
+        found = _records(stage, derived)
+        return all(asdict(read_record(output)) == _as_read(record) for output, record in found)
+    except ArtifactError:  # the output or its record is missing or damaged, so it is made again
+        return False
+
+
+def _records(stage: str, derived: Derived) -> list[tuple[Path, Record]]:
+    """The outputs as they are now, with the record that each of them should have."""
     (code, imported), source = stage_code(stage), ""
     versions = {"python": platform.python_version(), **imported}
     if derived.factory:
         source = factory_fingerprint(derived.factory, derived.search_path)
         versions |= factory_versions(derived.factory, derived.search_path)
     digests = {str(path): digest_of(path) for path in derived.inputs}
-    for output in derived.outputs:
+    found = []
+    for output in map(Path, derived.outputs):
         inputs = [
-            Input(os.path.relpath(path, Path(output).parent), digest)
+            Input(os.path.relpath(path, output.parent), digest)
             for path, digest in sorted(digests.items())
         ]
-        record = Record(
-            digest_of(output), stage, code, source, dict(derived.settings), versions, inputs
-        )
-        store.write_json(record_path(output), asdict(record))
+        settings = dict(derived.settings)
+        record = Record(digest_of(output), stage, code, source, settings, versions, inputs)
+        found.append((output, record))
+    return found
+
+
+def _as_read(record: Record) -> dict[str, Any]:
+    """The fields of a record as JSON gives them back."""
+    fields: dict[str, Any] = json.loads(json.dumps(asdict(record)))
+    return fields
 
 
 def read_record(file: Path | str) -> Record:

@@ -1,4 +1,4 @@
-"""`tightfit.measurement/4`: what a planned module did on the device, beside what was promised.
+"""`tightfit.measurement/5`: what a planned module did on the device, beside what was promised.
 
 Next to it stands `tightfit.line/1`, the live bytes of a measured step over time.
 """
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from schemas import store
 from schemas.arrow import flag, integer, number, text
+from schemas.costs import BUSY
 from schemas.errors import ArtifactError
 
 FAILED = "failed"
@@ -42,8 +43,10 @@ class Measurement:
     `budget_total` is what bounds the reserved bytes of a GPU. `output_difference`,
     `gradient_difference` and `buffer_difference` are the largest absolute differences over all
     samples and steps, where NaN equals NaN; `bits_equal` says whether not one bit differed.
-    `time_ratio` is the median of planned over unplanned time of `pairs` alternating runs, with its
-    quartiles. `plan_seconds` is how long planning took. Of a plan that sends to another memory,
+    `time_ratio` is the median of planned over unplanned time, with its quartiles: of `pairs`
+    alternating runs, or, where the original was measured in a process of its own, of all quotients
+    of `pairs` runs of each. Times are without the part `lost` that other work on the machine took
+    of them. `plan_seconds` is how long planning took. Of a plan that sends to another memory,
     which is called `slow_memory` ("disk" or "host", "" for none), `predicted_slow` and `slow_peak`
     are the most bytes there; `predicted_waited` is how long a step waits for transfers by the
     plan, and `waited` the median of what it waited.
@@ -87,12 +90,16 @@ class Measurement:
     slow_peak: int | None = None
     predicted_waited: float | None = None
     waited: float | None = None
+    lost: float | None = None
 
     @property
     def scattered(self) -> bool:
-        """Whether the pairs differ too much for their median to say how long the plan takes: a
-        quarter of them is below the first quartile, a quarter `SCATTERED` times above it."""
+        """Whether the median does not say how long the plan takes: other work took much of the
+        time, or the pairs differ too much: a quarter of them is below the first quartile, a quarter
+        `SCATTERED` times above it."""
         low, high = self.time_ratio_first_quartile, self.time_ratio_third_quartile
+        if self.lost is not None and self.lost >= BUSY:
+            return True
         return low is not None and high is not None and high > SCATTERED * low
 
 
@@ -120,7 +127,7 @@ _ARROW = {
 
 MEASUREMENT = store.ArtifactType(
     "tightfit.measurement",
-    4,
+    5,
     pa.schema([_ARROW[str(field.type)](field.name) for field in fields(Measurement)]),
 )
 

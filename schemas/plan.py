@@ -13,7 +13,7 @@ from schemas.errors import ArtifactError
 _T = TypeVar("_T")
 Verdict = Literal["optimal", "feasible", "infeasible"]
 KernelsName = Literal["eager", "fused"]
-OPTIONAL = ("gpu", "transfers", "kernels", "groups", "compiled", "rival")
+OPTIONAL = ("gpu", "transfers", "kernels", "groups", "compiled", "rival", "threads")
 """Parts that not every plan has."""
 
 
@@ -110,6 +110,7 @@ class Plan:
     `groups` how many groups of its graph it runs as single ones, each counted once, and `compiled`
     how many distinct kernels these are, those that write over an input included; None for plans of
     chains. `rival` is the plan of the other kernels for the same bytes, where one was made.
+    `threads` are those of the CPU that its costs were measured with, and hold for.
     """
 
     strategy: str
@@ -136,6 +137,7 @@ class Plan:
     groups: int | None = field(default=None, kw_only=True)
     compiled: int | None = field(default=None, kw_only=True)
     rival: Rival | None = field(default=None, kw_only=True)
+    threads: int | None = field(default=None, kw_only=True)
 
     @property
     def keep_all_total(self) -> int:
@@ -189,7 +191,7 @@ def read_plan(path: Path | str) -> Plan:
         _require(path, key, document[key], (str,))
     for key in ("recomputed", "recomputed_time"):
         _require(path, key, document[key], (float, int))
-    for key in ("groups", "compiled"):
+    for key in ("groups", "compiled", "threads"):
         _require(path, key, document.get(key), (int, type(None)))
     if document["verdict"] not in get_args(Verdict):
         raise ArtifactError(f"{path}: {document['verdict']!r} is no verdict")

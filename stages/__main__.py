@@ -37,6 +37,7 @@ STAGES = {
     "whole": ("stages.combine.whole.command", "plan a step with its optimiser, in two memories"),
     "split": ("stages.combine.pipeline.command", "split a step over the ranks of a pipeline"),
     "generate": ("stages.generate.cli", "write the module that runs a plan"),
+    "reference": ("stages.validate.reference_command", "run a model and measure its own step"),
     "validate": ("stages.validate.cli", "run a module against its model and compare"),
     "report": ("stages.report.cli", "write the page of a model, or the index of a run"),
     "summary": ("stages.report.summary", "print a table of the plans of a run"),

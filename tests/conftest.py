@@ -1,7 +1,7 @@
-"""What holds for all tests: the files that take longest are run first, those marked `cuda` are
-skipped where there is no GPU, collections of garbage look only at what tests have made, modules
-that many generated packages have are compiled once, no file waits for the disk, and threads that
-wait leave the cores to other tests."""
+"""What holds for all tests: `make test` leaves those marked `long` to `make test-long`, the files
+that take longest are run first, those marked `cuda` are skipped where there is no GPU, collections
+of garbage look only at what tests have made, modules that many generated packages have are compiled
+once, no file waits for the disk, and threads that wait leave the cores to other tests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import os
 import py_compile
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -17,7 +18,7 @@ from types import CodeType
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from schemas.sources import code_of
 
@@ -27,13 +28,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # How fast examples are drawn says something of the machine, nothing of the code.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("short", settings.get_profile("shared"))
 settings.load_profile("shared")
 
 TESTS = Path(__file__).parent
-LONG = (
+FIRST = (
     "workflow/test_plan.py",
     "workflow/test_redo.py",
     "crash",
+    "gpu",
+    "stages/combine/polish/test_sweep.py",
+    "stages/combine/whole",
     "workflow",
     "tightfit",
     "test_machines.py",
@@ -44,21 +49,28 @@ LONG = (
 other."""
 PASSING = ("generated_", "tightfit_module_")
 """How the names of generated packages begin."""
+PART, LEAST = 5, 5
+"""In the profile `short` of Hypothesis, which is that of `make test`, a property test draws one of
+`PART` of its examples, and not fewer than `LEAST`."""
 LASTING: set[str] = set()
 """Those that tests of more files than one use."""
 _compile = SourceFileLoader.source_to_code
 
 
 def rank(path: Path) -> int:
-    """The place in `LONG` of the first that has a file, behind all of them where none has."""
-    found = (place for place, name in enumerate(LONG) if path.is_relative_to(TESTS / name))
-    return next(found, len(LONG))
+    """The place in `FIRST` of the first that has a file, behind all of them where none has."""
+    found = (place for place, name in enumerate(FIRST) if path.is_relative_to(TESTS / name))
+    return next(found, len(FIRST))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Orders the files, and skips what needs a GPU; PyTorch is loaded only where such a test was
-    collected."""
+    """Orders the files, marks what a sample leaves out, draws fewer examples in the profile
+    `short`, and skips what needs a GPU; PyTorch is loaded only where such a test was collected."""
     items.sort(key=lambda item: rank(item.path))
+    mark_long(items)
+    if settings.get_current_profile_name() == "short":
+        draw_fewer_examples(items)
     wanting = [item for item in items if item.get_closest_marker("cuda")]
     if not wanting:
         return
@@ -67,6 +79,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in wanting:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def mark_long(items: list[pytest.Item]) -> None:
+    """Marks the parameters of tests marked `sample` that are not in the sample as `long`:
+    `sample(5)` takes each fifth, `sample("kind")` the first of each value of the parameter `kind`,
+    and `sample(only=["a", "b"])` those with these ids."""
+    seen: dict[tuple[str, str], int] = defaultdict(int)
+    for item in items:
+        sample = item.get_closest_marker("sample")
+        if sample is None or not isinstance(item, pytest.Function):
+            continue
+        step = next((step for step in sample.args if isinstance(step, int)), sys.maxsize)
+        step = 1 if "only" in sample.kwargs else step
+        values = [item.callspec.params[name] for name in sample.args if isinstance(name, str)]
+        kind = item.nodeid.partition("[")[0], repr(values)
+        only = sample.kwargs.get("only", [item.callspec.id])
+        if seen[kind] % step or item.callspec.id not in only:
+            item.add_marker(pytest.mark.long)
+        seen[kind] += 1
+
+
+def draw_fewer_examples(items: list[pytest.Item]) -> None:
+    """Has each property test draw fewer examples than its `settings` say."""
+    functions = {item.obj for item in items if isinstance(item, pytest.Function)}
+    for function in filter(is_hypothesis_test, functions):
+        given = function._hypothesis_internal_use_settings
+        count = max(given.max_examples // PART, min(given.max_examples, LEAST))
+        function._hypothesis_internal_use_settings = settings(given, max_examples=count)
 
 
 @pytest.fixture(autouse=True, scope="session")

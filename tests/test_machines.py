@@ -28,13 +28,14 @@ DEVICE = {
 }
 """Layers alike cost the same here, so that there are many plans that are equally good."""
 
-SIZES = {"layers": 2, "width": 64, "heads": 2, "vocabulary": 100, "batch": 4, "tokens": 64}
+SIZES = {"width": 64, "heads": 2, "vocabulary": 100, "batch": 4, "tokens": 64}
 
 PLAN = """
 import os, sys
 from stages.__main__ import main
 
-cores, given, budgets = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+cores, given, levels = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+engines, budgets = (words.split() for words in sys.argv[4:])
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 files = ["--graph", f"{given}/graph.arrow", "--costs", f"{given}/costs.arrow"]
 
@@ -45,9 +46,9 @@ def stage(*words):
 
 stage("partition", *files, "--out", "blocks.arrow")
 blocks = ["--blocks", "blocks.arrow"]
-for engine in ("highs", "cbc"):
+for engine in engines:
     options, frontier = f"{engine}/options.arrow", f"{engine}/frontier.arrow"
-    grid = ["--engine", engine, "--peaks", 2, "--saves", 2, "--jobs", cores]
+    grid = ["--engine", engine, "--peaks", levels, "--saves", levels, "--jobs", cores]
     stage("solve", *blocks, "--store", "store", *grid, "--out", options)
     more = ["--options", options, "--strategy", "rockmate"]
     stage("combine", *files, *blocks, *more, "--out", frontier)
@@ -56,8 +57,6 @@ for point in budgets:
     plan = ["--schedule", f"{point}/schedule.arrow", "--plan", f"{point}/plan.json"]
     stage("generate", *files[:2], *plan, "--out", f"{point}/module")
 """
-
-BUDGETS = ("70%", "40%")
 
 HERE = {"PYTHONHASHSEED": "1"}
 ELSEWHERE = {
@@ -73,11 +72,12 @@ ELSEWHERE = {
 
 
 @pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The graph and the costs of a step."""
+def given(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """The graph and the costs of a step, of a model of one layer unless a test asks for more."""
     folder = tmp_path_factory.mktemp("given")
     (folder / "device.json").write_text(json.dumps(DEVICE))
-    source = ["--factory", "data.models:gpt2", "--arguments", json.dumps(SIZES)]
+    sizes = {"layers": getattr(request, "param", 1), **SIZES}
+    source = ["--factory", "data.models:gpt2", "--arguments", json.dumps(sizes)]
     graph, costs = str(folder / "graph.arrow"), str(folder / "costs.arrow")
     assert main(["trace", *source, "--name", "gpt2", "--out", graph]) == 0
     device = ["--source", "roofline", "--machine", str(folder / "device.json")]
@@ -85,11 +85,13 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def planned(folder: Path, given: Path, cores: int, environment: dict[str, str]) -> dict[str, bytes]:
+def planned(
+    folder: Path, given: Path, cores: int, environment: dict[str, str], words: tuple[str, ...]
+) -> dict[str, bytes]:
     """Plans in a new folder, and gives all files made there but the records, by name."""
     folder.mkdir(parents=True)
     subprocess.run(
-        [sys.executable, "-c", PLAN, str(cores), str(given), *BUDGETS],
+        [sys.executable, "-c", PLAN, str(cores), str(given), *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         check=True,
@@ -101,17 +103,29 @@ def planned(folder: Path, given: Path, cores: int, environment: dict[str, str]) 
     }
 
 
-def test_another_machine_makes_the_same_bytes(tmp_path: Path, given: Path) -> None:
-    here = planned(tmp_path / "here", given, os.cpu_count() or 1, HERE)
-    elsewhere = planned(tmp_path / "far" / "away from here", given, 1, ELSEWHERE)
-    assert {f"{engine}/frontier.arrow" for engine in ("highs", "cbc")} <= set(here)
-    assert {f"{point}/module/step.py" for point in BUDGETS} <= set(here)
-    assert len({here[f"{point}/schedule.arrow"] for point in BUDGETS}) == len(BUDGETS)
-    assert not any(b"the clock" in here[f"{point}/plan.json"] for point in BUDGETS)
+@pytest.mark.parametrize(
+    ("given", "levels", "engines", "budgets"),
+    [
+        (1, "1", "highs", "70%"),
+        pytest.param(2, "2", "highs cbc", "70% 40%", marks=pytest.mark.long),
+    ],
+    indirect=["given"],
+)
+def test_another_machine_makes_the_same_bytes(
+    levels: str, engines: str, budgets: str, tmp_path: Path, given: Path
+) -> None:
+    words, points = (levels, engines, budgets), budgets.split()
+    here = planned(tmp_path / "here", given, os.cpu_count() or 1, HERE, words)
+    elsewhere = planned(tmp_path / "far" / "away from here", given, 1, ELSEWHERE, words)
+    assert {f"{engine}/frontier.arrow" for engine in engines.split()} <= set(here)
+    assert {f"{point}/module/step.py" for point in points} <= set(here)
+    assert len({here[f"{point}/schedule.arrow"] for point in points}) == len(points)
+    assert not any(b"the clock" in here[f"{point}/plan.json"] for point in points)
     names = sorted({*here, *elsewhere})
     assert [name for name in names if here.get(name) != elsewhere.get(name)] == []
 
 
+@pytest.mark.parametrize("given", [1], indirect=True)
 def test_a_verdict_says_where_the_clock_decided(
     given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

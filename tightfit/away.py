@@ -6,17 +6,19 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.budget import LARGEST
-from schemas.errors import ConfigError, ModelError
+from schemas.errors import ConfigError
 from schemas.updates import Updates, WholeStep
+from tightfit.checked import check_steps
 from tightfit.choices import ChosenPlan
 from tightfit.memories import Memories, free_bytes
 from tightfit.route import FUSED, Route
 from tightfit.settings import check_folder
-from tightfit.whole import Updating, measured
+from tightfit.whole import GradientSettings, Updating, measured
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +115,7 @@ def _fastest(
     optimizer: torch.optim.Optimizer,
     memories: Memories,
     counts: Sequence[int],
-    accumulating: bool,
+    gradients: GradientSettings,
 ) -> _Planned:
     """The fastest plan of a step that is so many microbatches of each shape; raises the first
     ConfigError where none is found."""
@@ -122,9 +124,9 @@ def _fastest(
         graph = route.trace(built)
         _check_sizes(graph)
         costs = route.profile(built, graph)
-        disk, away = memories.disk, not accumulating
+        disk, away = memories.disk, not gradients.stay
         updating = measured(route, graph, built.model, optimizer, disk, away=away)
-        updating = replace(updating, accumulates=accumulating)
+        updating = replace(updating, gradients=gradients)
         try:
             route.progress.stage("combine")
             task = replace(_task(graph, costs, updating, memories, count), engine=route.engine)
@@ -171,25 +173,23 @@ def planned_away(
     check: bool,
     optimizer: torch.optim.Optimizer,
     memories: Memories,
-    microbatches: Microbatches = 1,
-    accumulating: bool = False,
+    microbatches: Microbatches,
+    gradients: GradientSettings,
 ) -> tuple[nn.Module, ChosenPlan]:
     """The plan of a step whose parameters live in another memory, and its module."""
     from schemas.graph import read_graph
     from stages.combine.whole.plans import write_found
-    from stages.validate.load import load_lodged
 
     counts = _counts(microbatches, len(given))
-    best = _fastest(route, given, written, optimizer, memories, counts, accumulating)
+    best = _fastest(route, given, written, optimizer, memories, counts, gradients)
     built, graph, task, found = best.built, best.graph, best.task, best.found
     place = best.costs.parent / "whole" / _digest(found.updates, written, memories)
     plan = write_found(place, task, found, written, _digest_of(graph))
     module = route.module(graph, place)
-    disk, far = memories.folders
+    load = partial(_load, module, memories, gradients.keep, otherwise)
     if check:
-        own = read_graph(graph)
-        _check(route, own, built, module, optimizer, memories, task.microbatches)
-    fitted, stepping = load_lodged(module, built.model, optimizer, disk, far, otherwise=otherwise)
+        check_steps(route, read_graph(graph), built, load, optimizer, task.microbatches)
+    fitted, stepping = load(built.model, optimizer)
     made = ChosenPlan.of(plan, _no_frontier, lambda _: [], module)
     whole = replace(best.whole, schedule=str(place / "schedule.arrow"))
     object.__setattr__(made, "whole", whole)
@@ -204,21 +204,37 @@ def load_whole(
     disk: Path | str | None = None,
     otherwise: Literal["error", "copy"] = "error",
     far_disk: Path | str | None = None,
+    keep_gradients: bool = False,
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The module that takes the place of `model`, and the optimiser that takes the place of
     `optimizer`, by the generated package of a plan whose parameters live in another memory: in a
     file of the folder `disk`, on a GPU in the host's memory. Where the plan has states in a third
-    one, these are in a file of the folder `far_disk`.
+    one, these are in a file of the folder `far_disk`. With `keep_gradients` the optimizer updates
+    in `step()`, and gradients are on the device until then, as where the plan was made with it.
 
     Raises ArtifactError where the folder holds no such package, or one for another model or
     optimiser, or where the other memory has no room, ConfigError where `disk` is no folder's path.
     """
-    from stages.validate.load import load_lodged
-
     check_folder("load_whole", disk)
     check_folder("load_whole", far_disk, "far_disk")
-    folders = Memories(disk, far_disk).folders
-    return load_lodged(package, model, optimizer, *folders, otherwise=otherwise)
+    memories = Memories(disk, None if far_disk is None else str(far_disk))
+    return _load(package, memories, keep_gradients, otherwise, model, optimizer)
+
+
+def _load(
+    package: Path | str,
+    memories: Memories,
+    keep_gradients: bool,
+    otherwise: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> tuple[nn.Module, Any]:
+    """The module and the optimizer of a package."""
+    from stages.validate.load import load_lodged
+
+    planned, made = load_lodged(package, model, optimizer, *memories.folders, otherwise=otherwise)
+    made.keep_gradients = keep_gradients
+    return planned, made
 
 
 def _task(
@@ -249,7 +265,7 @@ def _task(
     )
     if not task.remote:
         raise _none_away()
-    return replace(task, accumulating=updating.accumulates)
+    return replace(task, accumulating=updating.gradients.stay)
 
 
 def _check_sizes(graph: Path) -> None:
@@ -289,33 +305,6 @@ def _beyond(route: Route, link: HostLink, memories: Memories) -> HostLink | None
     far = kept_far_link(route.store, route.device, memories.disk, memories.far)
     each, room = min(far.speed.both), free_bytes(memories.far, "far_disk")
     return HostLink(each, far.speed.latency, False, room, link.to, link.room, far.memory)
-
-
-def _check(
-    route: Route,
-    graph: Any,
-    built: Built,
-    module: Path,
-    optimizer: torch.optim.Optimizer,
-    memories: Memories,
-    microbatches: int,
-) -> None:
-    """Raises ModelError where steps of the module do not do what those of the model do."""
-    from schemas.telling import Doing
-    from stages.validate.load import load_lodged
-    from stages.validate.lodged import STEPS, check_lodged
-
-    route.progress.stage("check")
-    said = check_lodged(
-        graph,
-        built,
-        lambda model, own: load_lodged(module, model, own, *memories.folders),
-        optimizer,
-        microbatches,
-        Doing(route.progress.done, 2 * STEPS * microbatches),
-    )
-    if said:
-        raise ModelError(said)
 
 
 def _whole(task: Task, found: Found, updating: Updating, schedule: str) -> WholeStep:

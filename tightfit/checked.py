@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schemas.budget import NO_BUDGET
 from schemas.errors import ModelError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from schemas.graph import Graph
     from stages.device.factory import Built
 
 Load = Callable[["nn.Module", str], "nn.Module"]
@@ -105,16 +106,15 @@ def check_updates(
     variant: Variant,
     load: Load,
     optimizer: torch.optim.Optimizer,
-    disk: Path | str | None,
-    resident: Collection[int] = (),
+    replace_optimizer: Callable[[torch.optim.Optimizer], torch.optim.Optimizer],
 ) -> None:
-    """Compares steps whose updates are in the backward, with the states of the `resident`
-    parameters, by number, on the device, with steps whose updates come after it.
+    """Compares steps with the optimizer that `replace_optimizer` gives with steps of the given one.
 
     Raises ModelError where they differ."""
     original = _strict(_unplanned(route, variant)) if route.kernels == FUSED else None
-    more = (original, optimizer, disk, resident)
-    route.check_updates(variant.graph, variant.built, _strict(load), *more)
+    route.check_updates(
+        variant.graph, variant.built, _strict(load), original, optimizer, replace_optimizer
+    )
 
 
 def _strict(load: Load) -> Callable[[nn.Module], nn.Module]:
@@ -125,3 +125,24 @@ def _unplanned(route: Route, variant: Variant) -> Load:
     from tightfit.carried import loader
 
     return loader(route.unplanned(variant.graph, variant.costs))
+
+
+def check_steps(
+    route: Route,
+    graph: Graph,
+    built: Built,
+    load: Callable[[nn.Module, Any], tuple[nn.Module, Any]],
+    optimizer: torch.optim.Optimizer,
+    microbatches: int,
+) -> None:
+    """Compares steps of the model with those of the module and the optimizer that `load` gives.
+
+    Raises ModelError where they differ."""
+    from schemas.telling import Doing
+    from stages.validate.lodged import STEPS, check_lodged
+
+    route.progress.stage("check")
+    told = Doing(route.progress.done, 2 * STEPS * microbatches)
+    said = check_lodged(graph, built, load, optimizer, microbatches, told)
+    if said:
+        raise ModelError(said)

@@ -28,7 +28,11 @@ def plan_trainer(trainer: Any, *, batches: int = 1, **options: Any) -> ChosenPla
     adds to them, and under its autocast; each of their shapes is planned. `options` are those of
     `tightfit.plan`. Call this before `trainer.train()`, which then takes the same batches and
     random numbers as without it. A dataset that is a stream of its own loses the batches that
-    planning takes. What it saves are checkpoints of the model that it was given. Returns the plan.
+    planning takes. What it saves are checkpoints of the model that it was given. With an
+    `optimizer`, which may be `trainer.create_optimizer()`, the plan's optimizer becomes that of the
+    trainer; unless `keep_gradients` is given, gradients are kept until its `step()` where the
+    trainer clips them (`max_grad_norm`, 1.0 by default), scales them or accumulates them, and a
+    budget in bytes counts them. Returns the plan.
     Raises ConfigError where an argument of the trainer cannot go with a plan, and what
     `tightfit.plan` raises.
     """
@@ -37,10 +41,24 @@ def plan_trainer(trainer: Any, *, batches: int = 1, **options: Any) -> ChosenPla
         samples = _samples(trainer, batches)
         if "loss" not in options and _takes_the_models_loss(trainer):
             options["loss"] = loss_of
+        if options.get("optimizer") is not None:
+            several = trainer.args.gradient_accumulation_steps > 1
+            options.setdefault("keep_gradients", several or _changes_gradients(trainer))
+            options.setdefault("accumulating", several)
         with trainer.accelerator.autocast():
             fitted, made = plan(trainer.model, samples=samples, **options)
     trainer.model = trainer.model_wrapped = fitted
+    if made.optimizer is not None:
+        trainer.optimizer = made.optimizer
+        if trainer.lr_scheduler is not None:
+            trainer.lr_scheduler.optimizer = made.optimizer
     return made
+
+
+def _changes_gradients(trainer: Any) -> bool:
+    """Whether a trainer clips or scales gradients between a backward and the optimizer's step."""
+    clips = bool(trainer.args.max_grad_norm and trainer.args.max_grad_norm > 0)
+    return clips or trainer.accelerator.scaler is not None
 
 
 def loss_of(output: Any) -> Tensor:

@@ -233,7 +233,7 @@ def plans_of(route: Route, variants: Sequence[Variant], written: str) -> list[Ma
 def budgets_of(rivals: Sequence[Rivals], written: str) -> list[str]:
     """What the plan of each variant is to be within: as written where it takes the most, and
     for the others the bytes that this is. Of the smallest budgets it is the largest."""
-    if written == NO_BUDGET:
+    if written == NO_BUDGET or (len(rivals) == 1 and written != LEAST):
         return [written for _ in rivals]
     sizes = [rival.bytes_of(written) for rival in rivals]
     most = max(sizes)

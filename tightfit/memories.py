@@ -53,7 +53,8 @@ def memories_of(
         if accumulating:
             raise ConfigError(
                 "plan: far_disk: parameters with states there are updated where they live, and "
-                "with accumulating all are updated on the device: leave one of the two out"
+                "with accumulating or keep_gradients all are updated on the device: leave one of "
+                "the two out"
             )
         if device != "cpu" and room is None:
             raise ConfigError(

@@ -10,6 +10,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,12 +27,14 @@ from tightfit.memories import memories_of
 from tightfit.progress import FUSED_STAGES, STAGES, Progress
 from tightfit.route import ALONE, FUSED, Route
 from tightfit.settings import (
+    FULL,
     Sample,
     builts,
-    check_accumulating,
+    check_checking,
     check_cuda_graphs,
     check_disk,
     check_folder,
+    check_gradients,
     check_kernels,
     check_optimizer,
     check_settings,
@@ -42,6 +45,7 @@ from tightfit.settings import (
 )
 from tightfit.several import Plans
 from tightfit.variants import Variant, shapes_of, written_budget
+from tightfit.whole import GradientSettings, in_backward, measured, resident_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +56,7 @@ if TYPE_CHECKING:
 Otherwise = Literal["error", "original", "copy"]
 Kernels = Literal["eager", "fused"]
 Instead = Literal["error", "eager"]
+Check = bool | Literal["full"]
 
 
 def plan(
@@ -71,7 +76,7 @@ def plan(
     saves: int = 6,
     jobs: int | None = None,
     otherwise: Otherwise = "error",
-    check: bool = True,
+    check: Check = True,
     progress: bool = True,
     cuda_graphs: bool = False,
     ones: bool | None = None,
@@ -81,6 +86,7 @@ def plan(
     parameters: Parameters = "device",
     microbatches: Microbatches = 1,
     accumulating: bool = False,
+    keep_gradients: bool = False,
     kernels: Kernels = "eager",
     with_eager: bool = False,
     with_libraries: bool = False,
@@ -102,8 +108,9 @@ def plan(
     `engine`, `peaks` and `saves` are the solver's settings, `jobs` the number of blocks solved at a
     time. `otherwise` says what a call of other shapes does: raise, or run the original model;
     "copy" is for inputs that lie otherwise in memory, see `load`. With `check` the planned module
-    is compared with the original on other contents of the sample's shapes, which takes a few steps
-    of both and the memory that the original takes. With `progress` standard error tells what is
+    is compared with the original on other contents of the sample's shapes, in two steps of both,
+    which take the memory that the original takes; check="full" compares on the samples themselves
+    and in further ways, in up to ten steps of both. With `progress` standard error tells what is
     being done. With `cuda_graphs`, on a GPU and for samples of one shape, the module launches its
     step as CUDA graphs; see `load`. Where the forward looks whether a mask is all ones, to go a
     shorter way, there is a plan for masks of ones and one for others, each within the budget, and
@@ -116,16 +123,18 @@ def plan(
     takes its place: it updates each parameter in the backward, its states are on the disk, in a
     file of the folder `disk` (on a GPU in the host's memory), a budget in bytes counts the whole
     step with all updates, and the plan's `whole` says what is predicted of it; on the CPU `check`
-    compares three steps, too. With `parameters` "away" those of 1 MiB and more live there, too, and
-    come to the device for as long as a step uses them: their values are to be had within
-    `made.optimizer.gathered()`, see docs/whole.md; of several `microbatches`, each of the
+    compares two steps, too, "full" three. With `parameters` "away" those of 1 MiB and more live
+    there, too, and come to the device for as long as a step uses them: their values are to be had
+    within `made.optimizer.gathered()`, see docs/whole.md; of several `microbatches`, each of the
     sample's shape, all but the last run within `made.optimizer.accumulating()`, and their gradients
     add up there, too; of samples of several shapes with a number each the fastest is taken. Of
     that memory a plan takes `room` at most ("20GB", unless given the free bytes of the disk); what
     optimiser states have no room there are in a third one, a file of the folder `far_disk` of
     another disk, as few as have to, and their parameters are updated beside the second one. With
     `accumulating` a budget in bytes counts the gradients of several microbatches, too, which add up
-    on the device. With `kernels` "fused" groups of small ops run as single compiled kernels, see
+    on the device. With `keep_gradients` the plan's optimizer updates in its `step()`, and gradients
+    are there until then, to be clipped by their norm, scaled or read; a budget in bytes counts
+    them. With `kernels` "fused" groups of small ops run as single compiled kernels, see
     docs/fused.md: `check` holds the step to the bits of these kernels unplanned, and to a few times
     eager's distance from float64; where eager's kernels take less time in the same bytes, or fused
     ones do not fit, the plan is one of eager's and says so. `with_eager` plans eager's kernels for
@@ -140,13 +149,14 @@ def plan(
     store = folder_of(store)
     device = None if device is None else str(device)
     check_settings(strategy, store, engine, peaks, saves, jobs, otherwise, ones, machine)
+    check_checking(check)
     check_kernels(kernels)
     check_disk(disk, strategy, optimizer)
     if strategy in baselines() and budget not in (USUAL, NO_BUDGET):
         raise ConfigError(f"budget: {strategy} is a baseline, which keeps to none: leave it out")
     written = NO_BUDGET if strategy in baselines() else written_budget(budget)
     telling = Progress(progress, stages=FUSED_STAGES if kernels == FUSED else STAGES)
-    with _alone(telling, check, operators):
+    with _alone(telling, bool(check), operators):
         both = ones is None and optimizer is None and not cuda_graphs
         own = (model, samples_of(args, kwargs, samples), loss, device, ones)
         given, device = builts(*own, apart=ones is not None or both)
@@ -156,20 +166,22 @@ def plan(
         solver = (engine, str(peaks), str(saves))
         linked = None if machine is None else Path(machine)
         route = Route(store, device, strategy, solver, jobs, telling, linked, kernels).linked(disk)
-        route = replace(route, with_eager=with_eager, with_libraries=with_libraries)
-        check_accumulating(accumulating, optimizer, microbatches)
+        travelling = {"with_eager": with_eager, "with_libraries": with_libraries}
+        route = replace(route, **travelling, full_check=check == FULL)
+        check_gradients(accumulating, keep_gradients, optimizer, microbatches)
+        gradients = GradientSettings(accumulating, keep_gradients)
         shapes = len(given)
         check_parameters(parameters, optimizer, route, otherwise, cuda_graphs, shapes, microbatches)
         on = device.partition(":")[0]
-        memories = memories_of(disk, far_disk, room, parameters, accumulating, on)
+        memories = memories_of(disk, far_disk, room, parameters, accumulating or keep_gradients, on)
         if optimizer is None:
             kinds = by_masks(route, given) if both else [(one, route.trace(one)) for one in given]
-            return _planned(route, kinds, written, otherwise, check, cuda_graphs, disk)
+            return _planned(route, kinds, written, otherwise, bool(check), cuda_graphs, disk)
         if parameters == "away":
-            away = (check, optimizer, memories, microbatches, accumulating)
+            away = (bool(check), optimizer, memories, microbatches, gradients)
             return planned_away(route, given, written, otherwise, *away)
-        more = (check, optimizer, disk, accumulating)
-        return _with_optimizer(route, given, written, otherwise, *more)
+        own = (bool(check), optimizer, disk, gradients)
+        return _with_optimizer(route, given, written, otherwise, *own)
 
 
 @contextlib.contextmanager
@@ -199,11 +211,10 @@ def _with_optimizer(
     check: bool,
     optimizer: torch.optim.Optimizer,
     disk: Path | str | None,
-    accumulating: bool,
+    gradients: GradientSettings,
 ) -> tuple[nn.Module, ChosenPlan]:
     """The plan of one shape with an optimiser that steps in its backward."""
     from tightfit.carried import loader
-    from tightfit.whole import in_backward, measured, resident_numbers
 
     if len(given) > 1:
         raise ConfigError("plan: optimizer: is for samples of one shape")
@@ -212,16 +223,17 @@ def _with_optimizer(
         check_captured(route, given[0], graph)
     variant = Variant.of(route, given[0], written, graph)
     updating = measured(route, variant.graph, variant.built.model, optimizer, disk)
-    updating = replace(updating, accumulates=accumulating)
+    updating = replace(updating, gradients=gradients)
     one, whole = Rivals(route, variant, written).made_whole(updating)
     made = one.plan
     resident = resident_numbers(one.variant, whole, optimizer)
+    stepping = partial(in_backward, disk=disk, resident=resident, keep_gradients=gradients.keep)
     load_one = loader(made.module, disk=whole_path(disk))
     if check:
         check_plan(one.route, one.variant, made, load_one)
-        check_updates(one.route, one.variant, load_one, optimizer, disk, resident)
+        check_updates(one.route, one.variant, load_one, optimizer, stepping)
     object.__setattr__(made, "whole", whole)
-    object.__setattr__(made, "optimizer", in_backward(optimizer, disk, resident))
+    object.__setattr__(made, "optimizer", stepping(optimizer))
     return load_one(given[0].model, otherwise), made
 
 
@@ -307,8 +319,6 @@ def load(
     cannot be CUDA graphs: made for the CPU, or one that draws random numbers once more; ConfigError
     where no package is given, or several for CUDA graphs.
     """
-    from functools import partial
-
     from tightfit.carried import loader, shapes_of_package
 
     load_one = partial(loader, libraries=libraries, without_compiler=without_compiler)

@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +20,7 @@ from schemas.derived import Derived
 from schemas.engines import Engine, Solver, engine_of_steps
 from schemas.errors import ArtifactError, ConfigError, ModelError
 from schemas.fingerprint import stage_fingerprint
-from schemas.lineage import keep_records
+from schemas.lineage import are_recorded, keep_records
 from schemas.plan import Plan, read_plan
 from schemas.store import file_digest, read_bytes, write_bytes
 from schemas.strategies import HIERARCHY, STRATEGIES
@@ -53,7 +53,8 @@ class Route:
     """How to go: the store and the device, the strategy, the solver's engine and its numbers of
     peaks and saves, how many blocks are solved at a time, the description of a machine whose link
     the strategy may take, the kernels ("eager" or "fused"), and what travels with fused ones: a
-    plan of eager's kernels (`with_eager`), compiled libraries (`with_libraries`)."""
+    plan of eager's kernels (`with_eager`), compiled libraries (`with_libraries`). With `full_check`
+    plans are compared with their originals in all ways to run them."""
 
     store: Path
     device: str
@@ -65,6 +66,7 @@ class Route:
     kernels: str = EAGER
     with_eager: bool = False
     with_libraries: bool = False
+    full_check: bool = False
 
     @property
     def engine(self) -> Engine:
@@ -122,7 +124,7 @@ class Route:
         """The path of the costs in the store, below the graph's folder."""
         from schemas.costs import write_costs
         from schemas.graph import read_graph
-        from stages.profile.device import describe_device
+        from stages.device.identity import describe_device
         from stages.profile.library import open_library
         from stages.profile.profile import profile
 
@@ -219,7 +221,8 @@ class Route:
         files = ("--graph", graph, "--costs", costs)
         asked = ("--budget", budget, "--engine", self.engine)
         words = (*files, *asked, *([] if search else ["--no-search"]))
-        self.run("choose", "--frontier", frontier, *words, "--out", point, parts=_searches)
+        given = ("choose", "--frontier", frontier, *words, "--out", point)
+        self.run(*given, parts=_searches, reuse=True)
         return read_plan(point / "plan.json"), point
 
     def module(self, graph: Path, point: Path, beside: tuple[Path, Path] | None = None) -> Path:
@@ -233,16 +236,17 @@ class Route:
             words = [*words, "--microbatch", point / MICROBATCH]
         if self.with_libraries:
             words, name = [*words, "--libraries"], f"{name}-libraries"
-        self.run("generate", *words, "--out", point / name, parts=_libraries)
+        self.run("generate", *words, "--out", point / name, parts=_libraries, reuse=True)
         return point / name
 
     def check(self, graph: Path, built: Built, planned: nn.Module) -> None:
-        """Raises ModelError where the planned module does not do what the original does."""
+        """Raises ModelError where the planned module does not do what the original does, in two
+        steps of both or, with `full_check`, in all ways to run them."""
         from schemas.graph import read_graph
         from stages.validate.validate import check
 
         self.progress.stage("check")
-        said = check(read_graph(graph), built, planned, self.progress.done)
+        said = check(read_graph(graph), built, planned, self.progress.done, self.full_check)
         if said:
             raise ModelError(said)
 
@@ -278,7 +282,8 @@ class Route:
 
         self.progress.stage("check")
         traced = read_graph(graph)
-        said = check_fused(traced, built, planned, unplanned, self.progress.done)
+        done, full = self.progress.done, self.full_check
+        said = check_fused(traced, built, planned, unplanned, done, full)
         if said:
             raise ModelError(said)
         return beside_eager(traced, built, planned)[1]
@@ -290,25 +295,30 @@ class Route:
         load: Callable[[nn.Module], nn.Module],
         original: Callable[[nn.Module], nn.Module] | None,
         optimizer: torch.optim.Optimizer,
-        disk: Path | str | None,
-        resident: Collection[int] = (),
+        replace_optimizer: Callable[[torch.optim.Optimizer], torch.optim.Optimizer],
     ) -> None:
-        """Raises ModelError where steps with updates in the backward do not do what steps of the
-        model, or of what `original` makes of it, with the optimiser after it do. The states of
-        `resident` parameters, by number, stay on the device."""
+        """Raises ModelError where steps with the optimizer that `replace_optimizer` gives do not do
+        what steps of the model, or of what `original` makes of it, with the given optimizer do."""
         from schemas.graph import read_graph
         from stages.validate.updates import check_updates
 
-        folder = None if disk is None else str(disk)
-        given = (optimizer, folder, original, resident, self.progress.done)
+        given = (optimizer, replace_optimizer, original, self.progress.done, self.full_check)
         said = check_updates(read_graph(graph), built, load, *given)
         if said:
             raise ModelError(said)
 
-    def run(self, stage: str, *words: object, parts: Parts = lambda line: None) -> None:
+    def run(
+        self,
+        stage: str,
+        *words: object,
+        parts: Parts = lambda line: None,
+        reuse: bool = False,
+    ) -> None:
         """Runs a stage in this process as its command line would; its errors are raised.
 
-        `parts` finds in the lines that it prints how much of it is done."""
+        `parts` finds in the lines that it prints how much of it is done. With `reuse` nothing is
+        run where the store has what the stage would write, made by this code of the same files with
+        the same settings."""
         from stages.__main__ import STAGES, record
 
         self.progress.stage(stage)
@@ -316,6 +326,9 @@ class Route:
         parser = argparse.ArgumentParser(prog=stage)
         module.add_arguments(parser)
         options = parser.parse_args([str(word) for word in words])
+        room = STAGES[stage][0].split(".")[1]
+        if reuse and all(are_recorded(room, made) for made in module.derived(options)):
+            return
         with self.progress.reading(parts):
             module.run(options)
         record(stage, module.derived(options))

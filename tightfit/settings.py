@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from stages.device.factory import Built
 
 Sample = tuple[Sequence[Any], Mapping[str, Any]]
+FULL = "full"
+"""The check that compares in all ways."""
 
 
 def builts(
@@ -115,6 +117,12 @@ def check_settings(
         raise ConfigError(f"plan: jobs is {jobs!r}, expected a number of at least 1")
 
 
+def check_checking(check: object) -> None:
+    """Raises ConfigError for what is no check."""
+    if check is not True and check is not False and check != FULL:
+        raise ConfigError(f'plan: check is {check!r}, expected True, False or "full"')
+
+
 def check_kernels(kernels: str) -> None:
     """Raises ConfigError for what are no kernels."""
     if kernels not in ("eager", "fused"):
@@ -164,20 +172,24 @@ def check_optimizer(optimizer: object, model: nn.Module) -> None:
         )
 
 
-def check_accumulating(accumulating: bool, optimizer: object, microbatches: object) -> None:
-    """Raises ConfigError where no budget can count gradients of microbatches."""
-    if not isinstance(accumulating, bool):
-        raise ConfigError(f"plan: accumulating is {accumulating!r}, expected True or False")
-    if accumulating and optimizer is None:
-        raise ConfigError(
-            "plan: accumulating is for plans with an optimizer: without one a budget counts the "
-            "gradients already"
-        )
-    if accumulating and microbatches != 1:
-        raise ConfigError(
-            "plan: accumulating is for gradients that add up on the device, those of microbatches "
-            "that are planned do so in the other memory: leave one of the two out"
-        )
+def check_gradients(
+    accumulating: bool, keep_gradients: bool, optimizer: object, microbatches: object
+) -> None:
+    """Raises ConfigError where no budget can count the gradients of microbatches, or those that the
+    loop keeps."""
+    for name, value in (("accumulating", accumulating), ("keep_gradients", keep_gradients)):
+        if not isinstance(value, bool):
+            raise ConfigError(f"plan: {name} is {value!r}, expected True or False")
+        if value and optimizer is None:
+            raise ConfigError(
+                f"plan: {name} is for plans with an optimizer: without one a budget counts the "
+                "gradients already"
+            )
+        if value and microbatches != 1:
+            raise ConfigError(
+                f"plan: {name} is for gradients that are on the device, and those of microbatches "
+                "that are planned are in the other memory: leave one of the two out"
+            )
 
 
 def check_travelling(

@@ -25,8 +25,8 @@ def planned_whole(
 ) -> tuple[ChosenPlan, WholeStep]:
     """The fastest plan whose step with all updates is within a budget, and what is predicted of it.
 
-    A budget in bytes counts all of the step, where the optimiser `accumulates` with gradients of
-    several microbatches, too. A share chooses a plan as it does without an optimiser; `total` are
+    A budget in bytes counts all of the step, where gradients of several microbatches accumulate
+    with these, too. A share chooses a plan as it does without an optimiser; `total` are
     the bytes of a share that is another step's. Raises ConfigError, with what the smallest plan
     takes, where none fits.
     """
@@ -101,7 +101,7 @@ def _totals(variant: Variant, updating: Updating) -> Iterator[tuple[int, int]]:
         predicted = updating.predicted(
             graph, costs, opener.opened(point), link or updating.link(graph.device)
         )
-        yield before + predicted.most(updating.accumulates), size
+        yield before + predicted.most(updating.gradients.accumulate), size
 
 
 def _with_resident(

@@ -161,14 +161,14 @@ def _frontier(route: Route, graph: Path, costs: Path, written: str) -> tuple[Pat
     """The frontier, and what is to be said of it; only for the least budget it is the whole one.
     Where making it is interrupted, it is that of what is known so far, if a plan of it fits; else
     the interruption is raised."""
-    from schemas.costs import read_costs
-    from schemas.graph import read_graph
-    from stages.combine.choose import choose
-    from stages.replay.condense import condense
-
     try:
         return route.frontier(graph, costs, given=written not in (LEAST, NO_BUDGET)), ""
     except KeyboardInterrupt:
+        from schemas.costs import read_costs
+        from schemas.graph import read_graph
+        from stages.combine.choose import choose
+        from stages.replay.condense import condense
+
         route.progress.say(INTERRUPTED)
         known = frontier_so_far(route, graph, costs)
         if known is None or written == LEAST:

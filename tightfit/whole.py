@@ -29,6 +29,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class GradientSettings:
+    """What a plan with an optimizer does with gradients: those of several microbatches `accumulate`
+    on the device, and the loop has them until `optimizer.step()` where it is to `keep` them."""
+
+    accumulate: bool = False
+    keep: bool = False
+
+    @property
+    def stay(self) -> bool:
+        """Whether gradients are on the device after some backwards."""
+        return self.accumulate or self.keep
+
+
+@dataclass(frozen=True)
 class Predicted:
     """The replay of a step with its updates, and that of the first one, which makes the states."""
 
@@ -38,6 +52,7 @@ class Predicted:
     updates: Updates
     played: Replay
     first: Replay
+    keeps_gradients: bool = False
 
     @cached_property
     def adds(self) -> Accumulating:
@@ -46,6 +61,18 @@ class Predicted:
 
         return accumulating(self.graph, self.costs, self.played.steps, self.link, self.updates)
 
+    @cached_property
+    def peaks(self) -> tuple[int, int]:
+        """The most bytes of a step beyond what is there before it, and of the first one."""
+        from stages.combine.whole.accumulating import peak_with_gradients
+
+        if not self.keeps_gradients:
+            return self.played.peak, self.first.peak
+        begun = replace(self.updates, first=True)
+        both = (self.played, self.updates), (self.first, begun)
+        peak, first = (peak_with_gradients(self.graph, one.steps, own) for one, own in both)
+        return peak, first
+
     @property
     def resident(self) -> int:
         """The bytes of the states that stay on the device."""
@@ -53,14 +80,15 @@ class Predicted:
 
     def most(self, accumulates: bool) -> int:
         """The most bytes beyond what is there all the time, with sums of gradients or without."""
-        return self.adds.most if accumulates else max(self.played.peak, self.first.peak)
+        return self.adds.most if accumulates else max(self.peaks)
 
 
 @dataclass(frozen=True)
 class Updating:
     """An optimiser of a model's parameters as it is going to step in the backward: `costs` by path,
     the speed of the link, the bytes of staging and states, and whether a processor is left for
-    updates in the slow memory; `source` says where the speed is from."""
+    updates in the slow memory; `source` says where the speed is from. Where the loop keeps its
+    `gradients` it updates after the backward."""
 
     optimizer: str
     costs: dict[str, UpdateCost]
@@ -70,7 +98,7 @@ class Updating:
     slow: int
     slow_memory: str
     spare: bool = True
-    accumulates: bool = False
+    gradients: GradientSettings = GradientSettings()
     source: str = ""
 
     def step(
@@ -95,13 +123,13 @@ class Updating:
         before = fixed.there_before + self.staging + stays
         return WholeStep(
             optimizer=self.optimizer,
-            total=before + predicted.most(self.accumulates),
+            total=before + predicted.most(self.gradients.accumulate),
             parameters=fixed.parameters,
             buffers=fixed.buffers,
             inputs=fixed.inputs,
             staging=self.staging,
-            peak=played.peak,
-            first_peak=predicted.first.peak,
+            peak=predicted.peaks[0],
+            first_peak=predicted.peaks[1],
             accumulating_peak=adds.last,
             slow_memory=self.slow_memory,
             slow=self.slow - stays,
@@ -125,15 +153,19 @@ class Updating:
         resident: frozenset[int] = frozenset(),
     ) -> Predicted:
         """What the referee says of a schedule with the updates in its backward."""
-        from stages.combine.whole.backward import costs_by_value, in_backward
+        from stages.combine.whole.backward import after_backward, costs_by_value, in_backward
         from stages.replay.referee import replay
 
         own = costs_by_value(graph, self.costs)
         updates = Updates(own, self.speed, self.count, on_device=resident)
-        steps = in_backward(graph, planned, own)
+        if self.gradients.keep:
+            numbers = {graph.values[value].path: value for value in own}
+            steps = after_backward(planned, [numbers[path] for path in self.costs])
+        else:
+            steps = in_backward(graph, planned, own)
         first = replay(graph, costs, steps, link=link, updates=replace(updates, first=True))
         played = replay(graph, costs, steps, link=link, updates=updates)
-        return Predicted(graph, costs, link, updates, played, first)
+        return Predicted(graph, costs, link, updates, played, first, self.gradients.keep)
 
     def holding(self, variant: Variant, plan: ChosenPlan, whole: WholeStep) -> str:
         """The parts of a whole step's total, the largest first, as a clause: what is there before
@@ -145,7 +177,7 @@ class Updating:
         from stages.replay.referee import replay
 
         graph, costs = read_graph(variant.graph), read_costs(variant.costs)
-        path, adds = Path(whole.schedule), self.accumulates
+        path, adds = Path(whole.schedule), self.gradients.accumulate
         steps, link, updates = read_schedule(path), schedule_link(path), schedule_updates(path)
         assert updates is not None
         played = max(
@@ -184,8 +216,9 @@ def measured(
     """What the updates of an optimiser take, also in the memory of parameters that are `away`;
     raises ConfigError where it cannot step in the backward."""
     from schemas.graph import read_graph
-    from stages.device.optimiser import PIECE_BYTES, check
+    from stages.device.optimiser import PIECE_BYTES
     from stages.device.pieces import pieces_of, states_of
+    from stages.device.supported_optimizers import check
     from stages.device.updating import STAGING
     from stages.profile.kept_links import kept_link
     from stages.profile.updates import has_spare, measure_updates
@@ -228,11 +261,13 @@ def in_backward(
     optimizer: torch.optim.Optimizer,
     disk: Path | str | None = None,
     resident: Collection[int] = (),
+    keep_gradients: bool = False,
 ) -> torch.optim.Optimizer:
     """The optimiser that takes the place of another one, for any module: it updates each parameter
     in the backward, with its states in a file of the folder `disk`, or in the host's memory for
     parameters on a GPU, but for those of the `resident` parameters, by their numbers in all groups,
-    which stay on the device. The states of `optimizer` move.
+    which stay on the device. The states of `optimizer` move. With `keep_gradients` it updates in
+    `step()` instead, and gradients are there until then, to be clipped, scaled or read.
 
     Raises ConfigError where it cannot step in the backward, or the disk has no room, or is none.
     """
@@ -240,7 +275,7 @@ def in_backward(
 
     check_folder("in_backward", disk)
     try:
-        return in_backward(optimizer, disk, resident=resident)
+        return in_backward(optimizer, disk, resident=resident, keep_gradients=keep_gradients)
     except RuntimeError as error:
         raise ConfigError(f"optimizer: {error}") from error
 

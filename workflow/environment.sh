@@ -40,4 +40,7 @@ case ",$extras," in
     # It asks for tools to follow and to configure experiments, which its models do not use.
     *,zoo,*) install --no-deps neuraloperator ;;
 esac
-"$folder/bin/python" -m stages.combine.compiled
+# Tests search in several processes at a time; a run compiles what they share while it traces.
+case ",$extras," in
+    *,test,*) "$folder/bin/python" -m stages.combine.compiled ;;
+esac

@@ -26,6 +26,7 @@ from schemas.pipeline import FILE, is_pipeline, read_pipeline
 from schemas.pipeline_measurement import read_pipeline_measurement
 from schemas.pipeline_plan import is_pipeline_plan, read_pipeline_plan
 from schemas.plan import read_plan
+from schemas.reference import REFERENCE, read_reference
 from schemas.schedule import SCHEDULE, read_schedule
 from schemas.sequence import SEQUENCE, read_sequence
 from stages.audit.bounds import bound_complaints, largest_gap
@@ -56,6 +57,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     MEASUREMENT.name: read_measurement,
     OPTIONS.name: read_options,
     PATTERN.name: read_pattern,
+    REFERENCE.name: read_reference,
     SCHEDULE.name: read_schedule,
     SEQUENCE.name: read_sequence,
 }

@@ -18,6 +18,7 @@ FILES = {
         "graph.arrow",
         "eager.arrow",
         "costs.arrow",
+        "reference.arrow",
         "blocks.arrow",
         "options.arrow",
         "linked_options.arrow",

@@ -18,7 +18,7 @@ from stages.combine.making import Makings
 if TYPE_CHECKING:
     from schemas.frontier import Frontier
     from schemas.link import HostLink
-    from schemas.plan import Plan
+    from schemas.plan import KernelsName, Plan
     from schemas.schedule import Step
     from schemas.sequence import Operation
 
@@ -176,7 +176,8 @@ class _Asked:
         given = (frontier, self.budget, self.search, total, self.engine, report)
         plan, point, steps = choose(graph, costs, problem, *given)
         groups, compiled = run_groups(graph, (step.action for step in steps))
-        plan = replace(plan, kernels="fused" if is_fused(self.graph) else "eager")
+        kernels: KernelsName = "fused" if is_fused(self.graph) else "eager"
+        plan = replace(plan, kernels=kernels, threads=costs.device.held_threads)
         if plan.feasible:
             plan = replace(plan, groups=groups, compiled=compiled)
         sequence = [] if point is None else point.sequence

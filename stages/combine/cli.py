@@ -8,6 +8,7 @@ from pathlib import Path
 from schemas.derived import Derived
 from schemas.digits import count
 from schemas.engines import ENGINES, HIGHS
+from schemas.frontier import BUDGETS
 from schemas.machine import machine_path
 from stages.combine.making import Makings
 
@@ -27,6 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strategy", required=True, help="how to plan, by name")
     parser.add_argument("--workers", type=count, default=1, help="threads that polish at a time")
     parser.add_argument(
+        "--budgets",
+        type=count,
+        default=BUDGETS,
+        help=f"how many budgets to plan for at most (default: {BUDGETS})",
+    )
+    parser.add_argument(
         "--given", action="store_true", help="only the strategy's own plans, without polish"
     )
     parser.add_argument(
@@ -44,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
 
     files = (options.graph, options.costs, options.blocks, options.options, options.hierarchy)
     makings = Makings(*files, options.machine, options.engine)
-    found = makings.frontier(options.strategy, options.given, options.workers)
+    found = makings.frontier(options.strategy, options.given, options.workers, options.budgets)
     write_frontier(options.out, found)
 
 
@@ -53,5 +60,5 @@ def derived(options: argparse.Namespace) -> list[Derived]:
     read = [options.graph, options.costs, options.blocks, options.options]
     read += [path for path in (options.hierarchy, options.machine) if path is not None]
     settings = {"strategy": options.strategy, "engine": options.engine}
-    settings |= {"given": True} if options.given else {}
+    settings |= {"given": True} if options.given else {"budgets": options.budgets}
     return [Derived([options.out], read, settings)]

@@ -9,7 +9,7 @@ from schemas.actions import Action, Compute, Free, Loss, Offload, Prefetch, Run,
 from schemas.costs import Costs
 from schemas.engines import HIGHS, Engine
 from schemas.errors import ArtifactError, ScheduleError
-from schemas.frontier import Frontier, Point, pareto
+from schemas.frontier import BUDGETS, Frontier, Point, pareto
 from schemas.graph import NONE, Graph
 from schemas.link import HostLink
 from schemas.plan import PlanCost
@@ -52,6 +52,7 @@ def frontier(
     keep_all: Candidate,
     workers: int = 1,
     report: Report | None = None,
+    budgets: int = BUDGETS,
 ) -> Frontier:
     """The plans of a strategy, each replayed at true sizes, by falling peak.
 
@@ -59,9 +60,10 @@ def frontier(
     starts from both and from what `moment` decides. The candidates are points as they were given,
     and with ops in place where that takes no more memory or time, beside what polish made. Plans
     are optimal in the strategy's class where all of its candidates are. A baseline keeps its
-    candidates as they are. The result does not depend on `workers`, the number of threads; `report`
-    is told of polish, as `Polisher.sweep` says, and of the search with a link that follows. Raises
-    ScheduleError when a candidate has an action that is added to it, or replay refuses a plan.
+    candidates as they are. Polish has a grid of at most so many `budgets`. The result does not
+    depend on `workers`, the number of threads; `report` is told of polish, as `Polisher.sweep`
+    says, and of the search with a link that follows. Raises ScheduleError when a candidate has
+    an action that is added to it, or replay refuses a plan.
     """
     if about.baseline and not candidates:
         raise ScheduleError(f"{about.name} makes no plan")
@@ -77,7 +79,7 @@ def frontier(
     plans = (
         [_Plan(candidate, candidate.actions) for candidate in candidates]
         if about.baseline
-        else _plans(subject, candidates, keep_all, workers, report)
+        else _plans(subject, candidates, keep_all, workers, report, budgets)
     )
     points = [played.point(plan) for plan in plans]
     if subject.link is not None and not about.baseline:
@@ -240,6 +242,7 @@ def _plans(
     keep_all: Candidate,
     workers: int,
     report: Report | None,
+    budgets: int,
 ) -> Iterator[_Plan]:
     """The candidates and the captured order, as they are and with ops in place, where that costs
     neither time nor memory and wherever it can be; then what polish makes of them."""
@@ -257,7 +260,8 @@ def _plans(
     unique: dict[tuple[int, ...], Polished] = {}
     drafts = MomentsOfMany(problem, Limits(engine=subject.engine)).drafts
     polisher = Polisher(problem, views_of(subject.graph, subject.costs, problem))
-    for polished in polisher.sweep(starts, least_peak(problem), workers, report, drafts):
+    least = least_peak(problem)
+    for polished in polisher.sweep(starts, least, workers, report, drafts, budgets):
         unique.setdefault((polished.peak, *polished.sequence), polished)
     for polished in unique.values():
         source = keep_all if polished.start is None else candidates[polished.start]

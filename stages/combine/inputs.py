@@ -8,7 +8,7 @@ from pathlib import Path
 from schemas.blocks import read_blocks
 from schemas.costs import Costs, read_costs
 from schemas.engines import HIGHS, Engine
-from schemas.frontier import Frontier
+from schemas.frontier import BUDGETS, Frontier
 from schemas.graph import GRAPH, Graph, read_graph
 from schemas.hierarchy import read_hierarchy
 from schemas.link import HostLink, host_link
@@ -63,14 +63,16 @@ class Inputs:
         about: About,
         workers: int = 1,
         report: Report | None = None,
+        budgets: int = BUDGETS,
     ) -> Frontier:
-        """The frontier of a strategy that supports the step, made as `about` says."""
+        """The frontier of a strategy that supports the step, made as `about` says, for at most so
+        many `budgets`."""
         [keep_all] = strategy_of("unplanned").candidates(self.step)
         step = self.step
         link = step.link if about.links else None
         subject = Subject(self.graph, self.digest, self.costs, step.problem, link, step.engine)
         candidates = strategy.candidates(self.step)
-        return frontier(subject, about, candidates, keep_all, workers, report)
+        return frontier(subject, about, candidates, keep_all, workers, report, budgets)
 
 
 def link_of_step(machine: Path, graph: Graph) -> HostLink:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from schemas.engines import HIGHS, Engine
 from schemas.errors import ConfigError
-from schemas.frontier import Frontier
+from schemas.frontier import BUDGETS, Frontier
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,13 @@ class Makings:
         if self.machine is not None:
             read_machine(self.machine)
 
-    def frontier(self, name: str, given: bool = False, workers: int = 1) -> Frontier:
+    def frontier(
+        self, name: str, given: bool = False, workers: int = 1, budgets: int = BUDGETS
+    ) -> Frontier:
         """The frontier of a strategy by name, of its own plans alone where these are asked for as
-        `given`. Raises ConfigError where the strategy cannot plan the model, or takes a link and
-        there is none, or another one than its options were made for."""
+        `given`, else for at most so many `budgets`. Raises ConfigError where the strategy cannot
+        plan the model, or takes a link and there is none, or another one than its options were made
+        for."""
         from schemas.compiled import tell_compiling
         from schemas.options import clock_of
         from schemas.telling import Printing
@@ -64,9 +67,8 @@ class Makings:
             raise ConfigError(f"{name} cannot plan {read.graph.model}: {said}")
         if not about.baseline:
             tell_compiling(cool)
-        found = read.frontier(
-            strategy, about, workers, Printing(f"{read.graph.model}: {name}", "budgets")
-        )
+        report = Printing(f"{read.graph.model}: {name}", "budgets")
+        found = read.frontier(strategy, about, workers, report, budgets)
         return replace(found, clock=clock_of(self.options)) if about.solved else found
 
 

@@ -17,8 +17,8 @@ def of_costs(graph: Graph, costs: Costs) -> str:
         return ""
     return (
         f"; {lost:.0%} of the predicted time is of ops that were measured while other work had the "
-        "processors, so that it may be off: a later tightfit.plan on an idle machine "
-        "measures them anew, and so does tightfit profile --remeasure"
+        "processors, so that it may be off: tightfit profile --remeasure measures them "
+        "again"
     )
 
 

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 
 import torch
 
+from .pieces import is_dense
+
 BLANK = torch.float4_e2m1fn_x2
 """The dtype of what has no values."""
 
@@ -83,8 +85,9 @@ class Owner(Protocol):
     def refusal(self, number: int) -> str:
         """Why its values are not to be had, in a sentence."""
 
-    def check_gradient(self, number: int) -> None:
-        """Raises RuntimeError where its gradient is in another memory, too."""
+    def check_gradient(self, number: int, sets: bool) -> None:
+        """Raises RuntimeError where its gradient, which is read or set, is in another memory, too,
+        or was consumed in the backward."""
 
     def served(self, name: str, args: Sequence[Any]) -> Any:
         """What a method gives while a `state_dict` is read or written, else NotImplemented."""
@@ -165,7 +168,7 @@ def _answer(owner: Owner, number: int, func: Any, args: Sequence[Any], kwargs: A
     asked = getattr(getattr(func, "__self__", None), "__name__", "")
     layout = owner.layout(number)
     if asked in _GRADIENTS:
-        owner.check_gradient(number)
+        owner.check_gradient(number, name != "__get__")
     if name == "__set__":
         allowed = asked in _SET
     elif name == "__get__":
@@ -208,3 +211,27 @@ def _leaves(args: Any, kwargs: Any) -> list[Any]:
     for each in (*args, *(kwargs or {}).values()):
         found += _leaves(each, None) if isinstance(each, list | tuple) else [each]
     return found
+
+
+def check_movable(parameters: Sequence[torch.Tensor], paths: Sequence[str]) -> None:
+    """Raises RuntimeError, in one sentence, where parameters cannot live elsewhere."""
+    usual = _uses(torch.nn.Parameter(torch.empty(1)))
+    for parameter, path in zip(parameters, paths, strict=True):
+        if type(parameter) is not torch.nn.Parameter:
+            kind = type(parameter).__name__
+            raise RuntimeError(f"{path} is a {kind}, and parameters alone live in another memory")
+        if not (parameter.is_floating_point() or parameter.is_complex()):
+            raise RuntimeError(f"{path} is of {parameter.dtype}, which stays on the device")
+        own = parameter.untyped_storage().nbytes()
+        size = parameter.numel() * parameter.element_size()
+        if not is_dense(parameter) or own != size or _uses(parameter) > usual:
+            raise RuntimeError(
+                f"{path} shares its memory with another tensor, or is a part of one: give it a "
+                f"clone before it leaves the device"
+            )
+
+
+def _uses(parameter: torch.Tensor) -> int:
+    """By how many the bytes of a tensor are held."""
+    count: int = torch._C._storage_Use_Count(parameter.untyped_storage()._cdata)
+    return count

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -28,6 +28,9 @@ SHORT = 20e-6
 
 TOGETHER = 8
 """Runs of a short call that are timed together."""
+
+CALM = 0.02
+"""The part of a call that other work may take of it while the call counts as undisturbed."""
 
 WATCHED = 0.02
 """Seconds for which is watched whether other work goes on."""
@@ -46,10 +49,12 @@ def host_seconds(call: Call) -> float:
 @dataclass
 class HostClock:
     """Times calls on the host, without what other work took of them. `spent` are the seconds of all
-    calls with that, `lost` what it took."""
+    calls with that, `lost` what it took; `disturbed` says whether it took some of the last call,
+    after which caches have other contents."""
 
     spent: float = 0.0
     lost: float = 0.0
+    disturbed: bool = False
 
     def __call__(self, call: Call) -> float:
         """The seconds of one call; its result is dropped outside of them."""
@@ -65,6 +70,7 @@ class HostClock:
         del result
         self.spent += seconds
         self.lost += lost
+        self.disturbed = lost > CALM * seconds
         return seconds - lost
 
     @property
@@ -99,6 +105,8 @@ class CudaClock:
     cycles: float = 0.0
     launch: float = 0.0
     runs: int = 0
+    disturbed: ClassVar[bool] = False
+    """Never: the device's own clock knows no other work of the host."""
 
     def __call__(self, call: Call) -> float:
         """The seconds of the device for one call; waits until it is done."""

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .away import MemoryLayout, away_class, kept_from_swapping
-from .pieces import bytes_of, is_dense
+from .away import MemoryLayout, away_class, check_movable, kept_from_swapping
+from .pieces import bytes_of
 from .slow import Ticket, failed
 from .spans import Span
 
@@ -44,7 +44,7 @@ class Home:
         memory: Span,
         copies: Span,
     ) -> None:
-        check(parameters, paths)
+        check_movable(parameters, paths)
         self.parameters = list(parameters)
         self.paths = list(paths)
         self.there = sorted(there)
@@ -126,12 +126,19 @@ class Home:
     @property
     def orphaned(self) -> bool:
         """Whether the optimiser that updates them is gone."""
-        return self.stepping is not None and self.stepping() is None
+        return self.stepping is not None and self.optimizer is None
 
-    def check_gradient(self, number: int) -> None:
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer that updates them in the backward, None where there is none."""
+        return None if self.stepping is None else self.stepping()
+
+    def check_gradient(self, number: int, sets: bool) -> None:
         """See `Owner.check_gradient`."""
         if self.lane is not None and self.visit is None and not self.giving:
             self.lane.check_gradient(number)
+        if self.optimizer is not None and not self.giving:
+            self.optimizer.check_gradient(self.parameters[number], sets)
 
     def give(self, number: int, gradient: torch.Tensor) -> None:
         """A parameter has a gradient, beside what adds up in the memory."""
@@ -211,9 +218,8 @@ class Home:
 
     def untake(self, number: int) -> None:
         """A gradient that the optimiser has taken, by the parameter's number there, is not used."""
-        optimizer = None if self.stepping is None else self.stepping()
-        if optimizer is not None:
-            optimizer.untake(number)
+        if self.optimizer is not None:
+            self.optimizer.untake(number)
 
     def leave(self) -> None:
         """A step has done all that it does with parameters."""
@@ -356,6 +362,8 @@ class Home:
         for number, parameter in enumerate(self.parameters):
             parameter.__class__ = torch.nn.Parameter
             parameter.data = self.values.pop(number)
+            if self.optimizer is not None:
+                self.optimizer.guard(parameter)
 
     def _hide(self, number: int) -> None:
         """A parameter has no values any more. The dtype of its gradients, which is else that of the
@@ -369,30 +377,6 @@ class Home:
             self.parameters[number].data = values
 
 
-def check(parameters: Sequence[torch.Tensor], paths: Sequence[str]) -> None:
-    """Raises RuntimeError, in one sentence, where parameters cannot live elsewhere."""
-    usual = _uses(torch.nn.Parameter(torch.empty(1)))
-    for parameter, path in zip(parameters, paths, strict=True):
-        if type(parameter) is not torch.nn.Parameter:
-            kind = type(parameter).__name__
-            raise RuntimeError(f"{path} is a {kind}, and parameters alone live in another memory")
-        if not (parameter.is_floating_point() or parameter.is_complex()):
-            raise RuntimeError(f"{path} is of {parameter.dtype}, which stays on the device")
-        own = parameter.untyped_storage().nbytes()
-        size = parameter.numel() * parameter.element_size()
-        if not is_dense(parameter) or own != size or _uses(parameter) > usual:
-            raise RuntimeError(
-                f"{path} shares its memory with another tensor, or is a part of one: give it a "
-                f"clone before it leaves the device"
-            )
-
-
 def places_of(sizes: Sequence[int]) -> list[int]:
     """Where each of some sizes begins, one after the other."""
     return [sum(sizes[:number]) for number in range(len(sizes))]
-
-
-def _uses(parameter: torch.Tensor) -> int:
-    """By how many the bytes of a tensor are held."""
-    count: int = torch._C._storage_Use_Count(parameter.untyped_storage()._cdata)
-    return count

@@ -14,11 +14,11 @@ from .far import BOUNCE, BUFFERS, FAR_DISK, Behind, FarStates, States
 from .home import Home
 from .lane import Lane
 from .memories import slow_memory
-from .optimiser import check
 from .optimiser import stepping as _stepping
 from .pieces import pieces_of, states_of
 from .ring import Passed
 from .spans import Span
+from .supported_optimizers import check
 from .updating import STAGING, Updates
 
 

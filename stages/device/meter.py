@@ -212,7 +212,8 @@ def _moves(history: list[tuple[int, int, int]]) -> list[int]:
 @dataclass(frozen=True)
 class Timing:
     """Seconds of repeated calls: the median and the quartiles, and how many calls there were. Other
-    work took the part `lost` of their time, which these are without."""
+    work took the part `lost` of their time, which these are without; 0 where enough of the calls
+    were left alone, which these are of then."""
 
     median: float
     first_quartile: float
@@ -240,38 +241,47 @@ def time_calls(
 
     `before` runs ahead of each call, outside the measured time. Repeats for `limit` seconds, but
     `least` times, and at most `most` times; for up to three times as long where the spread exceeds
-    `steady`. On CUDA the time is that of the device, without the launch, on the host that without
-    what other work took of it (`stages.device.clocks`); `repeatable` says that a call may be run
-    several times after one `before`.
+    `steady`, or fewer than `least` of the calls were left alone by other work. The calls that it
+    disturbed count only where there are so few others. On CUDA the time is that of the device,
+    without the launch, on the host that without what other work took of it
+    (`stages.device.clocks`); `repeatable` says that a call may be run several times after one
+    `before`.
     """
     with entered(device):
         if torch.device(device).type == "cuda":
-            return _repeated(CudaClock(repeatable), call, before, limit, least, most, steady)
+            return _repeated(CudaClock(repeatable), call, before, limit, least, most, steady)[0]
         clock = HostClock()
-        timing = _repeated(clock, call, before, limit, least, most, steady)
-        return replace(timing, lost=clock.share)
+        timing, calm = _repeated(clock, call, before, limit, least, most, steady)
+        return timing if calm else replace(timing, lost=clock.share)
 
 
 def _repeated(
-    clock: Callable[[Callable[[], Any]], float],
+    clock: HostClock | CudaClock,
     call: Callable[[], Any],
     before: Callable[[], None] | None,
     limit: float,
     least: int,
     most: int,
     steady: float,
-) -> Timing:
+) -> tuple[Timing, bool]:
+    """The timing of the calls that were not disturbed, and True, where these are enough; else that
+    of all of them."""
     seconds: list[float] = []
+    calm: list[float] = []
     started = time.perf_counter()
     while True:
         if before is not None:
             before()
         seconds.append(clock(call))
+        if not clock.disturbed:
+            calm.append(seconds[-1])
         spent = time.perf_counter() - started
+        over = spent > 3 * limit or len(seconds) >= 3 * most
         if len(seconds) >= least and (spent > limit or len(seconds) >= most):
-            timing = summarise(seconds)
-            if timing.spread <= steady or spent > 3 * limit or len(seconds) >= 3 * most:
-                return timing
+            enough = len(calm) >= least
+            timing = summarise(calm if enough else seconds)
+            if over or (enough and timing.spread <= steady):
+                return timing, enough
 
 
 def summarise(seconds: list[float]) -> Timing:

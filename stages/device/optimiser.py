@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any, TypeVar
 
 import torch
 
 from .away import kept_from_swapping
 from .backwards import Backwards
-from .marks import mark, optimiser_of, unmark
-from .pieces import is_dense, overlapping
-from .updating import KNOWN, Updates, check_alone, check_reproducible
+from .consumed_gradients import ConsumedGradients
+from .marks import mark, unmark
+from .optimizer_states import OptimizerStates
+from .supported_optimizers import check
+from .updating import Updates, check_alone
 
 PIECE_BYTES = 1 << 20
 Optimiser = TypeVar("Optimiser", bound=torch.optim.Optimizer)
@@ -25,6 +27,7 @@ def in_backward(
     folder: str | os.PathLike[str] | None = None,
     piece_bytes: int | None = None,
     resident: Collection[int] = (),
+    keep_gradients: bool = False,
 ) -> Optimiser:
     """An optimiser that takes the place of `optimizer`: of its class, with its groups and states.
 
@@ -34,7 +37,8 @@ def in_backward(
     named by TIGHTFIT_DISK, else that of temporary files); those of a GPU's parameters are in pinned
     memory of the host. They come to the device in pieces of `piece_bytes`, unless given
     PIECE_BYTES. Those of the `resident` parameters, by their numbers in all groups, stay on the
-    device. The states of `optimizer` move.
+    device. The states of `optimizer` move. With `keep_gradients` a backward updates nothing:
+    gradients stay, to be clipped, scaled or read, and `step()` updates by them.
 
     Raises RuntimeError, in one sentence, for an optimiser that is not known, settings that this
     cannot be exact with, parameters that share memory, and a disk that has no room.
@@ -43,10 +47,12 @@ def in_backward(
     folder = None if folder is None else os.fspath(folder)
     size = PIECE_BYTES if piece_bytes is None else piece_bytes
     kind, groups = type(optimizer), optimizer.param_groups
-    return stepping(optimizer, Updates(kind, groups, folder, size, resident=resident))
+    made = stepping(optimizer, Updates(kind, groups, folder, size, resident=resident))
+    made.keep_gradients = keep_gradients
+    return made
 
 
-def stepping(optimizer: Optimiser, updates: Updates) -> Optimiser:
+def stepping(optimizer: torch.optim.Optimizer, updates: Updates) -> Any:
     """The optimiser that takes the place of another one by its updates; see `in_backward`."""
     kind = type(optimizer)
     settings = {"defaults": optimizer.defaults, "param_groups": optimizer.param_groups}
@@ -54,61 +60,39 @@ def stepping(optimizer: Optimiser, updates: Updates) -> Optimiser:
     derived: Any = object.__new__(type(kind.__name__, (_InBackward, kind), body))
     derived._updates = updates
     derived._numbers = {id(p): number for number, p in enumerate(derived._updates.parameters)}
-    derived.__setstate__({**settings, "state": _States(derived)})
+    derived.__setstate__({**settings, "state": OptimizerStates(derived)})
     for number, parameter in enumerate(derived._updates.parameters):
         derived._updates.store(number, optimizer.state.get(parameter, {}))
     optimizer.state.clear()
-    derived._begin()
+    derived._begin(optimizer)
     return derived
 
 
-class _States(Mapping[Any, Any]):
-    """The states of an optimiser by parameter, fetched whenever they are looked at. They are
-    copies: unless they are to be `taken` away, they refuse to be changed in place, as tensors of
-    inference mode do."""
-
-    def __init__(self, optimizer: _InBackward, taken: bool = False) -> None:
-        self.optimizer = weakref.ref(optimizer)
-        self.taken = taken
-
-    def __getitem__(self, parameter: Any) -> Any:
-        owner: Any = self.optimizer()
-        number = owner._numbers.get(id(parameter))
-        if number not in owner._updates.keys:
-            raise KeyError(parameter)
-        with torch.inference_mode(not self.taken):
-            return owner._updates.states(number)
-
-    def __iter__(self) -> Iterator[Any]:
-        owner: Any = self.optimizer()
-        return (owner._updates.parameters[number] for number in sorted(owner._updates.keys))
-
-    def __len__(self) -> int:
-        owner: Any = self.optimizer()
-        return len(owner._updates.keys)
-
-
 class _InBackward(torch.optim.Optimizer):
-    """What takes the place of an optimiser; see `in_backward`."""
+    """What takes the place of an optimiser; see `in_backward`. With `keep_gradients` its `step()`
+    alone updates, as that of any optimizer."""
 
     _kind: type[torch.optim.Optimizer]
     _updates: Updates
     _numbers: dict[int, int]
 
-    def _begin(self) -> None:
-        """Listens to the gradients of all parameters."""
+    def _begin(self, replaced: torch.optim.Optimizer) -> None:
+        """Listens to the gradients of all parameters, in the place of the `replaced` optimizer."""
         self._waiting = False
+        self.keep_gradients = False
         self._backwards = Backwards()
-        self._taken: dict[int, None] = {}
+        self._taken: dict[int, int | None] = {}
+        """The parameters that are updated, with their versions then where that is known."""
+        self._consumed = ConsumedGradients(self._updates.parameters)
         self._settings: dict[int, dict[str, Any]] = {}
         self._unswapped = kept_from_swapping(self._updates.parameters)
         own = weakref.ref(self)
         mark(self._updates.parameters, self)
-        handles = []
+        handles: list[Any] = [replaced.register_step_pre_hook(_refuse_replaced)]
         for number, parameter in enumerate(self._updates.parameters):
             if parameter.requires_grad:
                 handles.append(parameter.register_post_accumulate_grad_hook(_hook(own, number)))
-        self._remove = weakref.finalize(self, _remove, handles, self._updates.parameters)
+        self._remove = weakref.finalize(self, _remove, handles, self._consumed)
         self._remove.atexit = False
 
     @contextlib.contextmanager
@@ -122,19 +106,24 @@ class _InBackward(torch.optim.Optimizer):
 
     def _arrived(self, number: int) -> None:
         """A gradient is whole."""
-        if self._waiting:
-            self._updates.wait(number)
-            return
-        if number in self._taken or (self._taken and self._backwards.torn):
+        adds = self._waiting or self.keep_gradients
+        if number in self._taken or (self._taken and not adds and self._backwards.torn):
             raise self._refused(
                 "a second backward comes before optimizer.step(), and the first one has updated "
-                "the parameters: run all but the last within optimizer.accumulating()"
+                "the parameters: run all but the last within optimizer.accumulating(), or plan "
+                "with keep_gradients=True"
             )
+        self._consumed.check_zeroed(number)
+        if adds:
+            self._updates.wait(number)
+            return
         check_alone()
         try:
             group = self.taking(number)
             self._backwards.begin()
             self._updates.update(number, group, arriving=True)
+            self._consumed.add(number)
+            self._taken[number] = self._updates.version(number)
         except BaseException as error:
             self.ended_early(error)
             raise
@@ -157,7 +146,7 @@ class _InBackward(torch.optim.Optimizer):
 
     def taking(self, number: int) -> dict[str, Any]:
         """The group of a parameter that is updated from here on."""
-        if not isinstance(self.state, _States):
+        if not isinstance(self.state, OptimizerStates):
             raise RuntimeError(
                 "optimizer.state was replaced, and states are on the disk: give others by "
                 "load_state_dict()"
@@ -172,6 +161,16 @@ class _InBackward(torch.optim.Optimizer):
     def untake(self, number: int) -> None:
         """A parameter was not updated, and has its gradient again."""
         self._taken.pop(number, None)
+        self._consumed.drop([number])
+
+    def check_gradient(self, parameter: torch.Tensor, sets: bool) -> None:
+        """Raises RuntimeError where the gradient of a parameter, which is read or set, was consumed
+        in the backward."""
+        self._consumed.check(parameter, sets)
+
+    def guard(self, parameter: torch.Tensor) -> None:
+        """A parameter that was shown is guarded again, where its gradient was consumed."""
+        self._consumed.guard(parameter)
 
     @property
     def adding(self) -> bool:
@@ -180,8 +179,28 @@ class _InBackward(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> Any:
         """Ends a step, and updates what still has a gradient."""
+        loss = None
         if closure is not None:
-            raise RuntimeError("an optimiser that steps in the backward takes no closure")
+            if not self.keep_gradients:
+                raise RuntimeError(
+                    "an optimiser that steps in the backward takes no closure: plan with "
+                    "keep_gradients=True"
+                )
+            with torch.enable_grad():
+                loss = closure()
+        self._check_unchanged()
+        self._update_remaining()
+        self._taken.clear()
+        self._consumed.end_step()
+        self._backwards.clear()
+        self._settings.clear()
+        self._updates.begin()
+        return loss
+
+    def _check_unchanged(self) -> None:
+        """Raises RuntimeError where settings or parameters were changed since the backward, which
+        has used them, or gradients of the step before were not dropped."""
+        self._consumed.check_zeroed()
         for place, settings in self._settings.items():
             changed = _changed(settings, _settings_of(self.param_groups[place]))
             if changed:
@@ -189,6 +208,17 @@ class _InBackward(torch.optim.Optimizer):
                     f"{changed} of the optimiser was changed between a backward, which has used it "
                     f"already, and step(): change it before the backward"
                 )
+        for number, version in self._taken.items():
+            if version is not None and self._updates.version(number) != version:
+                shape = tuple(self._updates.parameters[number].shape)
+                raise RuntimeError(
+                    f"a parameter of shape {shape} was changed between a backward, which has "
+                    "updated it already, and step(): change it after the step, or plan with "
+                    "keep_gradients=True"
+                )
+
+    def _update_remaining(self) -> None:
+        """Updates what still has a gradient."""
         self._settle()
         lane = self._updates.lane
         if lane is not None and lane.summed:
@@ -206,18 +236,16 @@ class _InBackward(torch.optim.Optimizer):
                 )
             )
         for number, parameter in enumerate(self._updates.parameters):
-            if parameter.grad is None or number in self._taken:
+            if number in self._taken or parameter.grad is None:
                 continue
             group = self.taking(number)
             try:
-                self._updates.update(number, group)
+                self._updates.update(number, group, keep=self.keep_gradients)
             except BaseException as error:
                 self.ended_early(error, "step")
                 raise
-        self._taken.clear()
-        self._backwards.clear()
-        self._settings.clear()
-        self._updates.begin()
+            if not self.keep_gradients:
+                self._consumed.add(number)
 
     def _settle(self) -> None:
         """What a backward that was interrupted has not come to is a gradient again; raises
@@ -239,11 +267,18 @@ class _InBackward(torch.optim.Optimizer):
         if self._updates.lane is not None:
             self._updates.lane.forget()
         self._backwards.clear()
+        if self._consumed.stepped and not set_to_none:
+            raise RuntimeError(
+                "zero_grad(set_to_none=False) leaves zeros as gradients, and those that the "
+                "backward has consumed have no bytes for these: leave set_to_none out, or plan "
+                "with keep_gradients=True"
+            )
+        self._consumed.drop([*self._consumed.stepped])
         super().zero_grad(set_to_none)
 
     def state_dict(self) -> Any:
         """As that of the class, with tensors of their own."""
-        kept, self.state = self.state, _States(self, taken=True)  # type: ignore[assignment]
+        kept, self.state = self.state, OptimizerStates(self, taken=True)  # type: ignore[assignment]
         try:
             return super().state_dict()
         finally:
@@ -255,7 +290,7 @@ class _InBackward(torch.optim.Optimizer):
             raise self._refused("load_state_dict() comes between a backward and its step()")
         super().load_state_dict(state_dict)
         loaded = self.state
-        self.state = _States(self)  # type: ignore[assignment]
+        self.state = OptimizerStates(self)  # type: ignore[assignment]
         for number, parameter in enumerate(self._updates.parameters):
             self._updates.store(number, loaded.pop(parameter, {}))
 
@@ -334,10 +369,19 @@ def _hook(optimizer: weakref.ref[_InBackward], number: int) -> Any:
     return arrived
 
 
-def _remove(handles: list[Any], parameters: list[torch.Tensor]) -> None:
+def _refuse_replaced(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """What the step of an optimizer that was replaced begins with."""
+    raise RuntimeError(
+        "the states of this optimizer belong to the one that has taken its place: call step() of "
+        "that one (the plan's optimizer, or what in_backward gave)"
+    )
+
+
+def _remove(handles: list[Any], consumed: ConsumedGradients) -> None:
     for handle in handles:
         handle.remove()
-    unmark(parameters)
+    consumed.drop([*consumed.stepped])
+    unmark(consumed.parameters)
 
 
 def _settings_of(group: dict[str, Any]) -> dict[str, Any]:
@@ -351,48 +395,3 @@ def _settings_of(group: dict[str, Any]) -> dict[str, Any]:
 def _changed(before: dict[str, Any], now: dict[str, Any]) -> str:
     """The first setting that differs, "" where none does."""
     return next((name for name in now if before.get(name) != now[name]), "")
-
-
-def check(optimizer: torch.optim.Optimizer) -> None:
-    """Raises RuntimeError where an optimiser cannot step in the backward."""
-    kind = type(optimizer)
-    if isinstance(optimizer, _InBackward):
-        raise RuntimeError(
-            "this optimiser steps in the backward of a plan already: take its state_dict(), "
-            "close() it, and give a new one that loads that"
-        )
-    if kind not in KNOWN:
-        known = ", ".join(each.__name__ for each in KNOWN)
-        raise RuntimeError(
-            f"{kind.__module__}.{kind.__name__} is not known to update parameters element by "
-            f"element: {known} of torch.optim are"
-        )
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        raise RuntimeError("the optimiser has hooks on its step: register them on the new one")
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if not parameters:
-        raise RuntimeError("the optimiser has no parameters")
-    for group in optimizer.param_groups:
-        for name in ("differentiable", "capturable"):
-            if group.get(name):
-                raise RuntimeError(f"an optimiser with {name}=True cannot step in the backward")
-        check_reproducible(kind, group)
-    if len({p.device for p in parameters}) != 1:
-        raise RuntimeError("the parameters of the optimiser are on several devices")
-    if parameters[0].device.type not in ("cpu", "cuda"):
-        raise RuntimeError(f"parameters on {parameters[0].device} have no slow memory")
-    for parameter in parameters:
-        shape = tuple(parameter.shape)
-        if not is_dense(parameter):
-            raise RuntimeError(f"the elements of a parameter of shape {shape} are not dense")
-        if optimiser_of(parameter) is not None:
-            raise RuntimeError(
-                f"a parameter of shape {shape} is updated in its backward by another optimiser: "
-                f"close() that one"
-            )
-    for one, other in overlapping(parameters):
-        shapes = [tuple(parameters[number].shape) for number in (one, other)]
-        raise RuntimeError(
-            f"two parameters of the optimiser, of shapes {shapes[0]} and {shapes[1]}, share memory"
-        )
-    check_alone()

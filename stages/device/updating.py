@@ -75,9 +75,12 @@ class Updates:
         self.shadows = [shadow_of(kind, group, self.parameters[0]) for group in groups]
         self.step = _plain_step(kind)
 
-    def update(self, number: int, group: dict[str, Any], arriving: bool = False) -> None:
-        """Updates a parameter by its gradient, if it has one, and drops that. One that is
-        `arriving` in a backward is handed to the lane of the other memory where that updates it."""
+    def update(
+        self, number: int, group: dict[str, Any], arriving: bool = False, keep: bool = False
+    ) -> None:
+        """Updates a parameter by its gradient, if it has one, and drops that unless told to `keep`
+        it. One that is `arriving` in a backward is handed to the lane of the other memory where
+        that updates it."""
         parameter = self._unmoved(number)
         gradient = self._gradient(number)
         if gradient is None:
@@ -93,7 +96,8 @@ class Updates:
             for piece in self.pieces[number]:
                 scalars = self._piece(piece, whole, flat(gradient))
         self.keep(number, scalars)
-        parameter.grad = None
+        if not keep:
+            parameter.grad = None
 
     def _gradient(self, number: int) -> torch.Tensor | None:
         """The gradient of a parameter, if it has one, whose elements lie as the parameter's do."""
@@ -109,6 +113,12 @@ class Updates:
         if gradient.stride() != parameter.stride():
             return self.layouts[number].empty().copy_(gradient)
         return gradient
+
+    def version(self, number: int) -> int | None:
+        """How often a parameter was changed in place, None where it lives in another memory."""
+        parameter = self.parameters[number]
+        elsewhere = self.home is not None and id(parameter) in self.home.numbers
+        return None if elsewhere else parameter._version
 
     def begin(self) -> None:
         """A step has ended: the next one is expected to take the states in the same order."""

@@ -26,9 +26,10 @@ _RUNTIME = Path(__file__).parent / "runtime"
 _DEVICE = Path(__file__).parents[1] / "device"
 _OWN = ("lodged.py", "visit.py")
 _SHARED = (
-    *("away.py", "backwards.py", "disk.py", "far.py", "home.py", "lane.py", "lodging.py"),
-    *("marks.py", "memories.py", "optimiser.py", "pieces.py", "ring.py", "slow.py", "spans.py"),
-    *("streams.py", "updating.py", "workers.py"),
+    *("away.py", "backwards.py", "consumed_gradients.py", "disk.py", "far.py", "home.py"),
+    *("lane.py", "lodging.py", "marks.py", "memories.py", "optimiser.py", "optimizer_states.py"),
+    *("pieces.py", "ring.py", "slow.py", "spans.py", "streams.py", "supported_optimizers.py"),
+    *("updating.py", "workers.py"),
 )
 ADDING = "microbatch_"
 """What the names of the files begin with of the program that all microbatches but the last run."""

@@ -184,7 +184,7 @@ def _measure(graph: Graph, options: argparse.Namespace) -> Costs:
     from stages.device.check import check_program
     from stages.device.devices import device_named, entered, require_device
     from stages.device.factory import build
-    from stages.profile.device import describe_device
+    from stages.device.identity import describe_device
     from stages.profile.library import open_library
     from stages.profile.loss import working_loss
     from stages.profile.profile import profile
@@ -216,10 +216,7 @@ def _measure(graph: Graph, options: argparse.Namespace) -> Costs:
             )
     report = _report if sys.stderr.isatty() else None
     with open_library(library, describe_device(options.device)) as opened:
-        # Jobs of one run share a store: what they find there is the same at any time.
-        return profile(
-            graph, loss, opened, options.remeasure, report, options.device, mending=False
-        )
+        return profile(graph, loss, opened, options.remeasure, report, options.device)
 
 
 def _report(done: int, total: int, target: str) -> None:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from schemas.costs import BUSY
 from schemas.errors import ArtifactError, ConfigError
 from schemas.link import HOST
 from schemas.measured_link import FAR, MeasuredLink, read_link, write_link
@@ -15,7 +14,7 @@ from schemas.store import read_json, write_json
 from stages.device.clocks import is_quiet
 from stages.device.devices import device_named
 from stages.device.disk import folder_of
-from stages.profile.device import describe_device
+from stages.device.identity import describe_device
 from stages.profile.library import device_digest, open_library
 from stages.profile.links import has_room, machine_of, measured, measured_far, sample, sample_far
 
@@ -108,8 +107,6 @@ def _is_still(known: MeasuredLink, known_again: Callable[[], float], key: str) -
     full = known.folder and Path(known.folder).is_dir() and not has_room(known.folder)
     if full or not is_quiet():
         return True
-    if known.lost >= BUSY:
-        return False
     try:
         now = known_again()
     except (RuntimeError, OSError) as error:

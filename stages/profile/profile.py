@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -11,7 +10,6 @@ import torch
 from schemas.costs import Cost, Costs
 from schemas.errors import ConfigError, ModelError
 from schemas.graph import LOSS_TARGET, NONE, Graph, Op
-from stages.device.clocks import is_quiet
 from stages.device.devices import device_named, entered, kept_random_states
 from stages.device.foreign import is_foreign
 from stages.device.groups import register_groups
@@ -34,19 +32,18 @@ def profile(
     remeasure: bool = False,
     report: Report | None = None,
     device: str = "",
-    mending: bool = True,
 ) -> Costs:
     """The costs of all ops of a graph with their in-place forms, and of the random state.
 
     What the library has is taken from it, the rest is measured on `device` (the current one of the
-    graph's kind unless given) and added to it; with `remeasure` all is measured. With `mending`
-    what was measured beside much other work (`Cost.lost`) is measured again where there is none:
-    then one store gives one graph other costs at other times. The loss is run
-    where the graph has one; the library knows the time of a loss with the same code, closures and
-    all. Operators that are not PyTorch's own may change under their name: they are measured anew,
-    and the library does not learn them. At no time is more memory taken than the largest op takes
-    with its operands. Raises ConfigError when the graph has a loss and `loss` is None, ModelError
-    when an op cannot be run or leaves other bytes than the graph says.
+    graph's kind unless given) and added to it; with `remeasure` all is measured. What the library
+    has is trusted, however busy the machine was when it was measured: one store gives one graph the
+    same costs at any time. The loss is run where the graph has one; the library knows the time of a
+    loss with the same code, closures and all. Operators that are not PyTorch's own may change under
+    their name: they are measured anew, and the library does not learn them. At no time is more
+    memory taken than the largest op takes with its operands. Raises ConfigError when the graph has
+    a loss and `loss` is None, ModelError when an op cannot be run or leaves other bytes than the
+    graph says.
     """
     if graph.has_loss and loss is None:
         raise ConfigError(f"the graph of {graph.model} has a loss, its profile needs the factory")
@@ -55,11 +52,9 @@ def profile(
     losses = {key for key, (op, _) in forms.items() if op.target == LOSS_TARGET}
     plain = [key for key in forms if key not in losses]
     foreign = {key for key in plain if is_foreign(forms[key][0].target)}
-    mending = mending and not remeasure
-    quiet = mending and _can_mend(library, plain) and is_quiet()
 
     def anew(key: str) -> bool:
-        return remeasure or library.find(key) is None or (quiet and _is_lost(library, key))
+        return remeasure or library.find(key) is None
 
     wanted = [k for k in plain if k in foreign or anew(k)]
     by_op = _by_op(forms, wanted)
@@ -78,7 +73,7 @@ def profile(
             if loss is not None and losses:
                 if report is not None:
                     report(len(by_op), len(by_op) + 1, LOSS_TARGET)
-                rows, kept = _loss(graph, loss, library, remeasure, mending, place)
+                rows, kept = _loss(graph, loss, library, remeasure, place)
                 measured += kept
             if anew(RANDOM_STATE_KEY):
                 measured.append(measure_random_state(place))
@@ -89,17 +84,6 @@ def profile(
     costs = Costs(rows, library.costs.device)
     check_sizes(graph, costs)
     return costs
-
-
-def _is_lost(library: Library, key: str) -> bool:
-    """Whether the library has a cost that was measured beside much other work."""
-    known = library.find(key)
-    return known is not None and known.lost > 0
-
-
-def _can_mend(library: Library, keys: Iterable[str]) -> bool:
-    """Whether the library has such a cost of a key, and takes a better one."""
-    return any(_is_lost(library, key) for key in keys) and os.access(library.path.parent, os.W_OK)
 
 
 def check_sizes(graph: Graph, costs: Costs) -> None:
@@ -128,15 +112,12 @@ def _loss(
     loss: Loss,
     library: Library,
     remeasure: bool,
-    mending: bool,
     device: torch.device,
 ) -> tuple[list[Cost], list[Cost]]:
     """The row of the loss in the costs, and the row that the library shall have of it: none where
     it has that row, or where what the loss does cannot be told."""
     key = library_key(graph, loss)
     known = None if key is None or remeasure else library.find(key)
-    if mending and key is not None and known is not None:
-        known = None if _can_mend(library, [key]) and is_quiet() else known
     row = measure_loss(graph, loss, known, device)
     kept = [] if key is None else [replace(row, key=key)]
     return [row], [] if kept == [known] else kept

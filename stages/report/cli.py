@@ -29,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="the plan.json of each plan that the run was for, with --failed",
     )
+    parser.add_argument(
+        "--plans-only",
+        action="store_true",
+        help="show plans without frontiers, with --model-dir, --index or --failed",
+    )
     what.add_argument("--pipeline", type=Path, help="what `split` wrote, to write its page")
     what.add_argument("--perfetto", type=Path, help="a schedule.arrow, to write a trace of it")
     parser.add_argument(
@@ -62,11 +67,11 @@ def run(options: argparse.Namespace) -> None:
     elif options.graph is not None:
         raise ConfigError("report needs --graph with --perfetto only")
     elif options.index is not None:
-        _index(options.index, options.out)
+        _index(options.index, options.out, not options.plans_only)
     elif options.failed is not None:
         _failed(options)
     else:
-        _model(options.model_dir, options.out)
+        _model(options.model_dir, options.out, not options.plans_only)
 
 
 def derived(options: argparse.Namespace) -> list[Derived]:
@@ -86,12 +91,14 @@ def derived(options: argparse.Namespace) -> list[Derived]:
         graph = graph_of(options.perfetto, options.graph)
         more = [path for path in (options.costs, options.line) if path is not None]
         return [Derived([options.out], [options.perfetto, graph, *more])]
+    curves = not options.plans_only
     if options.model_dir is not None:
-        return [Derived([options.out], files_of_model(options.model_dir))]
+        return [Derived([options.out], files_of_model(options.model_dir, curves))]
     if options.index is not None:
-        return [Derived([options.out], files_of_run(options.index))]
-    pages = [Derived([folder / PAGE], files_of_model(folder)) for folder in _failed_models(options)]
-    return [*pages, Derived([options.out], files_of_run(options.failed))]
+        return [Derived([options.out], files_of_run(options.index, curves))]
+    failed = _failed_models(options)
+    pages = [Derived([folder / PAGE], files_of_model(folder, curves)) for folder in failed]
+    return [*pages, Derived([options.out], files_of_run(options.failed, curves))]
 
 
 def _pipeline(options: argparse.Namespace) -> None:
@@ -123,22 +130,25 @@ def _pipeline(options: argparse.Namespace) -> None:
         write_bytes(options.trace, json.dumps(document, separators=(",", ":")).encode())
 
 
-def _model(folder: Path, path: Path, planned: Sequence[str] = ()) -> None:
+def _model(folder: Path, path: Path, curves: bool, planned: Sequence[str] = ()) -> None:
     from schemas.store import write_bytes
     from stages.report.load import load_model
     from stages.report.page import model_page
     from stages.report.render import render_model
 
-    write_bytes(path, render_model(model_page(load_model(folder, planned=planned))).encode())
+    results = load_model(folder, planned=planned, curves=curves)
+    write_bytes(path, render_model(model_page(results)).encode())
 
 
-def _index(folder: Path, path: Path, planned: Mapping[str, Sequence[str]] | None = None) -> None:
+def _index(
+    folder: Path, path: Path, curves: bool, planned: Mapping[str, Sequence[str]] | None = None
+) -> None:
     from schemas.store import write_bytes
     from stages.report.index import run_index
     from stages.report.load import load_run
     from stages.report.render import render_index
 
-    write_bytes(path, render_index(run_index(load_run(folder, planned))).encode())
+    write_bytes(path, render_index(run_index(load_run(folder, planned, curves))).encode())
 
 
 def _failed(options: argparse.Namespace) -> None:
@@ -151,12 +161,13 @@ def _failed(options: argparse.Namespace) -> None:
     for folder in _failed_models(options):
         (folder / DONE).unlink(missing_ok=True)
         try:
-            _model(folder, folder / PAGE, planned.get(folder.name, ()))
+            points = planned.get(folder.name, ())
+            _model(folder, folder / PAGE, not options.plans_only, points)
         except ArtifactError as error:
             remove(folder / PAGE)
             damaged.append(str(error))
     (options.failed / "index.done").unlink(missing_ok=True)
-    _index(options.failed, options.out, planned)
+    _index(options.failed, options.out, not options.plans_only, planned)
     if damaged:
         raise ArtifactError("; ".join(damaged))
 

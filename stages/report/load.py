@@ -22,7 +22,7 @@ from schemas.options import Option, read_options
 from schemas.plan import Plan, read_plan
 from schemas.schedule import Step, read_schedule, schedule_link, schedule_updates
 from schemas.sequence import Operation, read_sequence
-from schemas.strategies import STRATEGIES, UNPLANNED
+from schemas.strategies import STRATEGIES, UNPLANNED, baselines
 from schemas.updates import Updates
 
 T = TypeVar("T")
@@ -118,15 +118,17 @@ class Beside:
     frontiers: dict[str, Frontier]
 
 
-def load_model(folder: Path | str, whole: bool = True, planned: Iterable[str] = ()) -> ModelResults:
+def load_model(
+    folder: Path | str, whole: bool = True, planned: Iterable[str] = (), curves: bool = True
+) -> ModelResults:
     """The results of one model; raises ArtifactError for a damaged file and for a directory that
     holds nothing of a run. Without `whole`, only what an index needs: frontiers and plans without
-    schedules. Of the points `planned`, by folder, each that has no plan is a failure."""
+    schedules. Of the points `planned`, by folder, each that has no plan is a failure. Without
+    `curves` frontiers are those of baselines alone."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: there is no such directory of results")
     plans = sorted(folder.glob("*/*/plan.json"))
-    frontiers = sorted(folder.glob("*/frontier.arrow"))
     error = sentence_in(log_of(folder, without=OF_STRATEGIES))
     described = _described(folder)
     if not _is_model(folder):
@@ -139,20 +141,22 @@ def load_model(folder: Path | str, whole: bool = True, planned: Iterable[str] = 
         costs=_maybe(folder / "costs.arrow", read_costs) if whole else None,
         blocks=_maybe(folder / "blocks.arrow", read_blocks) if whole else None,
         options=(_maybe(folder / "options.arrow", read_options) or {}) if whole else {},
-        frontiers={path.parent.name: read_frontier(path) for path in frontiers},
+        frontiers=_frontiers(folder, curves),
         plans=_paced(folder, [_plan(path.parent, whole, described) for path in plans]),
         digests=_digests(folder) if whole else {},
-        beside=_beside(folder / BESIDE, whole) if _is_fused(folder) else None,
+        beside=_beside(folder / BESIDE, whole, curves) if _is_fused(folder) else None,
         shown=(folder / PAGE).exists(),
     )
 
 
 def load_run(
-    folder: Path | str, planned: Mapping[str, Iterable[str]] | None = None
+    folder: Path | str,
+    planned: Mapping[str, Iterable[str]] | None = None,
+    curves: bool = True,
 ) -> list[ModelResults]:
     """The results of all models of a run, by name, without their large artifacts. Of one that
     failed `planned` are the points that it was for, by model: a model of which a file is damaged
-    has that as its error then, which is raised else."""
+    has that as its error then, which is raised else. `curves` are as in `load_model`."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: there is no such directory of results")
@@ -160,7 +164,7 @@ def load_run(
     for path in filter(_is_model, sorted(folder.iterdir())):
         points = (planned or {}).get(path.name, ())
         try:
-            found.append(load_model(path, whole=False, planned=points))
+            found.append(load_model(path, whole=False, planned=points, curves=curves))
         except ArtifactError as error:
             if planned is None:
                 raise
@@ -169,25 +173,40 @@ def load_run(
     return found
 
 
-def files_of_model(folder: Path | str) -> list[Path]:
+def files_of_model(folder: Path | str, curves: bool = True) -> list[Path]:
     """The artifacts and plans that `load_model` reads; logs of errors are none."""
     folder = Path(folder)
     names = [
         *("graph.arrow", "blocks.arrow", "options.arrow", f"{BESIDE}/graph.arrow"),
         *(f"*/*/{name}" for name in ("schedule.arrow", "sequence.arrow", "line.arrow")),
     ]
-    return sorted([*_index_files(folder), *(path for name in names for path in folder.glob(name))])
+    return sorted(
+        [*_index_files(folder, curves), *(path for name in names for path in folder.glob(name))]
+    )
 
 
-def files_of_run(folder: Path | str) -> list[Path]:
+def files_of_run(folder: Path | str, curves: bool = True) -> list[Path]:
     """The artifacts and plans that `load_run` reads."""
-    return [path for model in sorted(Path(folder).iterdir()) for path in _index_files(model)]
+    return [
+        path for model in sorted(Path(folder).iterdir()) for path in _index_files(model, curves)
+    ]
 
 
-def _index_files(folder: Path) -> list[Path]:
-    names = ("costs.arrow", "*/*/plan.json", "*/*/measurement.arrow", "*/frontier.arrow")
-    beside = [f"{BESIDE}/{name}" for name in ("costs.arrow", "*/frontier.arrow")]
-    return sorted(path for name in (*names, *beside) for path in folder.glob(name))
+def _index_files(folder: Path, curves: bool) -> list[Path]:
+    names = ("costs.arrow", f"{BESIDE}/costs.arrow", "*/*/plan.json", "*/*/measurement.arrow")
+    known = [path for name in names for path in folder.glob(name)]
+    frontiers = [path for place in (folder, folder / BESIDE) for path in _curves(place, curves)]
+    return sorted([*known, *frontiers])
+
+
+def _curves(folder: Path, curves: bool) -> list[Path]:
+    """The frontiers that are shown of those in a folder."""
+    found = sorted(folder.glob("*/frontier.arrow"))
+    return [path for path in found if curves or path.parent.name in baselines()]
+
+
+def _frontiers(folder: Path, curves: bool) -> dict[str, Frontier]:
+    return {path.parent.name: read_frontier(path) for path in _curves(folder, curves)}
 
 
 def _is_model(path: Path) -> bool:
@@ -204,7 +223,7 @@ def _plan(folder: Path, whole: bool, described: Device | None) -> PlanResult:
         sequence=(_maybe(folder / "sequence.arrow", read_sequence) or []) if whole else [],
         measurement=_maybe(folder / "measurement.arrow", read_measurement),
         line=_maybe(folder / "line.arrow", read_line) if whole else None,
-        error=error_of(folder) or _outdated(folder),
+        error=error_of(folder) or _outdated(folder) or sentence_in(log_of_model(folder)),
         described=described,
         link=_maybe(folder / "schedule.arrow", schedule_link) if whole else None,
         updates=_maybe(folder / "schedule.arrow", schedule_updates) if whole else None,
@@ -216,14 +235,11 @@ def _is_fused(folder: Path) -> bool:
     return bool(_maybe(folder / "graph.arrow", is_fused))
 
 
-def _beside(folder: Path, whole: bool) -> Beside:
+def _beside(folder: Path, whole: bool, curves: bool) -> Beside:
     return Beside(
         graph=_maybe(folder / "graph.arrow", read_graph) if whole else None,
         costs=_maybe(folder / "costs.arrow", read_costs) if whole else None,
-        frontiers={
-            path.parent.name: read_frontier(path)
-            for path in sorted(folder.glob("*/frontier.arrow"))
-        },
+        frontiers=_frontiers(folder, curves),
     )
 
 
@@ -243,6 +259,12 @@ def _described(folder: Path) -> Device | None:
     """The device that the plans of a model are for, where it is a described one."""
     device = _maybe(folder / "costs.arrow", read_device)
     return device if device is not None and device.described else None
+
+
+def log_of_model(folder: Path) -> Path | None:
+    """The log with the error of the model's own step, which the validation of the point in a folder
+    waits for; None where that went well."""
+    return log_of(folder.parent.parent, ("reference",))
 
 
 def _outdated(folder: Path) -> str:

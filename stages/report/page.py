@@ -274,7 +274,7 @@ def _measured_facts(found: Measurement | None, fused: bool) -> list[Fact]:
         pair = f"{duration(found.measured_time)} against {duration(found.unplanned_time)}"
         facts.append(("Measured time", f"{pair} unplanned"))
     if found.time_ratio is not None:
-        words = f"{found.time_ratio:.3f} over {count(found.pairs, 'pair')} of runs"
+        words = f"{found.time_ratio:.3f} over {count(found.pairs, 'run')} of each"
         low, high = found.time_ratio_first_quartile, found.time_ratio_third_quartile
         if low is not None and high is not None:
             words += f", quartiles {low:.3f} to {high:.3f}"

@@ -19,6 +19,7 @@ from stages.report.load import (
     load_model,
     log_before,
     log_of,
+    log_of_model,
     sentence_in,
 )
 from stages.report.tables import (
@@ -37,8 +38,8 @@ WIDTH = 140
 """Columns of the table where the output is no terminal."""
 
 UNSURE = (
-    "?: of the measured pairs of runs a quarter takes half again as long as another quarter, or "
-    "more: measure again while nothing else runs, or with more pairs"
+    "?: a quarter of the measured runs takes half again as long as another quarter, or other work "
+    "took a fifth of their time: measure again while nothing else runs, or with more pairs"
 )
 
 RUNNING = "running"
@@ -51,7 +52,7 @@ COLOURS = {"good": "green", "warning": "yellow", "bad": "red"}
 class Line:
     """One line of the table, as text; `gap` is that of the plan to its bound, `state` is "good",
     "warning" or "bad", `note` a sentence that belongs below the table. `kernels` are told where a
-    model's are fused."""
+    model's are fused, and `judged` is the verdict of the plan itself, as it was measured."""
 
     model: str
     strategy: str
@@ -67,6 +68,7 @@ class Line:
     gpu: GpuRow | None = None
     slow: SlowRow | None = None
     kernels: str = ""
+    judged: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,15 +79,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> int:
     """Prints the table and, below it, a sentence for each plan that failed, with the log that has
-    it."""
+    it. Returns the exit code: 1 where the configuration asks for that (`fail_on`)."""
     config = read_config(options.configuration) if options.configuration else None
     if options.results is None and config is None:
         raise ConfigError("summary needs a folder of results or --configuration")
     folder = options.results or Path(config.results if config else "")
     lines = [line for name in _models(folder, config) for line in _lines(folder / name, config)]
     show(lines, folder)
+    return int(config is not None and any(line.judged in config.fail_on for line in lines))
 
 
 def show(lines: list[Line], folder: Path) -> None:
@@ -216,7 +219,9 @@ def _line(folder: Path, result: PlanResult, report: str) -> Line:
     model, place = folder.name, folder / result.folder
     plan, found, validated = result.plan, outcome(result), result.measurement
     measured = validated.measured_peak if validated else None
-    log = log_of(place) or log_before(place) if result.error else None
+    log = None
+    if result.error:
+        log = log_of(place) or log_before(place) or log_of_model(place)
     note, runs = found.sentence if found.state == "bad" else "", is_held(log)
     if runs:
         note = ""
@@ -249,6 +254,7 @@ def _line(folder: Path, result: PlanResult, report: str) -> Line:
         gpu,
         slow,
         _kernels(plan),
+        plan.verdict if validated is None else validated.verdict,
     )
 
 

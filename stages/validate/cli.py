@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,25 +11,28 @@ from typing import TYPE_CHECKING, Any
 from schemas import store
 from schemas.budget import NO_BUDGET
 from schemas.derived import Derived
-from schemas.digits import count
 from schemas.errors import ConfigError
 from schemas.graph import Graph, is_fused, read_graph
 from schemas.measurement import write_line, write_measurement
 from schemas.module import check_made_from, module_digest
 from schemas.plan import plan_digest
-from stages.device.operators_option import add_operators_argument, operators_settings
+from stages.validate.model_options import (
+    add_model_arguments,
+    arguments_of,
+    building,
+    line_of,
+    settings_of,
+)
 
 if TYPE_CHECKING:
     from stages.device.factory import Built
+    from stages.validate.reference import Original
     from stages.validate.validate import Validation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the stage."""
-    parser.add_argument("--factory", required=True, help="the model's factory, module:function")
-    parser.add_argument("--arguments", default="{}", help="JSON object of the factory's arguments")
-    parser.add_argument("--search-path", action="append", default=[], help="where factories are")
-    add_operators_argument(parser)
+    add_model_arguments(parser, 15, "timed pairs of steps, or with --reference timed steps")
     parser.add_argument(
         "--graph",
         type=Path,
@@ -47,9 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--unplanned",
         help="directory of the module that runs fused kernels unplanned; not for eager's",
     )
-    parser.add_argument("--device", default="cpu", help="the device to run on (default: cpu)")
-    parser.add_argument("--threads", type=count, help="threads of the CPU (default: PyTorch's)")
-    parser.add_argument("--pairs", type=int, default=15, help="timed pairs of steps (default: 15)")
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        help="reference.arrow of the model, with line.arrow beside it: the model's own step is not "
+        "run again where the plan gives what it gave",
+    )
     parser.add_argument(
         "--disk", help="the folder of a disk that a plan sends to (default: that of TIGHTFIT_DISK)"
     )
@@ -91,11 +97,11 @@ def run(options: argparse.Namespace) -> int:
         )
     digest = module_digest(options.module)
     if plan.get("verdict") == "infeasible":
-        write_line(_line(options), [])
+        write_line(line_of(options), [])
         found = base_of(graph, plan, options.plan_seconds)
     else:
         result = _validation(options, path, graph, plan)
-        write_line(_line(options), result.line)
+        write_line(line_of(options), result.line)
         found = result.measurement
     write_measurement(options.out, found, digest)
     tell(found.verdict, found.sentence, options)
@@ -106,29 +112,15 @@ def _validation(
     options: argparse.Namespace, path: Path, graph: Graph, plan: dict[str, Any]
 ) -> Validation:
     """What a module of the graph at `path` is found to do."""
-    import torch
-
     from schemas.telling import Printing
-    from stages.device.devices import require_device
-    from stages.device.factory import build
-    from stages.device.foreign import registered
     from stages.validate.load import sending_to
     from stages.validate.lodged import is_lodged, validate_lodged
-    from stages.validate.validate import SEED, validate
+    from stages.validate.validate import validate
 
-    require_device(options.device)
-    if torch.device(options.device).type != graph.device:
-        raise ConfigError(f"--device {options.device}: the graph was traced for {graph.device}")
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    arguments = _arguments(options)
-    torch.manual_seed(SEED)
+    _take_threads(options, plan)
     asked = "" if plan["budget"] == NO_BUDGET else f" {plan['budget']}"
     report = Printing(f"{graph.model}: running {plan['strategy']}{asked}", "steps at most")
-    with registered(options.operators, options.search_path), sending_to(options.disk):
-        built = build(
-            options.factory, arguments, search_path=options.search_path, device=options.device
-        )
+    with building(options, graph) as built, sending_to(options.disk):
         if is_lodged(options.module):
             return validate_lodged(
                 graph,
@@ -150,8 +142,42 @@ def _validation(
             options.device,
             options.unplanned if is_fused(path) else None,
             report,
+            _original(options),
         )
         return _with_beside(options, built, result)
+
+
+def _take_threads(options: argparse.Namespace, plan: Mapping[str, Any]) -> None:
+    """Runs with the threads that a plan's bytes hold for. Raises ConfigError where others are asked
+    for: some operators take other workspaces then."""
+    threads = plan.get("threads")
+    if options.threads not in (None, threads) and threads is not None:
+        raise ConfigError(
+            f"--threads {options.threads}: the costs of {options.plan} were measured with "
+            f"{threads}, and its bytes hold for as many: leave --threads out, or plan again from "
+            f"costs of `tightfit profile --threads {options.threads}`"
+        )
+    options.threads = threads if options.threads is None else options.threads
+
+
+def _original(options: argparse.Namespace) -> Original | None:
+    """What was measured of the model's own step, None where nothing is given, or where it was
+    measured on another device, with another build of PyTorch or other threads. Raises ConfigError
+    where it is another model's."""
+    from schemas.measurement import read_line
+    from schemas.reference import read_reference
+    from stages.validate.reference import Original
+
+    if options.reference is None:
+        return None
+    reference = read_reference(options.reference)
+    if reference.graph not in [store.header(path).digest for path in options.graph]:
+        raise ConfigError(
+            f"--reference {options.reference}: was measured of another graph than "
+            f"{options.graph[0]}, measure it again with `tightfit reference`"
+        )
+    found = Original(reference, read_line(options.reference.with_name("line.arrow")))
+    return found if found.holds_for(options.device) else None
 
 
 def _with_beside(options: argparse.Namespace, built: Built, result: Validation) -> Validation:
@@ -174,14 +200,6 @@ def _with_beside(options: argparse.Namespace, built: Built, result: Validation) 
     return replace(result, measurement=replace(found, sentence=said))
 
 
-def _arguments(options: argparse.Namespace) -> dict[str, Any]:
-    try:
-        arguments: dict[str, Any] = json.loads(options.arguments)
-    except ValueError as error:
-        raise ConfigError(f"--arguments: is not JSON ({error})") from error
-    return arguments
-
-
 def _pipeline(options: argparse.Namespace) -> None:
     """Runs the ranks of a pipeline on this machine."""
     from schemas.errors import ModelError
@@ -198,7 +216,7 @@ def _pipeline(options: argparse.Namespace) -> None:
     if [store.read(path, GRAPH).digest for path in options.graph] != [pipeline.graph]:
         raise ConfigError(f"{options.pipeline}: is the pipeline of another graph")
     load_package(options.module)
-    source = Source(options.factory, _arguments(options), options.search_path)
+    source = Source(options.factory, arguments_of(options), options.search_path)
     with registered(options.operators, options.search_path):
         report = Printing(f"{pipeline.model}: running its pipeline", "steps")
         measured = validate_pipeline(source, pipeline, plan, Path(options.module), report)
@@ -210,15 +228,7 @@ def _pipeline(options: argparse.Namespace) -> None:
 
 def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
-    settings = {
-        "factory": options.factory,
-        "arguments": json.loads(options.arguments),
-        "device": options.device,
-        "pairs": options.pairs,
-        **operators_settings(options),
-        **({} if options.threads is None else {"threads": options.threads}),
-        **({} if options.far_disk is None else {"far_disk": options.far_disk}),
-    }
+    far = {} if options.far_disk is None else {"far_disk": options.far_disk}
     from schemas.module import graph_of
 
     graph = options.graph[0]
@@ -226,13 +236,11 @@ def derived(options: argparse.Namespace) -> list[Derived]:
         graph = graph_of(options.module, options.graph)
     read = [graph, options.plan, options.module]
     read += [options.unplanned] if options.unplanned is not None and is_fused(graph) else []
+    read += [] if options.reference is None else [options.reference]
     if options.pipeline is not None:
         from schemas.pipeline import FILE
 
         read.append(str(options.pipeline / FILE))
-    outputs = [options.out, *([] if options.pipeline is not None else [_line(options)])]
+    outputs = [options.out, *([] if options.pipeline is not None else [line_of(options)])]
+    settings = settings_of(options) | far
     return [Derived(outputs, read, settings, options.factory, options.search_path)]
-
-
-def _line(options: argparse.Namespace) -> Path:
-    return Path(options.line or Path(options.out).with_name("line.arrow"))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
 from schemas.errors import ModelError
 from schemas.graph import Graph
+from schemas.reference import Digests
 from schemas.telling import Doing
 from stages.device.devices import (
     is_out_of_memory,
@@ -22,11 +23,24 @@ from stages.device.devices import (
 )
 from stages.device.factory import Sample
 from stages.validate.causes import cause_of
-from stages.validate.compare import Difference, Trail, compare
+from stages.validate.compare import (
+    Difference,
+    Trail,
+    compare,
+    digests_of,
+    equal_digests,
+    has_nan,
+)
 from stages.validate.contents import own_copy
 from stages.validate.libraries import of_libraries
 from stages.validate.load import describe
-from stages.validate.rounds import KEEPS, LOSS_ALONE, ROUNDS, Round
+from stages.validate.rounds import (
+    KEEPS,
+    LOSS_ALONE,
+    ROUNDS,
+    Round,
+    quick_round,
+)
 from stages.validate.step import Stepper
 
 SEED = 20
@@ -34,6 +48,8 @@ REPEATS = 3
 TIMES_OWN = 10.0
 MOST = 2 * (len(ROUNDS) + 1)
 """Steps of a comparison that are told, at most."""
+QUICK_MOST = 2
+"""Those of a quick one."""
 ORIGINAL_STEP = "the model's own step"
 PLANNED_STEP = "the planned step"
 
@@ -67,7 +83,9 @@ class Comparer:
 
     The model is only ever run as a deep copy on `device`, and waits on the host where that is a
     GPU. Where the results may vary from run to run (`varying`), a plan may differ by ten times as
-    much as the original does. What does not fit on the device is not compared, and named.
+    much as the original does. What does not fit on the device is not compared, and named. Of rounds
+    that are `known` the model has left what these digests are of: it is run in them only where a
+    planned module leaves something else.
     """
 
     original: nn.Module
@@ -76,6 +94,7 @@ class Comparer:
     varying: bool
     device: torch.device
     graph: Graph
+    known: Mapping[str, Digests] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -129,17 +148,13 @@ class Comparer:
         for one in rounds:
             if one.name and one.name == contained:
                 continue
-            told(f"{ORIGINAL_STEP} {one.name}".strip())
-            try:
-                reference = self._reference(one)
-            except torch.OutOfMemoryError:
-                skipped.append(one.name)
-                reference = None
-            if reference is None:
-                release(self.device)
-                if skipped == [""]:
+            known, reference = self.known.get(one.name), None
+            if known is None:
+                reference = self._told_reference(one, told, skipped)
+                if reference is None and skipped == [""]:
                     return Comparison(NOTHING, NOTHING, "", self._unlike(skipped), compared=False)
-                continue
+                if reference is None:
+                    continue
             told(f"{PLANNED_STEP} {one.name}".strip())
             try:
                 mine = self.run(one, given if itself and not one.name else copied(planned))
@@ -152,6 +167,12 @@ class Comparer:
                 if not one.contains:
                     return Comparison(total, own, clause)
                 waiting = Comparison(total, own, clause)
+                continue
+            if known is not None and equal_digests(digests_of(mine), known):
+                contained = one.contains
+                continue
+            reference = reference or self._told_reference(one, told, skipped)
+            if reference is None:
                 continue
             difference = compare(mine, reference)
             varied = self._varied(one, reference) if not difference.bits_equal else NOTHING
@@ -169,6 +190,24 @@ class Comparer:
         if waiting is not None:
             return waiting
         return Comparison(total, own, "", self._unlike(skipped), libraries=libraries)
+
+    def compare_quickly(self, planned: nn.Module, told: Doing | None = None) -> Comparison:
+        """Runs two steps of copies of both modules, on other contents each, with both forwards
+        ahead of both backwards. Where anything is not equal to the bit, or no number, it compares
+        in all rounds, as `compare` does: they say what a difference comes from, and excuse some."""
+        told, one = told or Doing(), quick_round(bool(self._of_loss()))
+        with quick_collections():
+            try:
+                told(ORIGINAL_STEP)
+                reference = self.run(one, self.original_here())
+                told(PLANNED_STEP)
+                equal = compare(self.run(one, copied(planned)), reference).bits_equal
+            except Exception:  # the round that shows it says what it is and what it comes from
+                equal = False
+        if equal and not has_nan(reference):
+            return Comparison(NOTHING, NOTHING, "")
+        release(self.device)
+        return self.compare(planned)
 
     def _of_loss(self) -> list[Round]:
         """The round for a first output that is one number, where others receive gradients, too."""
@@ -191,13 +230,40 @@ class Comparer:
         what = "not compared" if rounds == [""] else f"not compared {', '.join(rounds)}"
         return f"{what}, since the original model's step does not fit on {self.device}"
 
-    def _reference(self, one: Round) -> Trail | None:
+    def left(self, original: nn.Module, told: Doing) -> dict[str, Digests]:
+        """The digests of what the model leaves in each round that it can run and has memory for;
+        `original` is the copy of it that runs in the first."""
+        found: dict[str, Digests] = {}
+        for one in ROUNDS:
+            if one.name in [round_.contains for round_ in ROUNDS if round_.name in found]:
+                continue
+            trail = self._told_reference(one, told, [], None if one.name else original)
+            if trail is not None:
+                found[one.name] = digests_of(trail)
+        return found
+
+    def _told_reference(
+        self, one: Round, told: Doing, skipped: list[str], original: nn.Module | None = None
+    ) -> Trail | None:
+        """What the original leaves in a round, which is `told`; None where it cannot run it, or
+        where it does not fit on the device: the round is `skipped` then."""
+        told(f"{ORIGINAL_STEP} {one.name}".strip())
+        try:
+            found = self._reference(one, original)
+        except torch.OutOfMemoryError:
+            skipped.append(one.name)
+            found = None
+        if found is None:
+            release(self.device)
+        return found
+
+    def _reference(self, one: Round, original: nn.Module | None = None) -> Trail | None:
         """What the original leaves in a round; None where it cannot run it.
 
         Raises OutOfMemoryError where it does not fit on the device, ModelError where it cannot run
         its samples."""
         try:
-            return self.run(one, self.original_here())
+            return self.run(one, original or self.original_here())
         except Exception as error:
             if is_out_of_memory(error):
                 raise torch.OutOfMemoryError(str(error)) from error

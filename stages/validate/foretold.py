@@ -44,6 +44,9 @@ def _check(plan: Mapping[str, Any]) -> None:
     for key, value in figures.items():
         if value is not None and not _is_number(value):
             raise ArtifactError(f"{key} is {plan.get(key, value)!r}, which a plan cannot have")
+    threads = plan.get("threads")
+    if threads is not None and (type(threads) is not int or not 1 <= threads <= 1 << 16):
+        raise ArtifactError(f"threads is {threads!r}, which a plan cannot have")
     transfers_of(plan)
 
 

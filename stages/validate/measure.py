@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import statistics
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from schemas.telling import Doing
+from stages.device.clocks import HostClock
 from stages.device.devices import kept_random_states, release, wait_for, waiting_on_host
 from stages.device.factory import Sample
 from stages.device.meter import Timing, Usage, session, summarise
@@ -27,14 +28,16 @@ TIMING = "timing"
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of the two modules of alternating pairs of runs, and their ratio pair by pair; of the
-    planned module alone where the other does not fit. `waited` is the median of what a planned run
-    waited for transfers, None where it sends nothing."""
+    """Seconds of the two modules, and their ratio: of alternating pairs of runs pair by pair, or of
+    runs in processes of their own each by each; of the planned module alone where the other does
+    not fit. `waited` is the median of what a planned run waited for transfers, None where it sends
+    nothing, and `runs` are the seconds of the planned runs."""
 
     planned: Timing
     unplanned: Timing | None
     ratio: Timing | None
     waited: float | None = None
+    runs: Sequence[float] = ()
 
 
 def measure_memory(
@@ -134,10 +137,12 @@ def measure_alone(
     runs: int,
     device: str,
     told: Doing | None = None,
+    unplanned: Sequence[float] = (),
 ) -> Times:
-    """Times steps of one module, each of which is `told`, after one that is not timed."""
-    told = told or Doing()
-    _seconds(module, stepper, sample, device)
+    """Times steps of one module that has run, each of which is `told`; `.grad` is None before each.
+    The ratio is that to the steps of the other one in a process of its own, where these are known:
+    all quotients of one of its steps and one of `unplanned`."""
+    told, clock = told or Doing(), HostClock()
     gc.collect()
     gc.disable()
     try:
@@ -145,10 +150,15 @@ def measure_alone(
         seconds = []
         for _ in range(runs):
             told(TIMING)
-            seconds.append(_seconds(module, stepper, sample, device, waits))
+            seconds.append(_seconds(module, stepper, sample, device, clock, waits))
     finally:
         gc.enable()
-    return Times(summarise(seconds), None, None, _median(waits))
+    planned = replace(summarise(seconds), lost=clock.share)
+    if not unplanned:
+        return Times(planned, None, None, _median(waits), seconds)
+    quotients = summarise([mine / other for mine in seconds for other in unplanned])
+    ratio = replace(quotients, repeats=runs)
+    return Times(planned, summarise(list(unplanned)), ratio, _median(waits), seconds)
 
 
 def measure_times(
@@ -162,7 +172,7 @@ def measure_times(
 ) -> Times:
     """Times pairs of steps of modules that have run, the planned one first in every other pair,
     each of which is `told`; `.grad` is None before each."""
-    told = told or Doing()
+    told, clock = told or Doing(), HostClock()
     modules = [planned, unplanned]
     gc.collect()
     gc.disable()
@@ -172,13 +182,13 @@ def measure_times(
         for pair in range(pairs):
             told(TIMING)
             for index in (0, 1) if pair % 2 == 0 else (1, 0):
-                seconds = _seconds(modules[index], stepper, sample, device, waits[index])
+                seconds = _seconds(modules[index], stepper, sample, device, clock, waits[index])
                 runs[index].append(seconds)
     finally:
         gc.enable()
     ratios = [mine / other for mine, other in zip(*runs, strict=True)]
-    waited = _median(waits[0])
-    return Times(summarise(runs[0]), summarise(runs[1]), summarise(ratios), waited)
+    waited, planned_time = _median(waits[0]), replace(summarise(runs[0]), lost=clock.share)
+    return Times(planned_time, summarise(runs[1]), summarise(ratios), waited, runs[0])
 
 
 def _median(seconds: Sequence[float]) -> float | None:
@@ -190,18 +200,22 @@ def _seconds(
     stepper: Stepper,
     sample: Sample,
     device: str,
-    waits: list[float] | None = None,
+    clock: HostClock,
+    waits: list[float],
 ) -> float:
-    """The seconds of a step; what it waited for transfers is added to `waits`."""
+    """The seconds of a step, without what other work took of them; what it waited for transfers is
+    added to `waits`."""
+
+    def step() -> Any:
+        alive = stepper.run(module, sample)
+        wait_for(device)
+        return alive
+
     forget_gradients(module, sample)
     wait_for(device)
-    start = time.perf_counter()
-    alive = stepper.run(module, sample)
-    wait_for(device)
-    seconds = time.perf_counter() - start
-    del alive
+    seconds = clock(step)
     forget_gradients(module, sample)
     moved = last_moved(module)
-    if moved is not None and waits is not None:
+    if moved is not None:
         waits.append(moved.waited)
     return seconds

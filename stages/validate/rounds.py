@@ -7,6 +7,7 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -74,18 +75,35 @@ def _untied(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int
         return leave_trail(model, stepper, [fresh_contents(samples[0], seed)], seed, steps=1)
 
 
-def _in_flight(model: nn.Module, stepper: Stepper, samples: list[Sample], seed: int) -> Trail:
-    """Two forwards on fresh contents, then the backward of the first and of the second."""
-    contents = [fresh_contents(samples[0], seed + 10 + number, tied=True) for number in range(2)]
+def _in_flight(
+    model: nn.Module,
+    stepper: Stepper,
+    samples: list[Sample],
+    seed: int,
+    quick: bool = False,
+    alone: bool = False,
+) -> Trail:
+    """Two forwards on fresh contents, then the backward of the first and of the second. Where that
+    is to be all (`quick`) the second has a tensor each where the sample has one in several places,
+    which numbers of Python and NumPy were drawn is kept, too, and where `alone` the first output of
+    the second alone receives a gradient."""
+    contents = [
+        fresh_contents(samples[0], seed + 10 + number, tied=not (quick and number))
+        for number in range(2)
+    ]
+    last = replace(stepper, receives=stepper.receives[:1]) if alone else stepper
     trail = Trail({}, {}, {})
     with other_numbers(OTHER_SEEDS[2]):
         torch.manual_seed(seed)
         model.zero_grad(set_to_none=True)
         outputs = [stepper.forward(model, sample) for sample in contents]
         for number, (sample, output) in enumerate(zip(contents, outputs, strict=True)):
-            stepper.backward(output, random_tangents(seed + number))
+            (last if number else stepper).backward(output, random_tangents(seed + number))
             where = f"after backward {number + 1} of 2"
             keep_results(trail, model, sample, output, where)
+        if quick:
+            drawn = random.getstate(), repr(np.random.get_state(legacy=False))
+            trail.buffers["the state of Python's and NumPy's random numbers"] = drawn
     return trail
 
 
@@ -140,6 +158,13 @@ ROUNDS = (
 
 ONE_STEP = replace(ROUNDS[0], run=_one_step)
 """The first of them in short."""
+
+
+def quick_round(alone: bool) -> Round:
+    """Two steps that show most of what all rounds do; `alone` as in `_in_flight`."""
+    run = partial(_in_flight, quick=True, alone=alone)
+    return Round("with two forwards before their backwards", KEEPS, run)
+
 
 LOSS_ALONE = Round(
     "with a gradient of the first output alone",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from stages.validate.step import Stepper, fresh_sample, random_tangents
 from stages.validate.unordered import unordered
 
 STEPS = 3
+QUICK_STEPS = 2
+"""The first one makes the states of an optimiser, the second one uses them."""
 
 
 def check_updates(
@@ -27,15 +29,14 @@ def check_updates(
     built: Built,
     load: Callable[[nn.Module], nn.Module],
     optimizer: torch.optim.Optimizer,
-    folder: str | None,
+    replace_optimizer: Callable[[torch.optim.Optimizer], torch.optim.Optimizer] = in_backward,
     original: Callable[[nn.Module], nn.Module] | None = None,
-    resident: Collection[int] = (),
     report: Telling | None = None,
+    full: bool = True,
 ) -> str:
-    """Takes three steps of a copy of the model, or of what `original` makes of it, with a copy of
-    its optimiser, and of what `load` makes of another copy with one that steps in the backward,
-    of which the states of `resident` parameters, by number, stay on the device. `report` is told
-    of each step.
+    """Takes three steps, or unless `full` two, of a copy of the model, or of what `original` makes
+    of it, with a copy of its optimiser, and of what `load` makes of another copy with the optimizer
+    that `replace_optimizer` gives for a copy. `report` is told of each step.
 
     Returns "" where all parameters and buffers are equal in every bit, else a sentence with the
     first that differs. Nothing is compared on a GPU, or where the model adds in no fixed order.
@@ -47,18 +48,19 @@ def check_updates(
     plain, planned = copy.deepcopy(built.model), copy.deepcopy(built.model)
     expected = copied(optimizer, built.model, plain)
     own = copied(optimizer, built.model, planned)
-    found: Any = in_backward(own, folder, resident=resident)
+    found: Any = replace_optimizer(own)
     try:
         first = plain if original is None else original(plain)
-        told = Doing(report, 2 * STEPS)
+        steps = STEPS if full else QUICK_STEPS
+        told = Doing(report, 2 * steps)
         for module, each in ((first, expected), (load(planned), found)):
-            _train(stepper, module, each, built, told)
+            _train(stepper, module, each, built, steps, told)
     finally:
         found.close()
     other = {**dict(planned.named_parameters()), **dict(planned.named_buffers())}
     for name, tensor in (*plain.named_parameters(), *plain.named_buffers()):
         if not same_bits(tensor.detach(), other[name].detach()):
-            return sentence(f"after {STEPS} steps of {type(optimizer).__name__}, {name} differs")
+            return sentence(f"after {steps} steps of {type(optimizer).__name__}, {name} differs")
     return ""
 
 
@@ -67,12 +69,13 @@ def _train(
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
     built: Built,
+    steps: int,
     told: Doing,
 ) -> None:
     with kept_random_states():
         torch.manual_seed(SEED)
         tangent = random_tangents(SEED)
-        for _ in range(STEPS):
+        for _ in range(steps):
             told(f"a step with {type(optimizer).__name__}")
             stepper.run(module, fresh_sample(built.samples[0]), tangent)
             optimizer.step()

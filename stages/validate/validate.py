@@ -16,16 +16,17 @@ from schemas.errors import ArtifactError, ModelError
 from schemas.graph import Graph
 from schemas.measurement import FAILED, LinePoint, Measurement, thin
 from schemas.plan import Transfers
+from schemas.reference import Reference
 from schemas.telling import Doing, Telling
 from stages.device.devices import device_named, device_of, entered, is_out_of_memory, release
 from stages.device.factory import Built, Sample, all_tensors
 from stages.device.leaves import leaves_of
 from stages.device.meter import Usage
-from stages.replay.allocator import Taken
 from stages.validate.comparison import (
     MOST,
     ORIGINAL_STEP,
     PLANNED_STEP,
+    QUICK_MOST,
     SEED,
     Comparer,
     Comparison,
@@ -44,6 +45,8 @@ from stages.validate.measure import (
     measure_times,
     taken_memory,
 )
+from stages.validate.reference import Original
+from stages.validate.results import is_within, over_budget, with_results
 from stages.validate.rounds import ONE_STEP, other_numbers
 from stages.validate.sent import (
     complaint_of,
@@ -79,6 +82,7 @@ def validate(
     device: str = "",
     unplanned: Path | str | None = None,
     report: Telling | None = None,
+    original: Original | None = None,
 ) -> Validation:
     """Runs a planned module against the model it was made from; `report` is told of each step.
 
@@ -94,14 +98,18 @@ def validate(
     names them. Where the original's step does not fit on the device, the plan is measured alone,
     and the sentence says what was not compared. A plan of fused kernels is compared, bit for bit,
     with the module in the directory `unplanned`, which runs them unplanned, and by its distance
-    from float64 with the original; memory and time stand beside the original's. Nothing is run for
-    a plan without a program (verdict "infeasible"). Raises ArtifactError when the plan lacks a key.
+    from float64 with the original; memory and time stand beside the original's. Where an `original`
+    was measured before, in a process of its own, its figures are taken and the model is run again
+    only in rounds in which the plan gives something else. Nothing is run for a plan without a
+    program (verdict "infeasible"). Raises ArtifactError when the plan lacks a key.
     """
     base = base_of(graph, plan, plan_seconds)
     if base.verdict == "infeasible" or base.predicted_peak is None:
         return Validation(base, [])
     told = Doing(report, MOST + 2 + pairs)
     pair = replace(_Pair.of(graph, built, device), foretold=transfers_of(plan), told=told)
+    if original is not None:
+        pair = pair.knowing(original)
     try:
         if unplanned is not None:
             pair = pair.of_kernels(load_planned(unplanned, built.model))
@@ -115,9 +123,15 @@ def validate(
         return Validation(replace(base, verdict=FAILED, sentence=said), [])
 
 
-def check(graph: Graph, built: Built, planned: nn.Module, report: Telling | None = None) -> str:
-    """Compares a planned module with its original as `validate` does, without measuring; `report`
-    is told of each step.
+def check(
+    graph: Graph,
+    built: Built,
+    planned: nn.Module,
+    report: Telling | None = None,
+    full: bool = True,
+) -> str:
+    """Compares a planned module with its original as `validate` does, without measuring, or, unless
+    `full`, in two steps of both; `report` is told of each step.
 
     Returns "" where they are equal, else a sentence that says what differs and what that is likely
     to come from. Warns of what is not compared, since the original does not fit on the device, and
@@ -127,7 +141,9 @@ def check(graph: Graph, built: Built, planned: nn.Module, report: Telling | None
     try:
         pair = _Pair.of(graph, built)
         with entered(pair.device), other_numbers(SEED):
-            compared = pair.comparer.compare(planned, told=Doing(report, MOST))
+            told = Doing(report, MOST if full else QUICK_MOST)
+            compare = pair.comparer.compare if full else pair.comparer.compare_quickly
+            compared = compare(planned, told=told)
             for said in filter(None, (sentence(compared.skipped), other_kernels(compared))):
                 warnings.warn(said, stacklevel=2)
             return sentence(compared.complaint)
@@ -157,10 +173,11 @@ def check_fused(
     planned: nn.Module,
     unplanned: nn.Module,
     report: Telling | None = None,
+    full: bool = True,
 ) -> str:
     """Compares a planned module with the same kernels `unplanned`, bit for bit, as `check` does
     with the original, and with the original; "" where all is as it should be, else a sentence."""
-    said = check(graph, replace(built, model=unplanned), planned, report)
+    said = check(graph, replace(built, model=unplanned), planned, report, full)
     return said.replace(ORIGINAL, KERNELS) if said else _beside_eager(graph, built, planned)[0]
 
 
@@ -194,7 +211,8 @@ def _beside_eager(graph: Graph, built: Built, planned: nn.Module) -> tuple[str, 
 class _Pair:
     """The original model, and how its planned modules are judged: `comparer` has what they are
     compared with, `beside` what they are measured beside. `unplanned` is the module of their
-    kernels, where these are fused, and `foretold` what a plan says of its transfers."""
+    kernels, where these are fused, and `foretold` what a plan says of its transfers. `original` is
+    what is known of the model's own step."""
 
     comparer: Comparer
     beside: Comparer
@@ -205,6 +223,7 @@ class _Pair:
     unplanned: nn.Module | None = None
     foretold: Transfers | None = None
     told: Doing = field(default_factory=Doing)
+    original: Original | None = None
 
     @classmethod
     def of(cls, graph: Graph, built: Built, device: str = "") -> _Pair:
@@ -215,6 +234,11 @@ class _Pair:
         varying = place.type != "cpu" or bool(blamed)
         comparer = Comparer.of(built.model, stepper, built.samples, varying, place, graph)
         return cls(comparer, comparer, stepper, built, str(place), blamed)
+
+    def knowing(self, original: Original) -> _Pair:
+        """The same where the model's own step was measured before."""
+        comparer = replace(self.comparer, known=original.reference.rounds)
+        return replace(self, comparer=comparer, original=original)
 
     def of_kernels(self, unplanned: nn.Module) -> _Pair:
         """The same for plans of fused kernels."""
@@ -236,24 +260,26 @@ class _Pair:
         warm = compared.compared
         self.told(f"the memory of {PLANNED_STEP}")
         usage = {"planned": measure_memory(planned, self.stepper, sample, self.device, warm)}
-        times = self.beside_original(usage, planned, sample, pairs) if compared.compared else None
+        times = None
+        if self.original is None and compared.compared:
+            times = self.beside_original(usage, planned, sample, pairs)
+        peaks, known = self.known_of_original(usage)
         if pairs and times is None:
-            times = measure_alone(planned, self.stepper, sample, pairs, self.device, self.told)
-        if compared.compared and ("unplanned" not in usage or (times and times.ratio is None)):
+            own = (self.stepper, sample, pairs, self.device, self.told)
+            times = measure_alone(planned, *own, known.seconds if known else ())
+        if compared.compared and (peaks[0] is None or (times and times.ratio is None)):
             compared = compared.skipping(f"not measured beside the plan on {self.device}")
         fresh, accumulating = usage["planned"]
-        unplanned: list[int | None] = [used.peak for used in usage.get("unplanned", [])]
-        unplanned = unplanned or [None, None]
         filled = replace(
-            _with_results(base, compared, times),
+            with_results(base, compared, times, known),
             measured_peak=fresh.peak,
-            unplanned_peak=unplanned[0],
+            unplanned_peak=peaks[0],
             accumulate_peak=accumulating.peak,
-            unplanned_accumulate_peak=unplanned[1],
+            unplanned_accumulate_peak=peaks[1],
             allocated_peak=None if taken is None else taken.allocated,
             reserved_peak=None if taken is None else taken.reserved,
             context=None if used is None else used.context,
-            within_budget=_within(base, fresh.peak, taken),
+            within_budget=is_within(base, fresh.peak, taken),
             peak_as_predicted=fresh.peak == base.predicted_peak,
         )
         lines = [
@@ -261,6 +287,7 @@ class _Pair:
             for run, measured in usage.items()
             for seconds, live in thin(measured[0].line)
         ]
+        lines += self.original.line if self.original is not None else []
         moved = last_moved(planned)
         lines += lines_of(moved)
         filled = with_sent(filled, self.foretold, moved, None if times is None else times.waited)
@@ -300,6 +327,19 @@ class _Pair:
         release(self.device)
         return None
 
+    def known_of_original(
+        self, usage: Mapping[str, tuple[Usage, Usage]]
+    ) -> tuple[tuple[int | None, int | None], Reference | None]:
+        """The peaks of the original's steps, None where they do not fit, and what was measured of
+        it before."""
+        if self.original is not None:
+            known = self.original.reference
+            return (known.peak, known.accumulate_peak), known
+        if "unplanned" not in usage:
+            return (None, None), None
+        fresh, accumulating = usage["unplanned"]
+        return (fresh.peak, accumulating.peak), None
+
     def beside_itself(self, measured: Measurement) -> tuple[str, str]:
         """What is wrong with a plan, and what else is to be said of it, beside a model that
         checkpoints itself."""
@@ -314,7 +354,7 @@ class _Pair:
         its last step sent."""
         complaints = [compared.complaint] if compared.complaint else []
         if not measured.within_budget:
-            complaints.append(_over(measured))
+            complaints.append(over_budget(measured))
         if not measured.peak_as_predicted:
             complaints.append(
                 f"the step takes {measured.measured_peak} bytes where {measured.predicted_peak} "
@@ -347,52 +387,3 @@ class _Pair:
         if compared.skipped:
             said = f"{said} {sentence(compared.skipped)}"
         return replace(measured, sentence=said)
-
-
-def _within(base: Measurement, peak: int, taken: Taken | None) -> bool:
-    """Whether a step kept its budget: on CUDA its reserved bytes in all, too."""
-    if base.budget_bytes is None:
-        return True
-    if taken is not None and base.budget_total is not None and taken.reserved > base.budget_total:
-        return False
-    return peak <= base.budget_bytes
-
-
-def _over(measured: Measurement) -> str:
-    """How a step misses its budget."""
-    peak, own = measured.measured_peak, measured.budget_bytes
-    if peak is not None and own is not None and peak > own:
-        return f"the step takes {peak} bytes, over its budget of {own}"
-    foretold = measured.predicted_reserved
-    said = "" if foretold is None else f", where {foretold} were predicted"
-    return (
-        f"PyTorch's allocator reserves {measured.reserved_peak} bytes, over the budget of "
-        f"{measured.budget_total}{said}"
-    )
-
-
-def _with_results(base: Measurement, compared: Comparison, times: Times | None) -> Measurement:
-    """The measurement with differences, where there was a comparison, and times."""
-    found = base
-    if compared.compared:
-        difference = compared.difference
-        found = replace(
-            base,
-            output_difference=difference.output,
-            gradient_difference=difference.gradient,
-            buffer_difference=difference.buffer,
-            bits_equal=difference.bits_equal,
-        )
-    if times is None:
-        return found
-    found = replace(found, measured_time=times.planned.median)
-    if times.unplanned is None or times.ratio is None:
-        return found
-    return replace(
-        found,
-        unplanned_time=times.unplanned.median,
-        time_ratio=times.ratio.median,
-        time_ratio_first_quartile=times.ratio.first_quartile,
-        time_ratio_third_quartile=times.ratio.third_quartile,
-        pairs=times.ratio.repeats,
-    )

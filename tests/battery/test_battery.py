@@ -67,10 +67,12 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Fast:
     return Fast(Planner(tmp_path_factory.mktemp("battery")))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
 def test_equal_or_refused(case: Case, fast: Fast) -> None:
     bad = [(where, found.detail) for where, found in fast.of(case) if found.kind in BAD]
     assert not bad, "\n".join(": ".join(said) for said in bad)
+    assert any(found.kind == EQUAL for _, found in fast.of(case))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
@@ -80,6 +82,7 @@ def test_every_strategy_trains(strategy: Strategy, fast: Fast) -> None:
     assert found.kind == EQUAL, found.detail
 
 
+@pytest.mark.long
 def test_most_are_equal(fast: Fast) -> None:
     found = Counter(outcome.kind for case in CHOSEN for _, outcome in fast.of(case))
     assert found[EQUAL] >= LEAST, found

@@ -65,9 +65,12 @@ class Place:
 
     def start_modules(self) -> subprocess.Popen[bytes]:
         """Starts the part of the workflow that ends with modules: nothing is validated."""
+        return self.start_target("results/tower/rockmate/70pct/module")
+
+    def start_target(self, target: str) -> subprocess.Popen[bytes]:
+        """Starts the part of the workflow that ends with a file or folder of results."""
         profile = ("--profile", "workflow/profiles/default", "--logger", "tightfit")
-        configuration = ("--configfile", "small.yaml", "--cores", "2")
-        target = "results/tower/rockmate/70pct/module"
+        configuration = ("--configfile", "small.yaml", "--cores", "2", "--nolock")
         return self._start(str(self.programs / "snakemake"), *profile, *configuration, "--", target)
 
     def _start(self, *command: str) -> subprocess.Popen[bytes]:

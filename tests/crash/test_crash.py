@@ -1,6 +1,6 @@
-"""Runs beside each other, one of them killed: the same plans, byte for byte. What is killed are
-programs as people call them; the other runs have those that start at once, but for `make crash`,
-which kills thirty runs."""
+"""A run that is killed and begun again, alone and beside another one: the same bytes. What is
+killed are programs as people call them; the other runs have those that start at once, but for
+`make crash`, which kills thirty runs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,24 @@ from pathlib import Path
 import pytest
 
 from tests.crash.place import Place
+
+
+def test_a_step_that_was_killed_is_done_again(tmp_path: Path, programs: Path) -> None:
+    place = Place.make(tmp_path / "checkout", tmp_path / "store")
+    graph = "results/tower/graph.arrow"
+    running = place.start_target(graph)
+    while not place.told() and running.poll() is None:
+        time.sleep(0.02)
+    time.sleep(random.uniform(0, 1))
+    assert place.kill(running)
+    assert not (place.folder / graph).exists()
+    place = replace(place, programs=programs)
+    place.end(place.start_target(graph))
+    assert place.told() == 2 * ["tower: tracing the training step"]
+    first = (place.folder / graph).read_bytes()
+    place.forget()
+    place.end(place.start_target(graph))
+    assert (place.folder / graph).read_bytes() == first
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +51,7 @@ def places(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> tuple[Pl
     return first, second
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_makes_the_same_plans_as_one_beside_it(
     places: tuple[Place, Place],
 ) -> None:
@@ -43,6 +62,7 @@ def test_a_run_that_was_killed_makes_the_same_plans_as_one_beside_it(
     )
 
 
+@pytest.mark.long
 def test_an_audit_finds_nothing_wrong(places: tuple[Place, Place]) -> None:
     for place in places:
         result = place.audit()

@@ -29,6 +29,7 @@ def test_every_factory_takes_its_arguments(name: str) -> None:
     inspect.signature(load_factory(ZOO[name].factory)).bind(**ZOO[name].arguments)
 
 
+@pytest.mark.sample(only=["squeezenet"])
 @pytest.mark.parametrize("name", ["t5", "squeezenet", "fno", "clip"])
 def test_the_graph_is_the_model_and_the_same_each_time(name: str, tmp_path: Path) -> None:
     model = ZOO[name]
@@ -38,6 +39,7 @@ def test_the_graph_is_the_model_and_the_same_each_time(name: str, tmp_path: Path
     assert trace(build(model.factory, model.arguments, fake=True), name) == graph
 
 
+@pytest.mark.long
 def test_a_model_whose_shapes_hang_on_its_data_is_told_in_a_sentence() -> None:
     with pytest.raises(ModelError, match=r"vilt.*depends on the data of a tensor"):
         trace(build(ZOO["vilt"].factory, ZOO["vilt"].arguments, fake=True), "vilt")

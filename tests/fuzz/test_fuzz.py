@@ -15,6 +15,7 @@ torch.set_num_threads(1)
 SEEDS = range(8)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("seed", dict.fromkeys([*kept(), *SEEDS]))
 def test_no_third_outcome(seed: int, tmp_path: Path) -> None:
     assert not trial(seed, tmp_path).failed

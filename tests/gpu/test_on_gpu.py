@@ -18,10 +18,10 @@ from schemas.groups import Body, body_of, is_group
 from stages.combine.schedule.opening import open_schedule
 from stages.device.factory import Built, check_result, move
 from stages.device.groups import compile_body, forms_of
+from stages.device.identity import describe_device
 from stages.device.kernels import zeros_of
 from stages.fuse.fusing import fuse
 from stages.generate.package import package, write_directory
-from stages.profile.device import describe_device
 from stages.profile.library import open_library
 from stages.profile.profile import profile
 from stages.replay.referee import replay
@@ -219,7 +219,7 @@ import pathlib, sys, torch
 from stages.combine.schedule.opening import open_schedule
 from stages.device.factory import check_result, move
 from stages.generate.package import package, write_directory
-from stages.profile.device import describe_device
+from stages.device.identity import describe_device
 from stages.profile.library import open_library
 from stages.profile.profile import profile
 from stages.replay.gpu_memory import on_gpu

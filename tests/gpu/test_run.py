@@ -68,6 +68,7 @@ def test_where_there_is_no_such_device_a_sentence_says_so(tmp_path: Path) -> Non
     assert done.stderr.strip() == "the device 'cuda:99' is not on this machine"
 
 
+@pytest.mark.long
 def test_one_model_from_trace_to_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Path
 ) -> None:
@@ -120,6 +121,7 @@ def launched(name: str, module: Path) -> list[dict[str, Any]]:
         ]
 
 
+@pytest.mark.long
 def test_the_tests_and_the_battery_are_steps(tmp_path: Path) -> None:
     """Without a GPU the tests are skipped, which is no failure."""
     asked = Asked(tmp_path, "cpu", "tiny")

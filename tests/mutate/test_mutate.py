@@ -86,15 +86,16 @@ def test_a_sample_depends_on_its_seed_alone() -> None:
     assert len({(made.file, made.text) for made in one}) == 5
 
 
-def test_three_faults_are_killed_and_the_copy_is_whole_again(copy: Copy) -> None:
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("line", LINES)
+def test_a_fault_is_killed_and_the_copy_is_whole_again(line: str, copy: Copy) -> None:
     file = SMALL.patterns[0]
     text = (ROOT / file).read_text()
     choices = itertools.chain.from_iterable(sites_of(text).values())
     made_of = {one.before: one for one in (mutant(file, text, each) for each in choices) if one}
-    for made in (made_of[line] for line in LINES):
-        assert copy.outcome(SMALL, made) == KILLED, str(made)
-        assert (copy.folder / file).read_text() == text
-        assert (ROOT / file).read_text() == text
+    assert copy.outcome(SMALL, made_of[line]) == KILLED, line
+    assert (copy.folder / file).read_text() == text
+    assert (ROOT / file).read_text() == text
 
 
 def test_fewer_than_nine_in_ten_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:

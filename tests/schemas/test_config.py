@@ -35,6 +35,7 @@ def problems(document: Any) -> list[str]:
 def test_the_smallest_configuration_gets_every_default() -> None:
     config = parse_config(minimal())
     assert (config.device, config.engine, config.pairs) == ("cpu", "highs", 15)
+    assert (config.fail_on, config.budgets_shown) == (("failed",), 12)
     assert (config.results, config.store, config.search_path) == ("results", "store", ["."])
     assert config.models["small"].arguments == {}
     assert [(request.strategy, request.budget) for request in config.requests("small")] == [
@@ -167,6 +168,8 @@ def test_all_errors_are_told_at_once_with_path_and_expectation() -> None:
             "device": "gpu",
             "pairs": "many",
             "stroe": "x",
+            "frontier": "fine",
+            "fail_on": ["never"],
             "strategies": ["magic"],
         }
     )
@@ -184,6 +187,8 @@ def test_all_errors_are_told_at_once_with_path_and_expectation() -> None:
         'device: "gpu" was found, expected cpu, cuda, cuda:NUMBER, a described device (a100, ',
         'pairs: "many" was found, expected a whole number from 1 to 1000',
         "stroe: is no known key, did you mean store",
+        'frontier: "fine" was found, expected auto, true or false',
+        'fail_on[0]: "never" was found, expected failed or infeasible',
         'strategies[0]: "magic" was found, expected unplanned, checkpoint, auto, rotor, '
         "rockmate, frees, floating, join, checkmate, tw_remat, hiremate, offload or offmate",
     ]

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("traced_once")
 __all__ = ["_small"]
 
 
+@pytest.mark.sample(only=["device-240000"])
 @pytest.mark.parametrize(("parameters", "budget"), [("away", 140_000), ("device", 240_000)])
 def test_microbatches_take_the_bytes_that_the_budget_counts(
     parameters: Any, budget: int, store: Path
@@ -65,6 +66,12 @@ def test_what_has_no_room_for_gradients_is_told(store: Path) -> None:
         tightfit.plan(model, args, accumulating=True, **given, **more)
     with pytest.raises(ConfigError, match="accumulating is 1, expected True or False"):
         tightfit.plan(model, args, accumulating=1, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.long
+def test_a_budget_without_room_for_gradients_is_told(store: Path) -> None:
+    model, args = deep()
+    given: dict[str, Any] = {"loss": loss, "store": store, "progress": False, "check": False}
     given |= {"optimizer": adamw(model), "parameters": "away", "budget": 84_000}
     with pytest.raises(ConfigError, match=r"no plan (fits|is known that fits) in 84,000 bytes"):
         tightfit.plan(model, args, accumulating=True, **given)

@@ -66,6 +66,7 @@ def train(model: Any, of: Any) -> list[torch.Tensor]:
     return losses
 
 
+@pytest.mark.sample(only=["lora"])
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_an_adapter_is_trained_as_without_a_plan(name: str, tmp_path: Path) -> None:
     model = adapted(name)
@@ -81,6 +82,7 @@ def test_an_adapter_is_trained_as_without_a_plan(name: str, tmp_path: Path) -> N
     assert saved[0].read_bytes() == saved[1].read_bytes()
 
 
+@pytest.mark.long
 def test_a_trainer_of_an_adapter(tmp_path: Path) -> None:
     alone = trainer_of(adapted("lora"), tmp_path / "alone")
     expected = alone.train()

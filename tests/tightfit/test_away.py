@@ -96,6 +96,7 @@ def train(module: Any, optimizer: Any, args: Any, steps: int = 3) -> list[Tensor
     return found
 
 
+@pytest.mark.sample(only=["adamw-min"])
 @pytest.mark.parametrize(("kind", "budget"), [(adamw, "min"), (momentum, 90_000), (adam, 260_000)])
 def test_three_steps_are_those_of_torch_in_the_bytes_predicted(
     kind: Any, budget: Any, store: Path, monkeypatch: pytest.MonkeyPatch
@@ -325,8 +326,6 @@ def test_what_cannot_be_is_told(store: Path, package: Path) -> None:
     refused("fused kernels", kernels="fused")
     refused("has no original to run", otherwise="original")
     refused(r"no plan fits in 40,000 bytes: aten\.\S+ of table needs \d\d,\d+ with", budget=40_000)
-    refused("no plan is known that fits in 74,000 bytes: in the smallest known", budget=74_000)
-    refused(r"fits in 77,000 bytes: in the closest known there are \d\d,\d+ with", budget=77_000)
     refused("tensors cannot wait in files of /nowhere", disk="/nowhere")
     some = torch.optim.SGD([model.norm.weight], lr=0.1)
     refused("has a gradient, and is not among the parameters", optimizer=some)
@@ -338,6 +337,22 @@ def test_what_cannot_be_is_told(store: Path, package: Path) -> None:
         tightfit.load(package, model)
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
     assert loss(model(*args)).isfinite()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        (74_000, "no plan is known that fits in 74,000 bytes: in the smallest known"),
+        (77_000, r"fits in 77,000 bytes: in the closest known there are \d\d,\d+ with"),
+    ],
+)
+def test_a_budget_that_no_known_plan_keeps_is_told(budget: int, words: str, store: Path) -> None:
+    model, args = deep()
+    with pytest.raises(ConfigError, match=words):
+        tightfit.plan(
+            model, args, loss=loss, optimizer=adamw(model), budget=budget, store=store, **SETTINGS
+        )
 
 
 def test_a_model_that_is_not_read_into_memory(store: Path, tmp_path: Path) -> None:

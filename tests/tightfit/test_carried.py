@@ -130,6 +130,7 @@ def train(model: torch.nn.Module, rows: torch.Tensor, results: Any) -> None:
     results.put((is_planned(model), [gradient.numpy() for gradient in left]))
 
 
+@pytest.mark.long
 def test_a_spawned_process_runs_the_plan(store: Path) -> None:
     model, _ = planned(store)
     context = multiprocessing.get_context("spawn")

@@ -141,6 +141,7 @@ def test_a_choice_is_a_budget(store: Path, whole: tightfit.ChosenPlan) -> None:
     assert percents == sorted(percents, reverse=True) and percents[0] <= 100
 
 
+@pytest.mark.long
 def test_a_percentage_that_is_shown_is_enough(store: Path, whole: tightfit.ChosenPlan) -> None:
     made = whole
     for number, choice in enumerate(made.frontier):

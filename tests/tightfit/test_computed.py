@@ -41,6 +41,7 @@ def _trained(model: nn.Module) -> list[torch.Tensor]:
     return [*outputs, *model.parameters(), *model.buffers()]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize(
     "compute", [_pruned, _pruned_twice, nn.utils.weight_norm, nn.utils.spectral_norm]

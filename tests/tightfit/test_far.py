@@ -119,6 +119,7 @@ def test_state_dicts_are_those_of_torch(
     away.test_state_dicts_are_those_of_torch(package, tmp_path)
 
 
+@pytest.mark.long
 def test_gradients_of_microbatches_add_up_beside_it(folder: Path, store: Path) -> None:
     model, args = deep()
     plain = copy.deepcopy(model)

@@ -118,6 +118,7 @@ def test_the_peak_is_as_predicted(planned: tuple[nn.Module, tightfit.ChosenPlan,
     assert usage.peak == made.peak
 
 
+@pytest.mark.long
 def test_convolutions_are_planned_with_channels_last(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.SiLU(), nn.Conv2d(8, 4, 3))
@@ -196,6 +197,7 @@ class Casting(nn.Module):
         return made
 
 
+@pytest.mark.long
 def test_a_model_that_casts_is_compared_with_eager_alone(tmp_path: Path) -> None:
     torch.manual_seed(0)
     _, made = tightfit.plan(
@@ -221,6 +223,7 @@ class Heads(nn.Module):
         return one.square().sum(), other * 2 + one
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wanted", [(0,), (1,), (0, 1)])
 def test_gradients_that_do_not_arrive_are_absent_as_in_eager(
     wanted: tuple[int, ...], heads: tuple[nn.Module, nn.Module]
@@ -275,6 +278,7 @@ def test_what_are_no_kernels(tmp_path: Path) -> None:
         tightfit.plan(net(), (ROWS,), kernels="fast", store=tmp_path)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_an_optimiser_may_step_in_the_backward(tmp_path: Path) -> None:
     """The parameters are those of the same kernels unplanned with the optimiser after them."""
     model = net()

@@ -102,6 +102,7 @@ def test_the_wheel_holds_what_is_needed_and_nothing_else(wheel: Path) -> None:
     assert wanted <= names
 
 
+@pytest.mark.long
 def test_a_plan_from_another_folder(environment: Path, tmp_path: Path) -> None:
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     work = tmp_path / "work"

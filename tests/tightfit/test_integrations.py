@@ -109,6 +109,7 @@ def planned(trainer: Any, store: Path, **options: Any) -> tightfit.ChosenPlan:
     return plan_trainer(trainer, **settings)
 
 
+@pytest.mark.sample(only=["gpt2"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_trainer_trains_as_without_a_plan(name: str, store: Path, tmp_path: Path) -> None:
     build, classes = MODELS[name]
@@ -130,6 +131,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(only=["accumulation"])
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_of_training(way: str, store: Path, tmp_path: Path) -> None:
     alone = trainer_of(gpt2(), tmp_path / "alone", **WAYS[way])
@@ -139,6 +141,30 @@ def test_ways_of_training(way: str, store: Path, tmp_path: Path) -> None:
     calls = noted(trainer)
     trainer.train()
     assert calls and equal(weights(trainer), weights(alone))
+
+
+@pytest.mark.parametrize(
+    "way", [{"max_grad_norm": 0.1}, {"gradient_accumulation_steps": 2, "max_grad_norm": 0.0}, {}]
+)
+def test_an_optimizer_of_the_plan_is_put_into_the_trainer(
+    way: dict[str, Any], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.profile.kept_links.KEPT_SIZE", 4 << 20)
+    settings = {"logging_strategy": "steps", "logging_steps": 1, "weight_decay": 0.1, **way}
+    alone = trainer_of(gpt2(), tmp_path / "alone", **settings)
+    alone.train()
+    trainer = trainer_of(gpt2(), tmp_path / "planned", **settings)
+    made = planned(trainer, store, optimizer=trainer.create_optimizer(), budget="100%")
+    assert trainer.optimizer is made.optimizer
+    trainer.train()
+
+    def logged(one: Any) -> list[Any]:
+        names = ("loss", "grad_norm", "learning_rate")
+        return [[line.get(name) for name in names] for line in one.state.log_history]
+
+    assert logged(trainer) == logged(alone) and logged(alone)[0][1] > 0
+    assert equal(weights(trainer), weights(alone))
+    made.optimizer.close()
 
 
 def noted(trainer: Any) -> list[bool]:
@@ -153,6 +179,7 @@ def noted(trainer: Any) -> list[bool]:
     return found
 
 
+@pytest.mark.long
 def test_a_last_batch_that_is_smaller(store: Path, tmp_path: Path) -> None:
     settings = {"count": 5, "max_steps": -1, "num_train_epochs": 2}
     alone = trainer_of(gpt2(), tmp_path / "alone", **settings)
@@ -167,6 +194,7 @@ def test_a_last_batch_that_is_smaller(store: Path, tmp_path: Path) -> None:
         refused.train()
 
 
+@pytest.mark.long
 def test_what_it_saves_is_loaded_without_tightfit(store: Path, tmp_path: Path) -> None:
     trainer = trainer_of(gpt2(), tmp_path / "run", save_strategy="steps", save_steps=3)
     planned(trainer, store)
@@ -179,6 +207,7 @@ def test_what_it_saves_is_loaded_without_tightfit(store: Path, tmp_path: Path) -
         assert equal(plain.state_dict(), weights(trainer))
 
 
+@pytest.mark.long
 def test_evaluation_and_generation(store: Path, tmp_path: Path) -> None:
     trainer = trainer_of(gpt2(), tmp_path)
     planned(trainer, store)

@@ -58,6 +58,7 @@ def test_a_plan_that_takes_more_is_no_success(store: Path) -> None:
     assert f"{own + made.fixed.there_before:,} bytes in all: give a budget below" in made.sentence
 
 
+@pytest.mark.long
 def test_a_plan_that_takes_less_says_what_it_replaces(store: Path) -> None:
     made = planned(store, "min")
     assert made.sentence.startswith(made.verdict)

@@ -47,6 +47,7 @@ def planned(store: Path, budget: str) -> tuple[nn.Module, tightfit.ChosenPlan]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("paced", [1.0], indirect=True)
 def test_slow_groups_leave_the_plan_to_eagers_kernels(paced: None, tmp_path: Path) -> None:
     fitted, made = planned(tmp_path, "100%")
@@ -82,6 +83,7 @@ def interrupted(rivals: Rivals, plan: Plan) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.long
 def test_an_interruption_leaves_the_plan_of_fused_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +96,7 @@ def test_an_interruption_leaves_the_plan_of_fused_kernels(
         planned(tmp_path, "1kB")
 
 
+@pytest.mark.long
 def test_the_smallest_budget_is_that_of_either_kernels(tmp_path: Path) -> None:
     def least(kernels: Any) -> int:
         _, made = tightfit.plan(
@@ -111,6 +114,7 @@ def test_the_smallest_budget_is_that_of_either_kernels(tmp_path: Path) -> None:
     assert least("fused") <= least("eager")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("paced", [1.0], indirect=True)
 def test_an_optimiser_in_the_backward_steps_with_eagers_kernels_where_these_are_faster(
     paced: None, tmp_path: Path

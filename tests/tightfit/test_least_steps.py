@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("traced_once")
 __all__ = ["_small"]
 
 
+@pytest.mark.sample(only=["adamw-away"])
 @pytest.mark.parametrize("parameters", ["device", "away"])
 @pytest.mark.parametrize("kind", [momentum, adam, adamw])
 def test_three_steps_of_the_least_budget_are_those_of_torch(

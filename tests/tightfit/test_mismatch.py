@@ -56,6 +56,7 @@ def packages(small: Planned, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("order", FIRST)
 def test_one_class(order: str, packages: Path) -> None:
     run(FIRST[order] + CATCH, packages, ROOT)

@@ -76,6 +76,7 @@ class Scores(nn.Module):
         return scores.argmax(-1), scores, scores > 0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("strategy", PLANNED)
 @pytest.mark.parametrize("kind", [Complex, Odd])
 def test_a_plan_gives_what_eager_gives(

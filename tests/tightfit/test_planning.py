@@ -56,6 +56,47 @@ def test_a_further_budget_solves_and_measures_nothing(
             assert path.stat().st_mtime_ns == time, path
 
 
+def never(*_: Any) -> None:
+    raise AssertionError("this was there already")
+
+
+def test_the_same_call_measures_searches_and_writes_nothing_again(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokens = model_and_tokens()
+    asked: dict[str, Any] = {"budget": "50%", "store": store, **SETTINGS}
+    first = stages.plan(model, (tokens,), **asked)[1]
+    wanted = gradients(copy.deepcopy(model), tokens)
+    for run in ("solve.cli", "combine.cli", "combine.choosing", "generate.cli"):
+        monkeypatch.setattr(f"stages.{run}.run", never)
+    monkeypatch.setattr("stages.profile.profile.measure_op", never)
+    fitted, again = stages.plan(model, (tokens,), **asked)
+    assert (again.sentence, again.module) == (first.sentence, first.module)
+    assert all(map(torch.equal, gradients(fitted, tokens), wanted))
+    with pytest.raises(AssertionError, match="there already"):
+        stages.plan(model, (tokens,), **(asked | {"budget": "45%"}))
+    with (first.module / "__init__.py").open("a") as file:
+        file.write("# somebody was here\n")
+    with pytest.raises(AssertionError, match="there already"):
+        stages.plan(model, (tokens,), **asked)
+
+
+@pytest.mark.parametrize(("asked", "full"), [(True, [False]), ("full", [True]), (False, [])])
+def test_a_check_is_of_two_steps_or_full_or_left_out(
+    asked: Any, full: list[bool], store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks: list[bool] = []
+
+    def noting(graph: Any, built: Any, planned: Any, report: Any, full: bool) -> str:
+        checks.append(full)
+        return ""
+
+    monkeypatch.setattr("stages.validate.validate.check", noting)
+    model, tokens = model_and_tokens()
+    stages.plan(model, (tokens,), budget="50%", store=store, check=asked, **SETTINGS)
+    assert checks == full
+
+
 def test_a_baseline_takes_no_budget(store: Path) -> None:
     model, tokens = model_and_tokens()
     _, plan = stages.plan(model, (tokens,), strategy="checkpoint", store=store, **SETTINGS)
@@ -120,6 +161,7 @@ def test_what_is_no_call_of_a_model(arguments: Any, words: str, store: Path) -> 
         ({"jobs": 0}, "jobs is 0, expected a number of at least 1"),
         ({"engine": "gurobi"}, 'engine: "gurobi"'),
         ({"strategy": "rokmate"}, "rokmate.*rockmate"),
+        ({"check": "quick"}, "check is 'quick', expected True, False or \"full\""),
         ({"otherwise": "orig"}, 'otherwise is \'orig\', expected "error", "original" or "copy"'),
         ({"cuda_graphs": True}, "cuda_graphs needs a GPU, and the model is on cpu"),
         ({"cuda_graphs": "yes"}, "cuda_graphs is 'yes', expected True or False"),

@@ -152,6 +152,7 @@ def interrupted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Inputs, "frontier", made)
 
 
+@pytest.mark.long
 def test_an_interrupted_frontier_gives_the_best_plan_so_far(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

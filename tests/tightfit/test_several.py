@@ -87,6 +87,7 @@ def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 ORDERS = [SAMPLES, SAMPLES[::-1], [*SAMPLES, *SAMPLES, SAMPLES[1], SAMPLES[1]]]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("order", range(len(ORDERS)))
 def test_each_call_gives_eagers_bits(order: int, store: Path) -> None:
     model = net()

@@ -157,6 +157,7 @@ torch.save([tensor.detach() for tensor in step(fitted)], sys.argv[3])
 """
 
 
+@pytest.mark.long
 def test_libraries_run_in_a_process_on_a_machine_without_a_compiler(
     planned: Planned, folder: Path, tmp_path: Path
 ) -> None:

@@ -62,6 +62,7 @@ def momentum(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True)
 
 
+@pytest.mark.sample(only=["adamw"])
 @pytest.mark.parametrize("kind", [adamw, momentum])
 def test_three_steps_are_those_of_torch_in_the_bytes_predicted(kind: Any, store: Path) -> None:
     model, args = tied()
@@ -82,6 +83,7 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(kind: Any, store:
     made.optimizer.close()  # type: ignore[attr-defined]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("budget", "some"), [(100_000, True), (400_000, False)])
 def test_states_stay_on_the_device_in_what_a_budget_leaves(
     budget: int, some: bool, store: Path, monkeypatch: pytest.MonkeyPatch
@@ -138,6 +140,7 @@ def _code(line: str) -> str:
     return line.partition("  #")[0].rstrip()
 
 
+@pytest.mark.long
 def test_a_budget_in_bytes_counts_the_whole_step(store: Path) -> None:
     model, args = tied()
 

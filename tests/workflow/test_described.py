@@ -80,6 +80,7 @@ def test_the_results_stand_an_audit(finished: Finished) -> None:
     assert "all is well" in told.stdout and "0 measurements" in told.stdout
 
 
+@pytest.mark.long
 def test_nothing_is_done_twice_and_an_edited_description_is_read_again(
     finished: Finished, tiny: dict[str, Any]
 ) -> None:

@@ -20,6 +20,8 @@ def test_the_shipped_configuration_gives_one_job_a_step(quick: Workplace) -> Non
     lines = [line.partition("] ")[2] for line in result.stderr.splitlines()]
     assert lines.count("gpt2: measuring each distinct op") == 1
     assert lines.count("resnet50: planning with auto") == 1
+    assert sum(line.startswith("compiling the search") for line in lines) == 1
+    assert sum(line.endswith(": running the model") for line in lines) == 3
     assert sum("against the model" in line for line in lines) == 12
     assert not (quick.folder / "results").exists()
 
@@ -56,6 +58,24 @@ def test_frontiers_share_the_cores(
     said = (result.stdout + result.stderr).splitlines()
     polished = [line for line in said if "-m stages combine " in line and " auto " in line]
     assert sorted(" --workers 2 " in line for line in polished) == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("asked", "budgets"), [({}, 12), ({"frontier": True}, 48), ({"frontier": False}, None)]
+)
+def test_frontiers_are_as_fine_as_is_asked(
+    quick: Workplace, tiny: dict[str, Any], asked: dict[str, Any], budgets: int | None
+) -> None:
+    quick.configure({"models": {"one": tiny}, "strategies": ["checkpoint", "rotor"], **asked})
+    result = quick.snakemake("--dry-run", "--printshellcmds", logger="")
+    said = (result.stdout + result.stderr).splitlines()
+    combined = [line for line in said if "-m stages combine " in line and " rotor " in line]
+    polished = [line for line in combined if f" --budgets {budgets} " in line]
+    assert len(polished) == len(combined) - 1 == (0 if budgets is None else 1)
+    assert any("-m stages combine " in line and " checkpoint " in line for line in said)
+    pages = [line for line in said if "-m stages report --" in line and "perfetto" not in line]
+    assert len(pages) == 2
+    assert all((" --plans-only " in line) == (budgets is None) for line in pages)
 
 
 def test_errors_of_the_configuration_are_told_all_at_once(

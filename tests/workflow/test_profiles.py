@@ -28,7 +28,7 @@ def test_a_cluster_is_sent_one_job_a_step(
     result = workplace.snakemake("--dry-run", profile=profile)
     assert result.returncode == 0, result.stderr
     steps = [line.partition("] ")[2] for line in result.stderr.splitlines() if line[:1] == "["]
-    assert len(steps) == 11
+    assert len(steps) == 12
     assert steps.count("tiny: finding the options of each distinct block") == 1
     assert not (workplace.folder / "results").exists()
 
@@ -51,6 +51,7 @@ def test_pods_are_given_all_that_the_index_is_made_of(
     }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("options", "limit"),
     [
@@ -98,7 +99,9 @@ def test_what_is_asked_for_comes_first_and_the_frontier_follows(
     result = workplace.snakemake("--cores", "1", "results/tiny/report.html")
     assert result.returncode == 0, result.stderr
     steps = [line.partition("] ")[2] for line in result.stderr.splitlines() if line[:1] == "["]
-    assert steps[4:9] == [
+    asked = [step for step in steps if step != "tiny: running the model"]
+    assert asked[0].startswith("compiling the search")
+    assert asked[5:10] == [
         "tiny: planning with auto",
         "tiny: choosing auto for 50%",
         "tiny: writing the module of auto 50pct",

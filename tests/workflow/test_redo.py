@@ -14,6 +14,8 @@ import pytest
 
 from tests.workflow.conftest import Workplace
 
+pytestmark = pytest.mark.long
+
 LAYERS = '''"""Layers of mine."""
 from torch import nn
 
@@ -117,9 +119,9 @@ def test_the_first_run_says_what_is_new(first: tuple[Workplace, Run]) -> None:
     run = first[1]
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith(
-        "To do: 22 steps\n  mine, 11 steps: it is new\n  theirs, 10 steps: it is new\n"
+        "To do: 25 steps\n  mine, 12 steps: it is new\n  theirs, 11 steps: it is new\n"
     )
-    assert len(steps(run)) == 22
+    assert len(steps(run)) == 25
 
 
 def test_a_block_of_two_models_is_solved_once(first: tuple[Workplace, Run]) -> None:
@@ -178,14 +180,24 @@ def test_the_code_of_a_stage_is_said_to_have_changed(place: Workplace) -> None:
     ]
 
 
+def test_another_number_of_cores_measures_and_plans_again(place: Workplace) -> None:
+    """Bytes of a step depend on its threads: a plan is validated with those of its costs."""
+    run = place.snakemake("--dry-run", "--logger-tightfit-why", "--cores", "1")
+    told = [line for line in run.stderr.splitlines() if line.startswith("  ")]
+    assert told == [
+        f"  {name}, {count} steps: the number of threads changed"
+        for name, count in (("mine", 11), ("theirs", 10))
+    ]
+
+
 def test_an_edit_that_leaves_the_graph_alone_is_traced_and_nothing_else(place: Workplace) -> None:
     before = (place.folder / "results/mine/graph.arrow").read_bytes()
     edit(place.folder / "layers.py", "2 * width)\n        self.act", "width * 2)\n        self.act")
     run = place.plan()
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith(
-        "To do: up to 12 steps\n"
-        "  mine, up to 11 steps: its source, or what that imports, was edited\n"
+        "To do: up to 13 steps\n"
+        "  mine, up to 12 steps: its source, or what that imports, was edited\n"
     )
     assert steps(run) == ["mine: tracing the training step"]
     assert (place.folder / "results/mine/graph.arrow").read_bytes() == before
@@ -203,6 +215,7 @@ def test_an_edited_layer_is_solved_alone_and_not_again_when_undone(place: Workpl
         "mine: choosing rockmate for 50%",
         "mine: writing the module of rockmate 50pct",
         "mine: writing the trace of rockmate 50pct",
+        "mine: running the model",
         "mine: running rockmate 50pct against the model",
         "mine: writing the report",
         "writing the index",

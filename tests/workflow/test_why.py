@@ -35,6 +35,7 @@ def params(now: str) -> str:
         (Job("trace", MODEL, "Missing output files: a/graph.arrow"), "it is new"),
         (Job("trace", MODEL, params(SOURCE)), "its source, or what that imports, was edited"),
         (Job("trace", MODEL, params("8")), "its settings in the configuration changed"),
+        (Job("profile", MODEL, params("'--threads', '1'")), "the number of threads changed"),
         (
             Job("profile", MODEL, params(f"machine {'0' * 64}")),
             "the device is described, or its description was edited",

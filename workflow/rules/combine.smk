@@ -1,3 +1,19 @@
+# What searches runs compiled code, which is made once, meanwhile models are traced. Without it the
+# first job that searches makes it.
+rule compile_search:
+    output:
+        touch(COMPILED),
+    log:
+        f"{SETTINGS.results}/logs/search.txt",
+    priority: len(SETTINGS.models) + 1
+    params:
+        code=code_of("combine"),
+    message:
+        "compiling the search, where that was not done"
+    shell:
+        "python -m stages.combine.compiled 2>{log:q}"
+
+
 # The strategy's own plans, from which those for the budgets that are asked are searched.
 rule own_plans:
     input:
@@ -7,11 +23,12 @@ rule own_plans:
         options=options_for,
         hierarchy=clusters_for,
         machine=measured_link,
+        search=compiled_search,
     output:
         f"{STRATEGY}/given.arrow",
     log:
         f"{STRATEGY}/logs/given.txt",
-    priority: 1
+    priority: before_frontiers
     params:
         hierarchy=given_clusters,
         machine=linked_machine,
@@ -40,7 +57,9 @@ use rule own_plans as frontier with:
         machine=linked_machine,
         link=described_link,
         engine=SETTINGS.engine_of_steps,
-        effort=lambda wildcards, threads: ["--workers", str(threads)],
+        effort=lambda wildcards, threads: [
+            *("--workers", str(threads), "--budgets", str(SETTINGS.budgets_shown or 1))
+        ],
         span=span_of,
         code=code_of("combine"),
     message:
@@ -65,7 +84,7 @@ rule choose:
         f"{POINT}/logs/choose.txt",
     wildcard_constraints:
         model=one_of(EAGER),
-    priority: 1
+    priority: before_frontiers
     params:
         hierarchy=given_clusters,
         machine=linked_machine,

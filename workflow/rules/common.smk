@@ -44,6 +44,7 @@ POINT = f"{STRATEGY}/{{budget}}"
 UNPLANNED_POINT = f"{MODEL}/{UNPLANNED}/{NO_BUDGET}"
 DONE = f"{SETTINGS.results}/index.done"
 LINK = f"{SETTINGS.results}/machine.json"
+COMPILED = f"{SETTINGS.results}/search.done"
 
 # What running a model asks a cluster for: a GPU, or, to measure, a node without other jobs. On a
 # described device nothing runs and nothing is measured.
@@ -101,10 +102,31 @@ def of_plans(model, *files):
 
 
 def frontiers_of(model):
-    """The frontiers that a report shows, with eager's kernels, too, where others are fused."""
+    """The frontiers that a report shows, with eager's kernels, too, where others are fused; those of
+    baselines alone where no others are asked for."""
     names = [model, f"{model}/{BESIDE}"] if model in FUSED else [model]
     strategies = SETTINGS.models[model].strategies
+    if not SETTINGS.budgets_shown:
+        strategies = [name for name in strategies if STRATEGIES[name].baseline]
     return expand(f"{STRATEGY}/frontier.arrow", model=names, strategy=strategies)
+
+
+def before_frontiers(wildcards):
+    """The priority of what leads to a measured plan: those of the first model come first, frontiers
+    and reports, whose priority is 0, last."""
+    return len(SETTINGS.models) - list(SETTINGS.models).index(name_of(wildcards))
+
+
+def compiled_search(wildcards):
+    """The mark that the search is compiled, which a strategy waits for that searches. A pod keeps
+    nothing of what another one compiles."""
+    searches = not STRATEGIES[wildcards.strategy].baseline
+    return [COMPILED] if searches and not APART else []
+
+
+def plans_only(wildcards):
+    """Whether a report or an index shows plans without frontiers, as an option of a stage."""
+    return [] if SETTINGS.budgets_shown else ["--plans-only"]
 
 
 def compared(model):
@@ -295,6 +317,12 @@ def costs_from(wildcards):
     if SETTINGS.machine:
         return ["--source", "roofline", "--machine", SETTINGS.machine]
     return ["--device", SETTINGS.device, "--library", SETTINGS.store]
+
+
+def threads_of_cpu(wildcards, threads):
+    """Says as options of a stage how many threads a step runs with. Its bytes depend on that on the
+    CPU: with another number costs are measured, plans made and validated anew."""
+    return ["--threads", str(threads)] if SETTINGS.device == "cpu" else []
 
 
 @cache

@@ -15,6 +15,7 @@ rule fuse:
         f"{MODEL}/logs/fuse.txt",
     wildcard_constraints:
         model=one_of(FUSED),
+    priority: before_frontiers
     threads: workflow.cores  # kernels are compiled for so many
     resources:
         **GPU,

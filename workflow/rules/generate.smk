@@ -8,7 +8,7 @@ rule generate:
         directory(f"{POINT}/module"),
     log:
         f"{POINT}/logs/generate.txt",
-    priority: 1
+    priority: before_frontiers
     threads: of_libraries
     params:
         carried=given_carried,

@@ -6,6 +6,7 @@ rule partition:
         f"{MODEL}/blocks.arrow",
     log:
         f"{MODEL}/logs/partition.txt",
+    priority: before_frontiers
     params:
         code=code_of("partition"),
     message:
@@ -24,6 +25,7 @@ rule hierarchy:
         f"{MODEL}/hierarchy.arrow",
     log:
         f"{MODEL}/logs/hierarchy.txt",
+    priority: before_frontiers
     params:
         limits=[
             word for name, most in HIERARCHY.items() for word in (f"--{name}", most)

@@ -6,6 +6,7 @@ rule profile:
         f"{MODEL}/costs.arrow",
     log:
         f"{MODEL}/logs/profile.txt",
+    priority: before_frontiers
     threads: 1 if SETTINGS.machine else workflow.cores
     resources:
         **MEASURING,
@@ -15,6 +16,7 @@ rule profile:
         operators_code=operators_code(),
         costs_from=costs_from,
         description=description(),
+        threads=threads_of_cpu,
         doing=(
             "reading each distinct op off the description of the device"
             if SETTINGS.machine
@@ -25,7 +27,7 @@ rule profile:
         "{wildcards.model}: {params.doing}"
     shell:
         "python -m stages profile {params.source:q} {params.operators:q} --graph {input.graph:q}"
-        " {params.costs_from:q} ${{TIGHTFIT_REMEASURE:+--remeasure}} --out {output:q} --error-file {log:q}"
+        " {params.costs_from:q} {params.threads:q} ${{TIGHTFIT_REMEASURE:+--remeasure}} --out {output:q} --error-file {log:q}"
 
 
 # Where a strategy takes a link and no machine is named. What the store has is not measured again,

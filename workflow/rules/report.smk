@@ -31,11 +31,12 @@ rule report:
         f"{MODEL}/logs/report.txt",
     params:
         folder=subpath(output.page, parent=True),
+        shown=plans_only,
         code=code_of("report"),
     message:
         "{wildcards.model}: writing the report"
     shell:
-        "python -m stages report --model-dir {params.folder:q} --out {output.page:q}"
+        "python -m stages report --model-dir {params.folder:q} {params.shown:q} --out {output.page:q}"
         " --error-file {log:q}"
 
 
@@ -51,11 +52,12 @@ rule index:
         f"{SETTINGS.results}/logs/index.txt",
     params:
         folder=subpath(output.page, parent=True),
+        shown=plans_only,
         code=code_of("report"),
     message:
         "writing the index"
     shell:
-        "python -m stages report --index {params.folder:q} --out {output.page:q} --error-file {log:q}"
+        "python -m stages report --index {params.folder:q} {params.shown:q} --out {output.page:q} --error-file {log:q}"
 
 
 # What failed has a page too, without the mark that it is done: the next run tries again.
@@ -70,7 +72,12 @@ onerror:
                 "--failed",
                 SETTINGS.results,
             ),
-            *("--out", f"{SETTINGS.results}/index.html", "--planned"),
+            *(
+                "--out",
+                f"{SETTINGS.results}/index.html",
+                *plans_only(None),
+                "--planned",
+            ),
             *(
                 path
                 for name in SETTINGS.models

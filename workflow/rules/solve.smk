@@ -6,6 +6,7 @@ rule solve:
         f"{MODEL}/options.arrow",
     log:
         f"{MODEL}/logs/solve.txt",
+    priority: before_frontiers
     threads: workflow.cores
     params:
         engine=SETTINGS.engine,
@@ -31,6 +32,7 @@ use rule solve as solve_linked with:
         f"{MODEL}/linked_options.arrow",
     log:
         f"{MODEL}/logs/solve_linked.txt",
+    priority: before_frontiers
     params:
         engine=SETTINGS.engine,
         peaks=SETTINGS.peaks,

@@ -5,6 +5,7 @@ rule trace:
         f"{MODEL}/logs/trace.txt",
     wildcard_constraints:
         model=one_of(EAGER + RIVALS),
+    priority: before_frontiers
     resources:
         **GPU,
     params:

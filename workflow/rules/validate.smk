@@ -1,16 +1,15 @@
-# Measures, so it takes all cores and runs alone. Nothing asks for it where the device is described.
-rule validate:
+# The model's own step, once for all of its plans: each of these is compared with what is found here,
+# in a process of its own as this one is. Measures, so it takes all cores and runs alone. Nothing
+# asks for it where the device is described.
+rule reference:
     input:
-        graph=graphs,
-        plan=f"{POINT}/plan.json",
-        module=f"{POINT}/module",
-        unplanned=kernels_unplanned,
+        graph=f"{MODEL}/graph.arrow",
     output:
-        measurement=f"{POINT}/measurement.arrow",
-        line=f"{POINT}/line.arrow",
+        reference=f"{MODEL}/reference.arrow",
+        line=f"{MODEL}/line.arrow",
     log:
-        f"{POINT}/logs/validate.txt",
-    priority: 1
+        f"{MODEL}/logs/reference.txt",
+    priority: before_frontiers
     threads: workflow.cores
     resources:
         **MEASURING,
@@ -19,6 +18,41 @@ rule validate:
         operators=operators,
         operators_code=operators_code(),
         device=SETTINGS.device,
+        threads=threads_of_cpu,
+        pairs=SETTINGS.pairs,
+        code=code_of("validate"),
+    message:
+        "{wildcards.model}: running the model"
+    shell:
+        "python -m stages reference {params.source:q} {params.operators:q} --graph {input.graph:q}"
+        " --device {params.device:q} {params.threads:q} --pairs {params.pairs:q}"
+        " --line {output.line:q} --out {output.reference:q} --error-file {log:q}"
+
+
+# Measures, too. Nothing asks for it where the device is described.
+rule validate:
+    input:
+        graph=graphs,
+        plan=f"{POINT}/plan.json",
+        module=f"{POINT}/module",
+        reference=f"{MODEL}/reference.arrow",
+        own_line=f"{MODEL}/line.arrow",
+        unplanned=kernels_unplanned,
+    output:
+        measurement=f"{POINT}/measurement.arrow",
+        line=f"{POINT}/line.arrow",
+    log:
+        f"{POINT}/logs/validate.txt",
+    priority: before_frontiers
+    threads: workflow.cores
+    resources:
+        **MEASURING,
+    params:
+        source=source,
+        operators=operators,
+        operators_code=operators_code(),
+        device=SETTINGS.device,
+        threads=threads_of_cpu,
         pairs=SETTINGS.pairs,
         unplanned=given_unplanned,
         code=code_of("validate"),
@@ -26,5 +60,6 @@ rule validate:
         "{wildcards.model}: running {wildcards.strategy} {wildcards.budget} against the model"
     shell:
         "python -m stages validate {params.source:q} {params.operators:q} --graph {input.graph:q}"
-        " --plan {input.plan:q} --module {input.module:q} {params.unplanned:q} --device {params.device:q} --pairs {params.pairs:q}"
+        " --plan {input.plan:q} --module {input.module:q} {params.unplanned:q} --device {params.device:q}"
+        " {params.threads:q} --pairs {params.pairs:q} --reference {input.reference:q}"
         " --line {output.line:q} --out {output.measurement:q} --error-file {log:q}"

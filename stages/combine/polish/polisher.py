@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from schemas.frontier import BUDGETS
 from schemas.telling import Report, Tally
 from stages.combine.polish.refining import Refinement
 from stages.combine.polish.searcher import Drafts, Polished, Searcher
@@ -39,8 +40,10 @@ class Polisher(Searcher):
         workers: int,
         report: Report | None = None,
         drafts: Drafts | None = None,
+        most: int = BUDGETS,
     ) -> list[Polished]:
-        """Polished sequences for a grid of budgets, from the smallest up, as `Sweep` makes them:
-        from keep-all's peak down to where none is found for some in a row; `least` is a peak that
-        no sequence goes below. None of this depends on `workers`, the number of threads."""
-        return Sweep(self, starts, least, report, drafts).run(workers)
+        """Polished sequences for a grid of at most so many budgets, from the smallest up, as
+        `Sweep` makes them: from keep-all's peak down to where none is found for some in a row;
+        `least` is a peak that no sequence goes below. None of this depends on `workers`, the number
+        of threads."""
+        return Sweep(self, starts, least, report, drafts, most).run(workers)

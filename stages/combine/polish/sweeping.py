@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Lock
 
+from schemas.frontier import BUDGETS
 from schemas.telling import Report
 from stages.combine.polish.anneal import PATIENT
 from stages.combine.polish.searcher import (
@@ -20,9 +21,6 @@ from stages.combine.polish.searcher import (
 
 STEP = 0.975
 """Ratio of two neighbouring budgets on the grid of a frontier."""
-MOST = 48
-"""How many budgets the grid of a frontier has at most: the plan for one that is asked is searched
-for by itself."""
 PLENTY = 1 << 62
 """Bytes that no step takes."""
 MISSES = 3
@@ -37,8 +35,9 @@ SMALLEST = EVERY + MISSES
 
 class Sweep:
     """The searches of a grid from keep-all's peak down to where nothing is found for some budgets
-    in a row; `least` is a peak that no sequence goes below. `drafts` gives further starts for some
-    budgets; `report` is told how many are done, half of one for each search, of at most how many.
+    in a row, at most so many; `least` is a peak that no sequence goes below. `drafts` gives further
+    starts for some budgets; `report` is told how many are done, half of one for each search, of at
+    most how many.
     """
 
     def __init__(
@@ -48,10 +47,11 @@ class Sweep:
         least: int,
         report: Report | None = None,
         drafts: Drafts | None = None,
+        most: int = BUDGETS,
     ) -> None:
         self.searcher = searcher
         self.starts = starts
-        self.budgets = grid(searcher.measure(searcher.keep_all, PLENTY)[0], least)
+        self.budgets = grid(searcher.measure(searcher.keep_all, PLENTY)[0], least, most)
         self.told = _Told(report, len(self.budgets))
         self.measured = [searcher.measure(sequence, -1) for sequence in starts]
         self.drafts = drafts
@@ -147,12 +147,12 @@ class _Told:
         return polished
 
 
-def grid(highest: int, least: int) -> list[int]:
-    """The budgets of a frontier between two peaks, falling."""
-    step = min(STEP, (max(least, 1) / max(highest, 1)) ** (1 / (MOST - 1)))
+def grid(highest: int, least: int, most: int = BUDGETS) -> list[int]:
+    """The budgets of a frontier between two peaks, falling, at most so many."""
+    step = min(STEP, (max(least, 1) / max(highest, 1)) ** (1 / max(most - 1, 1)))
     budgets: list[int] = []
     budget = highest
-    while budget > least * step and len(budgets) < MOST:
+    while budget > least * step and len(budgets) < most:
         budgets.append(max(budget, least))
         budget = int(budget * step)
     return budgets

@@ -20,7 +20,8 @@ class Accumulating:
     """The bytes of all `gradients`, and peaks of microbatches above what is there before each,
     these among it: of the `opening` one, which finds none, of one that is `adding` to them, and of
     the `last` one, which updates (`first` where that makes the states); and what updates behind all
-    of them take `at_once`. Remote parameters that are there are part of the peaks."""
+    of them take `at_once`, with the outputs that the caller still has. Remote parameters that are
+    there are part of the peaks."""
 
     gradients: int
     opening: int
@@ -51,14 +52,35 @@ def accumulating(
         max(cost.peak, cost.first[0]) + _bytes(graph, {value} & coming)
         for value, cost in updates.costs.items()
     ]
+    made = sum(cost.first[1] for cost in updates.costs.values())
+    gradients = gradient_bytes(graph, updates.costs)
+    opening, behind = _without_updates(graph, alone.steps, there)
+    adding, _ = _without_updates(graph, again.steps, there)
     return Accumulating(
-        gradients=gradient_bytes(graph, updates.costs),
-        opening=_without_updates(graph, alone.steps, there),
-        adding=_without_updates(graph, again.steps, there),
+        gradients=gradients,
+        opening=opening,
+        adding=adding,
         last=again.peak,
         first=first.peak,
-        at_once=there + max(updating, default=0),
+        at_once=behind - gradients + made + max(updating, default=0),
     )
+
+
+def peak_with_gradients(graph: Graph, steps: Sequence[Step], updates: Updates) -> int:
+    """The peak of a schedule that was played with its updates after the backward, where gradients
+    stay behind these, until the loop drops them."""
+    own = device_memory(graph)
+    most = live = kept = 0
+    for step in steps:
+        if step.memory != own:
+            continue
+        most = max(most, step.peak + kept)
+        if isinstance(step.action, Optimise):
+            cost = updates.costs[step.action.value]
+            net = cost.first[1] if updates.first else cost.net
+            kept += live + net - step.live
+        live = step.live
+    return most
 
 
 def gradient_bytes(graph: Graph, owners: Collection[int]) -> int:
@@ -66,8 +88,9 @@ def gradient_bytes(graph: Graph, owners: Collection[int]) -> int:
     return _bytes(graph, [parts[0] for o, parts in contributions(graph).items() if o in owners])
 
 
-def _without_updates(graph: Graph, steps: Sequence[Step], there: int) -> int:
-    """The peak of steps that were played with updates, where none is done and gradients stay."""
+def _without_updates(graph: Graph, steps: Sequence[Step], there: int) -> tuple[int, int]:
+    """The peak of steps that were played with updates, where none is done and gradients stay, and
+    the bytes at their end."""
     own = device_memory(graph)
     most, live, more = there, there, 0
     for step in steps:
@@ -78,7 +101,7 @@ def _without_updates(graph: Graph, steps: Sequence[Step], there: int) -> int:
         else:
             most = max(most, step.peak + more)
         live = step.live
-    return most
+    return most, live + more
 
 
 def _bytes(graph: Graph, values: Collection[int]) -> int:

@@ -1,4 +1,4 @@
-"""A training step whose parameters are updated in its backward, as actions.
+"""A training step whose parameters are updated in its backward, or after it, as actions.
 
 A gradient that is handed over is used up by the update, which ends before anything else is
 computed: so it is when an optimiser steps in the hooks of autograd.
@@ -31,6 +31,11 @@ def in_backward(graph: Graph, steps: Sequence[Step], costs: Mapping[int, UpdateC
         found.append(steps[position])
         found += [Step(Optimise(value)) for value in arrived if value in costs]
     return found
+
+
+def after_backward(steps: Sequence[Step], order: Sequence[int]) -> list[Step]:
+    """A schedule with an `Optimise` for each parameter, in this order, after its backward."""
+    return [*steps, *(Step(Optimise(value)) for value in order)]
 
 
 def _walk(graph: Graph, steps: Sequence[Step]) -> Iterator[tuple[int, list[int]]]:

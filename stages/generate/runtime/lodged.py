@@ -28,7 +28,7 @@ class Lodged:
     def program(self, step: Step, interface: Interface) -> tuple[Step, Interface]:
         """What a call runs, and its facts."""
         home = self.home
-        optimizer = None if home.stepping is None else home.stepping()
+        optimizer = home.optimizer
         if self.adding is not None and optimizer is not None and optimizer.adding:
             step, interface = self.adding
         return functools.partial(step, home), interface

@@ -311,12 +311,16 @@ def _leaves(result: torch.Tensor) -> Iterator[torch.Tensor]:
             yield leaf
 
 
+_DTYPES = (torch.float32, torch.float64, torch.float64)
+_NUMBERS = [torch.empty((), dtype=each, device="cpu") for each in _DTYPES]
+"""Where numbers are drawn that are only looked at: a step takes no memory for them."""
+
+
 def _next_numbers() -> tuple[float, ...]:
     """Random numbers that would be drawn next, which stay undrawn: they tell states apart without
-    the memory that a state takes."""
+    the memory that a state takes, or any else."""
     ahead = torch.default_generator.clone_state()
-    dtypes = (torch.float32, torch.float64, torch.float64)
-    return tuple(torch.randn((), generator=ahead, dtype=each).item() for each in dtypes)
+    return tuple(torch.randn((), generator=ahead, out=number).item() for number in _NUMBERS)
 
 
 def _required(gradient: torch.Tensor | None) -> torch.Tensor:

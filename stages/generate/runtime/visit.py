@@ -68,9 +68,8 @@ class Visit:
     def optimise(self, number: int) -> None:
         """A parameter begins to be updated where it lives."""
         lane = self._lane()
-        optimizer = None if self.home.stepping is None else self.home.stepping()
-        if optimizer is not None:
-            lane.optimise(number, optimizer.taking)
+        if self.home.optimizer is not None:
+            lane.optimise(number, self.home.optimizer.taking)
 
     def accumulate(self, number: int) -> None:
         """A gradient begins to be added to those of earlier microbatches."""
@@ -80,8 +79,7 @@ class Visit:
         """The backward begins; raises RuntimeError where it cannot, before anything is updated."""
         home = self._home()
         home.check()
-        optimizer = None if home.stepping is None else home.stepping()
-        lane = home.lane
+        optimizer, lane = home.optimizer, home.lane
         if lane is None or not lane.adds or optimizer is None:
             return
         if optimizer.adding != self.adding:

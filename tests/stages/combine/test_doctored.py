@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,13 +25,23 @@ from tests.stages.replay.graphs import graph_of
 FILES = ("--graph", "graph.arrow", "--costs", "costs.arrow")
 
 
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a frontier and what it was made of."""
+    folder = tmp_path_factory.mktemp("planned")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        solve_tower(Path(), Path("store"))
+        blocks = ("--blocks", "blocks.arrow", "--options", "options.arrow")
+        words = ("combine", *FILES, *blocks, "--strategy", "rotor", "--out", "frontier.arrow")
+        assert main(words) == 0
+    return folder
+
+
 @pytest.fixture
-def frontier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Frontier:
-    monkeypatch.chdir(tmp_path)
-    solve_tower(Path(), Path("store"))
-    blocks = ("--blocks", "blocks.arrow", "--options", "options.arrow")
-    words = ("combine", *FILES, *blocks, "--strategy", "rotor", "--out", "frontier.arrow")
-    assert main(words) == 0
+def frontier(planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Frontier:
+    """The frontier in a copy of that folder, which is the current one."""
+    monkeypatch.chdir(shutil.copytree(planned, tmp_path / "run"))
     return read_frontier("frontier.arrow")
 
 

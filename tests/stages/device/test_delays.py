@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,31 @@ def test_where_nothing_counts_all_of_it_is_the_call(tasks: Path) -> None:
     assert HostClock()(lambda: threads(tasks / "odd", a=10**10)) == 10.0
     tasks.rename(tasks.with_name("elsewhere"))
     assert HostClock()(lambda: None) == 10.0 and HostClock().share == 0.0
+
+
+def test_calls_that_other_work_disturbs_count_only_where_there_are_few_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each second call is delayed by far more than it takes, and leaves other contents in caches:
+    it takes longer, also without its delay."""
+    monkeypatch.setattr(delays, "TASKS", tmp_path)
+    threads(tmp_path, a=0)
+    now, calls = [0.0], itertools.count()
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(clocks.time, "thread_time", lambda: 0.0)
+
+    def call(each: int) -> None:
+        number = next(calls)
+        disturbed = number % each == 0
+        now[0] += 10.0 if disturbed else 1.0
+        threads(tmp_path, a=7 * 10**9 * (number // each + 1))
+
+    found = time_calls("cpu", lambda: call(2), limit=math.inf, most=10)
+    assert (found.median, found.repeats, found.lost) == (1.0, 5, 0.0)
+    calls = itertools.count()
+    threads(tmp_path, a=0)
+    found = time_calls("cpu", lambda: call(1), limit=math.inf, most=10)
+    assert (found.median, found.repeats) == (3.0, 30) and found.lost == pytest.approx(0.7)
 
 
 def test_timings_tell_what_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import torch
 from schemas.errors import ArtifactError, ConfigError, ModelError
 from stages.device.factory import check_result
 from stages.device.foreign import allowing, registered
+from stages.device.identity import describe_device
 from stages.device.operators import resolve
-from stages.profile.device import describe_device
 from stages.profile.library import open_library
 from stages.profile.profile import profile
 from stages.trace.trace import trace

@@ -11,7 +11,7 @@ import torch
 from schemas.errors import ConfigError
 from stages.device import settings
 from stages.device.devices import require_device
-from stages.profile.device import describe_device
+from stages.device.identity import describe_device
 from stages.replay.allocator_settings import MIB, AllocatorSettings, settings_of
 from tests.stages.device.gpus import Gpus, stand_in
 

@@ -73,6 +73,7 @@ def test_a_worker_compiles_into_the_folder_of_all(
     assert not is_compiled(wrong, CPU)
 
 
+@pytest.mark.long
 def test_two_runs_may_compile_a_group_at_a_time_and_one_may_be_killed(
     monkeypatch: pytest.MonkeyPatch, run: Kernel, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ FACTS: list[tuple[Ask, Callable[[Tensor], Tensor], str]] = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("ask", "other", "said"), FACTS)
 def test_a_fact_that_is_asked_for(
     ask: Ask, other: Callable[[Tensor], Tensor], said: str, tmp_path: Path

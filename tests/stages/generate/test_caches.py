@@ -60,6 +60,7 @@ def caches_of(output: Any) -> str:
     return f"{type(cache).__name__} {sizes} {getattr(cache, 'is_updated', None)}"
 
 
+@pytest.mark.long
 def test_they_are_loaded_elsewhere(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     expected = []

@@ -69,6 +69,7 @@ def test_other_code_is_refused_at_load(form: str, folder: Path, packages: list[A
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_the_same_code_is_planned_in_another_process(folder: Path, packages: list[Any]) -> None:
     names = json.dumps(list(enumerate(forms.FORMS)))
     command = [sys.executable, "-c", _ELSEWHERE, str(folder), names]

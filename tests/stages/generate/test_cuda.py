@@ -10,9 +10,9 @@ import torch
 
 from stages.combine.schedule.opening import open_schedule
 from stages.device.factory import move
+from stages.device.identity import describe_device
 from stages.device.meter import measure
 from stages.generate.package import package, write_directory
-from stages.profile.device import describe_device
 from stages.profile.library import open_library
 from stages.profile.profile import profile
 from stages.replay.referee import replay

@@ -63,6 +63,7 @@ def first(output: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return output[0].sum()
 
 
+@pytest.mark.sample("name")
 @pytest.mark.parametrize("loss", [None, first], ids=["any loss", "planned loss"])
 @pytest.mark.parametrize("name", ENDINGS)
 def test_stop_gradients_stop(name: str, loss: Any, tmp_path: Path) -> None:

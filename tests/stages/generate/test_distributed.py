@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch.multiprocessing
 
 from tests.stages.generate.conftest import Planned
 from tests.stages.generate.distributed import work
 
 
+@pytest.mark.long
 def test_two_processes_agree_with_the_original(small: Planned) -> None:
     (small.directory.parent / "meet").unlink(missing_ok=True)
     torch.multiprocessing.spawn(work, args=(str(small.directory),), nprocs=2, join=True)

@@ -17,9 +17,9 @@ from schemas.actions import Gradient
 from schemas.graph import Graph
 from stages.combine.schedule.opening import open_schedule
 from stages.device.factory import Built
+from stages.device.identity import describe_device
 from stages.device.meter import measure
 from stages.generate.package import timeless
-from stages.profile.device import describe_device
 from stages.profile.library import open_library
 from stages.profile.profile import profile
 from stages.replay.referee import replay
@@ -76,6 +76,7 @@ def made(request: pytest.FixtureRequest) -> tuple[Graph, Built]:
     return traced(request.param())
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("plan", PLANS)
 def test_an_optimiser_may_step_inside_the_backward(
     made: tuple[Graph, Built], plan: str, tmp_path: Path

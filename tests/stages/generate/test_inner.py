@@ -54,6 +54,7 @@ ASKED: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.sample("name")
 @pytest.mark.parametrize("model", [Layers, Writes])
 @pytest.mark.parametrize("name", ASKED)
 def test_a_part_of_a_gradient_is_refused(

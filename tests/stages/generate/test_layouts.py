@@ -135,6 +135,7 @@ def last_layer(request: pytest.FixtureRequest) -> tuple[str, nn.Module, torch.Te
     return request.param, model, x, trace(built_of((model, ((x,), {}))), "m")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("in_place", [False, True])
 def test_losses(
     last_layer: tuple[str, nn.Module, torch.Tensor, Graph], in_place: bool, tmp_path: Path

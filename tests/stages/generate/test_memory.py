@@ -18,8 +18,8 @@ from schemas.costs import Costs
 from schemas.graph import Graph
 from stages.combine.schedule.opening import open_schedule
 from stages.device.factory import Built
+from stages.device.identity import describe_device
 from stages.device.meter import measure
-from stages.profile.device import describe_device
 from stages.profile.library import open_library
 from stages.profile.profile import profile
 from stages.replay.referee import replay
@@ -38,7 +38,12 @@ MODELS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.long if name == "resnet" else ()) for name in MODELS
+    ],
+)
 def profiled(request: Any, tmp_path_factory: Any) -> tuple[Graph, Built, Costs]:
     torch.manual_seed(0)
     graph, built = traced(MODELS[request.param](), request.param)

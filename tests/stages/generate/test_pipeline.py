@@ -11,7 +11,9 @@ import torch
 
 from schemas.errors import ModelError, ScheduleError
 from schemas.sequence import Operation
+from stages.device.meter import measure
 from stages.generate.pipeline import pipeline_package
+from stages.generate.runtime import stepping
 from stages.trace.trace import trace
 from tests.stages.generate import turns
 from tests.stages.generate.plans import built_of
@@ -238,3 +240,12 @@ def test_a_rank_without_room_is_refused() -> None:
         patching.setattr(turns, "plan_by_hand", lambda devices, cuts: small)
         with pytest.raises(ScheduleError, match=r"rank 0 \(cpu:0\) takes \d+ bytes of 1000"):
             split_by_hand(graph, blocks, [0, 1], [3, 7], 2)
+
+
+def test_numbers_that_would_be_drawn_next_are_told_without_memory() -> None:
+    state = torch.get_rng_state()
+    usage, numbers = measure("cpu", stepping._next_numbers)
+    assert usage.peak == 0 and torch.equal(torch.get_rng_state(), state)
+    assert stepping._next_numbers() == numbers
+    torch.rand(())
+    assert stepping._next_numbers() != numbers

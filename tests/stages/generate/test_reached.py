@@ -25,6 +25,7 @@ from tests.stages.generate.watched import traced_watched
 X = torch.ones(2, 3)
 
 
+@pytest.mark.sample("name")
 @pytest.mark.parametrize("kind", [Model, Derived])
 @pytest.mark.parametrize("name", READS)
 def test_what_moves_is_noticed(
@@ -291,6 +292,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_script_that_was_planned_as_a_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

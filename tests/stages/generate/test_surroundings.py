@@ -160,6 +160,7 @@ def layer() -> tuple[nn.Module, Any]:
     return nn.Sequential(nn.Linear(4, 4), nn.ReLU()), ((torch.randn(3, 4),), {})
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("how", ["planned", "make_fx", "compiled"])
 def test_a_planned_part_may_be_traced(how: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -25,11 +25,11 @@ from schemas.schedule import Step
 from stages.combine.schedule.executions import runs
 from stages.combine.schedule.leaving import leaving
 from stages.combine.schedule.opening import Opener
+from stages.device.identity import describe_device
 from stages.device.meter import measure
 from stages.device.optimiser import in_backward
 from stages.generate.package import package, timeless, write_directory
 from stages.generate.transfers import places
-from stages.profile.device import describe_device
 from stages.profile.library import open_library
 from stages.profile.profile import profile
 from stages.replay.condense import condense

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from schemas.dtypes import DTYPES
 from schemas.graph import Value, read_graph, write_graph
 from stages.combine.schedule.opening import open_schedule
+from stages.device.identity import describe_device
 from stages.generate.package import package, write_directory
-from stages.profile.device import describe_device
 from stages.profile.library import open_library
 from stages.profile.operands import make_tensor, normal, positive, unit
 from stages.profile.profile import profile

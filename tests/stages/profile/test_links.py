@@ -143,8 +143,7 @@ def measuring(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (2.6e9, True, 0.0, False),
         (2.4e9, True, 0.0, True),
         (1e6, False, 0.0, False),
-        (5e9, True, 0.3, True),
-        (5e9, False, 0.3, False),
+        (5e9, True, 0.3, False),
         (5e9, True, 0.1, False),
     ],
 )

@@ -17,8 +17,8 @@ from schemas.costs import Costs
 from schemas.errors import ModelError
 from schemas.graph import Graph
 from stages.device.factory import check_result
+from stages.device.identity import describe_device
 from stages.profile import measure
-from stages.profile.device import describe_device
 from stages.profile.library import open_library
 from stages.profile.profile import profile
 from stages.trace.trace import trace

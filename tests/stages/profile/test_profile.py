@@ -17,9 +17,9 @@ from schemas.costs import Costs, Device, op_key, write_costs
 from schemas.errors import ArtifactError, ConfigError, ModelError
 from schemas.graph import LOSS_TARGET, NONE, Graph
 from stages.device.factory import check_result
+from stages.device.identity import describe_device
 from stages.device.meter import session
 from stages.profile import measure
-from stages.profile.device import describe_device
 from stages.profile.forms import distinct_forms
 from stages.profile.library import Library, device_digest, open_library
 from stages.profile.loss import library_key
@@ -158,7 +158,7 @@ def test_what_is_known_is_not_measured_again(
     assert len(calls) > 30 and set(again.rows) == set(first.rows)
 
 
-def test_what_was_measured_beside_other_work_is_measured_again_without(
+def test_a_stored_cost_is_trusted_however_busy_the_machine_was(
     gpt2: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
@@ -172,14 +172,10 @@ def test_what_was_measured_beside_other_work_is_measured_again_without(
         first = profile(gpt2, None, opened)
         monkeypatch.setattr("stages.profile.profile.measure_op", counted)
         op = next(op for op in gpt2.ops if op.target == "aten.mm.default")
-        opened.add([replace(first.of(gpt2, op), lost=0.5)])
-        monkeypatch.setattr("stages.profile.profile.is_quiet", lambda: True)
-        assert profile(gpt2, None, opened, mending=False).lost(gpt2) > 0 and not calls
-        for quiet in (False, True):
-            monkeypatch.setattr("stages.profile.profile.is_quiet", lambda is_it=quiet: is_it)
-            again = profile(gpt2, None, opened)
-            assert calls == [op.id] * quiet and (again.lost(gpt2) > 0) != quiet
-        assert profile(gpt2, None, opened).rows == again.rows and len(calls) == 1
+        busy = replace(first.of(gpt2, op), lost=0.5)
+        opened.add([busy])
+        assert profile(gpt2, None, opened).rows[busy.key] == busy and not calls
+        assert profile(gpt2, None, opened, remeasure=True).rows[busy.key] != busy and calls
 
 
 def test_an_error_keeps_what_was_measured_before(gpt2: Graph, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from schemas.measurement import read_measurement, write_measurement
 from schemas.plan import GpuMemory, read_plan, write_plan
 from stages.report import cli
 from stages.report.index import run_index
-from stages.report.load import load_model
+from stages.report.load import files_of_model, load_model
 from stages.report.page import model_page
 from stages.report.render import render_index
 from tests.stages.report.cases import small_graph, write_results
@@ -169,6 +169,23 @@ def test_command_line(results: Path, tmp_path: Path) -> None:
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
     assert "All plans" in (tmp_path / "index.html").read_text()
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+def test_plans_are_shown_without_frontiers_where_that_is_asked(
+    results: Path, tmp_path: Path
+) -> None:
+    """One that is left of an earlier run, too; a baseline's has no other budget than its own."""
+    page, index = tmp_path / "report.html", tmp_path / "index.html"
+    for more, shown in (((), True), (("--plans-only",), False)):
+        run("--model-dir", str(results / "small"), *more, "--out", str(page))
+        run("--index", str(results), *more, "--out", str(index))
+        said = page.read_text()
+        assert ("rockmate, predicted" in said) is shown
+        assert "unplanned, predicted" in said and "rockmate at 50%, measured" in said
+        read = files_of_model(results / "small", not more)
+        assert (results / "small/rockmate/frontier.arrow" in read) is shown
+        assert results / "small/unplanned/frontier.arrow" in read
+    assert "rockmate" in index.read_text()
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from schemas.measurement import read_measurement, write_measurement
 from schemas.running import held
 from stages.__main__ import UNENDED, main
 
@@ -35,3 +38,26 @@ def test_a_plan_that_a_stage_works_on_is_running_and_has_not_failed(
     assert "running" in said and "failed" not in said and UNENDED not in said
     killed = table()
     assert "failed" in killed and UNENDED in killed and "running" not in killed
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "code"),
+    [(None, (0, 1)), ([], (0, 0)), (["infeasible"], (1, 1)), (["failed", "infeasible"], (1, 1))],
+)
+def test_the_exit_code_is_that_of_the_verdicts_that_are_named(
+    results: Path, tmp_path: Path, fail_on: list[str] | None, code: tuple[int, int]
+) -> None:
+    """One plan is infeasible; then the measurement of another contradicts it, too."""
+    folder = tmp_path / "results"
+    shutil.copytree(results, folder)
+    model = {"factory": "nowhere:model", "strategies": ["rockmate"], "budgets": ["50%", "10%"]}
+    document = {"models": {"small": model}, "results": str(folder)}
+    document |= {} if fail_on is None else {"fail_on": fail_on}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(document))
+    assert main(["summary", "--configuration", str(config)]) == code[0]
+    measured = folder / "small/rockmate/50pct/measurement.arrow"
+    found = replace(read_measurement(measured), verdict="failed", sentence="It differs.")
+    write_measurement(measured, found)
+    assert main(["summary", "--configuration", str(config)]) == code[1]
+    assert main(["summary", str(folder)]) == 0

@@ -52,6 +52,7 @@ def kernels() -> dict[str, list[Any]]:
     return {str(overload): list(overload.py_kernels) for overload in overloads}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("numbers", "given", "masks"),
     [

@@ -121,6 +121,7 @@ def check(model: nn.Module, tokens: torch.Tensor, around: Around, path: Path) ->
         check_equal(*steps)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("use", USES)
 def test_a_layer_that_is_used_several_times(use: str, around: str, tmp_path: Path) -> None:

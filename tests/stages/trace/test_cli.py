@@ -54,6 +54,7 @@ def test_nothing_is_written_when_it_fails(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_weights_are_never_allocated(tmp_path: Path) -> None:
     """A layer of GPT-2 with 4.4 GB of weights, traced in a process that may not have half a
     gigabyte more than PyTorch itself takes."""

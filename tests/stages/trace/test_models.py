@@ -23,6 +23,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sample(only=["gpt2_dropout", "resnet"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_file_runs_like_the_model(name: str, tmp_path: Path) -> None:
     function, arguments = MODELS[name]

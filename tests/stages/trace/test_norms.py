@@ -24,6 +24,7 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("half", [False, True], ids=["autocast", "half"])
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_of_lower_precision(name: str, half: bool, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def masked():
 """
 
 
+@pytest.mark.long
 def test_the_command_rests_on_ones_where_it_is_told_to(tmp_path: Path) -> None:
     (tmp_path / "masks.py").write_text(FACTORY)
     words = [

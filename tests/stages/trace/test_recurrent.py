@@ -52,12 +52,14 @@ def check(model: nn.Module, args: tuple[Any, ...], path: Path) -> Graph:
     return graph
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_recurrent_layers_are_those_of_eager(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     check(MODELS[name](), (torch.randn(3, 2, 4),), tmp_path)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_states_and_inputs_that_are_given_get_their_gradients(
@@ -96,6 +98,7 @@ def test_the_workspace_of_an_lstm_has_the_size_that_it_really_has(tmp_path: Path
     assert real.untyped_storage().nbytes() == graph.storages[workspace.storage] > 0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
 @pytest.mark.parametrize("tracking", [False, True])
 @pytest.mark.parametrize("affine", [False, True])

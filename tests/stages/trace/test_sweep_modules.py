@@ -49,6 +49,7 @@ RUNS = [
 """Each case in one kind, and in those in which it is refused."""
 
 
+@pytest.mark.sample(4, "kind")
 @pytest.mark.parametrize(("kind", "name"), RUNS)
 def test_a_plan_gives_what_eager_gives(kind: str, name: str, tmp_path: Path) -> None:
     make, args = CASES[name]

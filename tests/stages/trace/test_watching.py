@@ -222,6 +222,7 @@ def test_the_description_repeats_itself() -> None:
     assert isinstance(watcher, Watcher) and descriptions[0]["holders"]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "made",
     [

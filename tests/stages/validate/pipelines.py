@@ -42,6 +42,25 @@ def _loss(logits: torch.Tensor) -> torch.Tensor:
     return logits.logsumexp(-1).mean()
 
 
+class Losing(nn.Module):
+    """Gives its loss, and logits of many words, which are all that is held while the loss is taken,
+    as of a model with a large vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.second(torch.tanh(self.first(x)))
+        loss = y.square().mean()
+        wide = y.detach().unsqueeze(1).expand(4, 5000, 8).contiguous()
+        return loss, wide, y.detach()
+
+
+def losing() -> tuple[Any, ...]:
+    return Losing().train(), ((torch.randn(4, 8),), {}), lambda output: output[0]
+
+
 def machine(path: Path, count: int, memory: int) -> Path:
     """A machine of equal CPUs."""
     names = [f"cpu:{number}" for number in range(count)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,8 @@ from schemas.graph import Graph
 from stages.device.factory import Built, check_result
 from stages.trace.trace import trace
 from stages.validate.contents import fresh_contents, own_copy
-from stages.validate.validate import check
+from stages.validate.step import Stepper
+from stages.validate.validate import check as check_plan
 
 torch.set_num_threads(1)
 
@@ -116,9 +119,45 @@ def pair(kind: type[Plain], planned: type[Plain] = Plain, low: float = 0.0) -> A
     return built_of(model, low), other
 
 
-def test_nothing_is_said_of_a_plan_that_does_the_same(graph: Graph) -> None:
+Check = Callable[[Graph, Built, nn.Module], str]
+
+
+@pytest.fixture(params=[True, False], ids=["full", "quick"])
+def check(request: pytest.FixtureRequest) -> Check:
+    """The check in all rounds and the one of two steps, which say the same."""
+    return partial(check_plan, full=request.param)
+
+
+def test_nothing_is_said_of_a_plan_that_does_the_same(graph: Graph, check: Check) -> None:
     assert check(graph, *pair(Plain)) == ""
     assert check(graph, *pair(Keeps, Keeps)) == ""
+
+
+@pytest.mark.parametrize(("full", "steps"), [(True, 4), (False, 2)])
+def test_a_quick_check_is_two_steps_of_both_in_flight_on_other_contents(
+    graph: Graph, full: bool, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built, planned = pair(Plain)
+    done: list[str] = []
+    inputs: list[Tensor] = []
+    forward, backward = Stepper.forward, Stepper.backward
+
+    def noting_forward(stepper: Stepper, module: nn.Module, sample: Any) -> Any:
+        done.append("forward")
+        inputs.append(sample[0][0])
+        return forward(stepper, module, sample)
+
+    def noting_backward(stepper: Stepper, output: Any, tangent: Any) -> Any:
+        done.append("backward")
+        return backward(stepper, output, tangent)
+
+    monkeypatch.setattr(Stepper, "forward", noting_forward)
+    monkeypatch.setattr(Stepper, "backward", noting_backward)
+    assert check_plan(graph, built, planned, full=full) == ""
+    assert done.count("forward") == done.count("backward") == 2 * steps
+    assert done[-4:] == ["forward", "forward", "backward", "backward"]
+    one, other, sample = *inputs[-2:], built.samples[0][0][0]
+    assert not any(map(torch.equal, (one, other, sample), (other, sample, one)))
 
 
 @pytest.mark.parametrize(
@@ -135,14 +174,14 @@ def test_nothing_is_said_of_a_plan_that_does_the_same(graph: Graph) -> None:
     ],
 )
 def test_a_refusal_says_what_differs_and_why(
-    graph: Graph, model: type[Plain], planned: type[Plain], words: str
+    graph: Graph, model: type[Plain], planned: type[Plain], words: str, check: Check
 ) -> None:
     said = check(graph, *pair(model, planned))
     assert words in said and said.endswith(".") and "\n" not in said
     assert "differs from the original model" in said and said[0].isupper()
 
 
-def test_a_plan_that_raises_on_other_contents_is_refused(graph: Graph) -> None:
+def test_a_plan_that_raises_on_other_contents_is_refused(graph: Graph, check: Check) -> None:
     said = check(graph, *pair(Plain, Narrow))
     assert "fails on other contents of the sample's shapes with ValueError: only the" in said
     said = check(graph, *pair(Plain, type("Raises", (Plain,), {"forward": _raise})))
@@ -153,7 +192,7 @@ def _raise(self: Any, x: Tensor) -> Tensor:
     raise ValueError("never")
 
 
-def test_contents_that_the_original_cannot_take_are_no_reason(graph: Graph) -> None:
+def test_contents_that_the_original_cannot_take_are_no_reason(graph: Graph, check: Check) -> None:
     assert check(graph, *pair(Narrow)) == ""
     assert check(graph, *pair(Roots, Roots, low=-0.5)) == ""
 
@@ -187,7 +226,7 @@ class Refusing(Two):
         return super().forward(x, y)
 
 
-def test_a_tensor_in_two_places_is_also_given_as_two() -> None:
+def test_a_tensor_in_two_places_is_also_given_as_two(check: Check) -> None:
     torch.manual_seed(1)
     model, x = Two(), torch.rand(3, 4)
     built = check_result((model, [((x, x), {})]), "it")
@@ -199,7 +238,9 @@ def test_a_tensor_in_two_places_is_also_given_as_two() -> None:
     assert "with a tensor each where the sample has one in several" in check(graph, built, one)
 
 
-def test_the_users_model_and_all_random_numbers_stay_as_they_were(graph: Graph) -> None:
+def test_the_users_model_and_all_random_numbers_stay_as_they_were(
+    graph: Graph, check: Check
+) -> None:
     built, planned = pair(Keeps, Keeps)
     model = built.model
     model.linear.weight.grad = torch.ones(4, 4)
@@ -218,7 +259,7 @@ def test_the_users_model_and_all_random_numbers_stay_as_they_were(graph: Graph) 
     assert calls and not any(module in (model.linear, planned.linear) for module in calls)
 
 
-def test_a_model_that_cannot_be_copied_is_named(graph: Graph) -> None:
+def test_a_model_that_cannot_be_copied_is_named(graph: Graph, check: Check) -> None:
     built, planned = pair(Plain)
     built.model.linear.further = (torch.ones(2, requires_grad=True) * 2,)
     said = check(graph, built, planned)
@@ -257,7 +298,7 @@ def test_one_tensor_in_two_places_becomes_two_unless_tied() -> None:
     assert one is kwargs["y"] and one is not x and torch.equal(one, x)
 
 
-def test_a_model_whose_own_step_fails_is_named(graph: Graph) -> None:
+def test_a_model_whose_own_step_fails_is_named(graph: Graph, check: Check) -> None:
     built, planned = pair(type("Raises", (Plain,), {"forward": _raise}))
     assert check(graph, built, planned) == "The model's own step fails with ValueError: never."
 
@@ -293,7 +334,7 @@ class NeedsAll(Scored):
         return score, twice, logits
 
 
-def test_a_loss_among_the_outputs_is_tried_alone() -> None:
+def test_a_loss_among_the_outputs_is_tried_alone(check: Check) -> None:
     built = check_result((Scored().train(), ((torch.randn(5, 3),), {})), "", "scored")
     graph = trace(built, "scored")
     assert not check(graph, built, copy.deepcopy(built.model))

@@ -15,11 +15,16 @@ from stages.__main__ import main
 from stages.audit.folder import audit
 from tests.stages.validate.pipelines import lonely, machine
 
-FACTORY = ("--factory", "tests.stages.validate.pipelines:words")
 
-
-def commands(folder: Path, memory: int, microbatches: int = 3) -> dict[str, list[str]]:
+def commands(
+    folder: Path,
+    memory: int,
+    microbatches: int = 3,
+    model: str = "words",
+    how: str = "pipeline_ilp",
+) -> dict[str, list[str]]:
     """The words of each command, all files in one folder."""
+    factory = ("--factory", f"tests.stages.validate.pipelines:{model}")
     machine(folder / "machine.json", 2, memory)
     graph = ["--graph", str(folder / "graph.arrow")]
     costs = ["--costs", str(folder / "costs.arrow")]
@@ -28,12 +33,12 @@ def commands(folder: Path, memory: int, microbatches: int = 3) -> dict[str, list
     planned = ["--plan", f"{plan}/plan.json"]
     measured = ["--measurement", str(folder / "measurement.json")]
     return {
-        "trace": [*FACTORY, "--name", "words", "--out", graph[1]],
-        "profile": [*graph, *FACTORY, "--library", str(folder / "store"), "--out", costs[1]],
+        "trace": [*factory, "--name", "words", "--out", graph[1]],
+        "profile": [*graph, *factory, "--library", str(folder / "store"), "--out", costs[1]],
         "partition": [*graph, *costs, "--out", blocks, "--chain", chain],
         "chain": [
             *("--chain", chain, "--machine", str(folder / "machine.json")),
-            *("--strategy", "pipeline_ilp", "--weight-copies", "2", "--out", plan),
+            *("--strategy", how, "--weight-copies", "2", "--out", plan),
         ],
         "split": [
             *(*graph, *costs, "--blocks", blocks, "--plan", plan),
@@ -41,7 +46,7 @@ def commands(folder: Path, memory: int, microbatches: int = 3) -> dict[str, list
         ],
         "generate": [*graph, "--pipeline", ranks, *planned, "--out", module],
         "validate": [
-            *(*graph, "--pipeline", ranks, *planned, "--module", module, *FACTORY),
+            *(*graph, "--pipeline", ranks, *planned, "--module", module, *factory),
             *("--out", measured[1]),
         ],
         "report": [
@@ -51,6 +56,7 @@ def commands(folder: Path, memory: int, microbatches: int = 3) -> dict[str, list
     }
 
 
+@pytest.mark.long
 def test_from_a_factory_to_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The ranks are processes of their own, held to one process and to the bytes."""
     torch.set_num_threads(1)
@@ -68,6 +74,18 @@ def test_from_a_factory_to_a_report(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert {event["pid"] for event in events} == {1, 2}
     _lose_a_rank(tmp_path)
     _bad_input(tmp_path, capsys)
+
+
+def test_a_rank_whose_peak_is_that_of_the_loss(tmp_path: Path) -> None:
+    """Whether a loss draws random numbers is found out without a byte, as the referee has it."""
+    torch.set_num_threads(1)
+    for command, words in commands(tmp_path, 10**7, 1, "losing", "one_f_one_b").items():
+        assert main([command, *words]) == 0, command
+    pipeline = read_pipeline(tmp_path / "ranks" / "pipeline.json")
+    measured = read_pipeline_measurement(tmp_path / "measurement.json")
+    assert [row.measured_peak for row in measured.ranks] == pipeline.peaks
+    last = pipeline.actions[-1]
+    assert max(last, key=lambda action: action.peak).kind == "loss"
 
 
 def _lose_a_rank(folder: Path) -> None:

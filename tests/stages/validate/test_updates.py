@@ -34,7 +34,7 @@ def test_three_steps_are_compared_and_nothing_changes(planned: Any) -> None:
     graph, built, load, optimizer = planned
     before = copy.deepcopy(built.model.state_dict())
     state = torch.get_rng_state()
-    assert check_updates(graph, built, load, optimizer, None) == ""
+    assert check_updates(graph, built, load, optimizer) == ""
     assert torch.equal(torch.get_rng_state(), state) and not optimizer.state
     after = built.model.state_dict()
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
@@ -49,5 +49,5 @@ def test_an_update_that_is_wrong_is_told(planned: Any, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Updates, "update", wrong)
     graph, built, load, optimizer = planned
-    said = check_updates(graph, built, load, optimizer, None)
+    said = check_updates(graph, built, load, optimizer)
     assert said == "After 3 steps of AdamW, 3.weight differs."

@@ -17,9 +17,9 @@ from schemas.graph import Graph, write_graph
 from schemas.measurement import read_line, read_measurement
 from stages.combine.schedule.opening import open_schedule
 from stages.device.factory import Built, check_result
+from stages.device.identity import describe_device
 from stages.generate.package import package, write_directory
 from stages.profile import measure
-from stages.profile.device import describe_device
 from stages.profile.library import open_library
 from stages.profile.profile import profile
 from stages.replay.referee import replay
@@ -226,6 +226,7 @@ def test_a_loss_must_be_there_as_it_was_traced(graph: Graph, tmp_path: Path) -> 
         validate(graph, check_result((*net(), total), "net"), PLAN, tmp_path, 0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["gpt2", "resnet", "loss", "own loss"])
 def test_replay_predicts_the_peak_to_the_byte(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -313,6 +314,7 @@ def test_the_command_builds_no_model_for_an_infeasible_plan(graph: Graph, tmp_pa
         ({"peak": "large"}, "peak is 'large', which a plan cannot have"),
         ({"budget_bytes": True}, "budget_bytes is True, which a plan cannot have"),
         ({"budget_bytes": -(1 << 62)}, f"budget_bytes is {-(1 << 62)}, which a plan cannot have"),
+        ({"threads": 0}, "threads is 0, which a plan cannot have"),
         ({"gpu": 5}, "the plan does not say what it takes of a GPU"),
         ({"gpu": {"reserved": -1}}, "gpu.reserved is -1, which a plan cannot have"),
         ({"transfers": {}}, "the plan does not say what it sends"),
@@ -341,3 +343,21 @@ def test_the_command_writes_measurement_and_line(
         cli.run(parser.parse_args([*words, "--pairs", "-1"]))
     with pytest.raises(ConfigError, match="--arguments"):
         cli.run(parser.parse_args([*words, "--arguments", "{"]))
+
+
+def test_a_plan_is_validated_with_the_threads_of_its_costs(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some workspaces depend on how many there are: a plan does not fail for having others."""
+    monkeypatch.chdir(Path(__file__).parents[3])
+    parser, words = command(graph, {**PLAN, "threads": 2}, tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"--threads 1: the costs of .*plan\.json were measured with 2"
+    ):
+        cli.run(parser.parse_args([*words, "--threads", "1"]))
+    seen: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "set_num_threads", seen.append)
+        for more in ((), ("--threads", "2")):
+            cli.run(parser.parse_args([*words, *more]))
+    assert seen == [2, 2]

@@ -99,6 +99,8 @@ def _missing(job: Job) -> str:
         return f"the strategy {strategy} is new"
     if job.rule in ("choose", "choose_kernels"):
         return f"the budget {job.wildcards['budget']} is new for {strategy}"
+    if job.rule == "compile_search":
+        return ""
     files = job.reason.partition("Missing output files: ")[2].partition(";")[0]
     return f"missing: {files}"
 
@@ -113,4 +115,6 @@ def _changed(reason: str) -> str:
         return "its source, or what that imports, was edited"
     if re.search(r"machine [0-9a-f]{16}", new):
         return "the device is described, or its description was edited"
+    if "--threads" in new:
+        return "the number of threads changed"
     return SETTINGS

@@ -92,6 +92,7 @@ def _nodes(problem: Problem, cluster: Cluster) -> list[int]:
     return [*cluster.forward, problem.loss, *cluster.backward]
 
 
+@pytest.mark.long
 def test_equal_clusters_are_solved_once() -> None:
     sizes = {"layers": 3, "width": 32, "heads": 2, "vocabulary": 50, "batch": 1, "tokens": 8}
     graph, costs = traced("data.models:gpt2", **sizes)
@@ -103,6 +104,7 @@ def test_equal_clusters_are_solved_once() -> None:
     assert len(options.known) < len([c for m in members for c in (m, *m.members)])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("factory", "arguments"),
     [

@@ -44,6 +44,7 @@ def played(name: str, planner: str) -> list[Replay]:
     ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", JOINS)
 def test_all_plans_are_valid_and_take_the_time_and_no_more_memory_than_planned(name: str) -> None:
     _, _, step = step_of(name)

@@ -51,6 +51,7 @@ def plan(folder: Path, strategy: str, budget: str, *more: str, **changed: Any) -
     return main(["chain", *given, "--budget", budget, *more])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", OFFLOADERS)
 def test_a_plan_is_written_as_its_referee_plays_it(name: str, tmp_path: Path) -> None:
     assert planner(name).about is OFFLOADERS[name]

@@ -10,9 +10,10 @@ from itertools import pairwise
 
 import pytest
 
+from schemas.frontier import BUDGETS
 from schemas.problem import Node, Problem, Storage
 from stages.combine.polish.polisher import Polisher
-from stages.combine.polish.sweeping import MISSES, MOST, STEP, grid
+from stages.combine.polish.sweeping import MISSES, STEP, grid
 
 State = tuple[int, frozenset[int]]
 
@@ -144,9 +145,11 @@ def test_a_grid_ends_at_the_least_and_has_no_more_budgets_than_it_may() -> None:
         budgets = grid(highest, least)
         assert budgets[0] == highest
         assert least <= budgets[-1] < max(least / STEP, 2)
-        assert len(budgets) <= MOST
+        assert len(budgets) <= BUDGETS
         assert all(more > less for more, less in pairwise(budgets))
-    assert [len(grid(10**11, least)) for least in (10**10, 10**9)] == [MOST, MOST]
+    assert [len(grid(10**11, least)) for least in (10**10, 10**9)] == [BUDGETS, BUDGETS]
+    assert [len(grid(10**11, 10**10, most)) for most in (12, 2, 1)] == [12, 2, 1]
+    assert grid(100, 50, 3) == [100, 70, 50]
     assert len(grid(10**11, 5 * 10**10)) == 29
 
 

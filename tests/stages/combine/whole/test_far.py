@@ -47,6 +47,7 @@ def test_what_has_room_in_the_other_memory_stays_there() -> None:
     assert with_disk[1].replay.steps == Search(roomy).best().replay.steps
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("short", [1, STATES // 3, STATES * 2 // 3])
 def test_states_without_room_are_in_the_third_memory(short: int) -> None:
     tight = task(9_000_000, room=PARAMETERS + STATES - short)
@@ -65,6 +66,7 @@ def test_states_without_room_are_in_the_third_memory(short: int) -> None:
     assert lanes >= {"host/from-disk", "host/to-disk"}
 
 
+@pytest.mark.long
 @settings(max_examples=5, deadline=None)
 @given(
     share=st.floats(0.3, 1.2),
@@ -90,12 +92,14 @@ def test_the_referee_plays_every_plan(
     assert states <= room
 
 
+@pytest.mark.long
 def test_a_slower_disk_is_never_faster() -> None:
     tight = task(9_000_000, room=PARAMETERS + STATES * 2 // 3)
     fast, slow = (planned(tight, replace(DISK, bandwidth=b))[1].seconds for b in (5e9, 1e7))
     assert fast < slow
 
 
+@pytest.mark.long
 def test_parameters_stay_with_their_states_where_the_same_search_finds_that_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

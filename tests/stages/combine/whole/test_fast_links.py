@@ -11,6 +11,7 @@ from stages.combine.whole.search import Search
 from tests.stages.combine.whole.test_search import task
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("budget", "host"), [(9_000_000, None), (7_000_000, 1e9)])
 def test_what_a_faster_link_has_time_for_is_found(budget: int, host: float | None) -> None:
     """Activations leave and no parameter is there when the step begins: neither helps alone."""

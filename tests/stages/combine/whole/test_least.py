@@ -48,6 +48,7 @@ def measured(peak: int, away_peak: int, spare: bool = False) -> Task:
     return task_of(FLOATS, COSTS, link, costs, 10**9, 1, 1, given)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("peak", "away_peak", "here"), [(3_000_000, 1000, 0.0), (1000, 3_000_000, 1.0)]
 )

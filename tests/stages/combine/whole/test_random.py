@@ -23,6 +23,7 @@ DRAWING = replace(
 """Layers of which the op that runs again draws, as a dropout does."""
 
 
+@pytest.mark.sample("adds")
 @pytest.mark.parametrize("bandwidth", [2e8, 1e9, 5e9])
 @pytest.mark.parametrize("adds", [False, True])
 def test_what_moves_does_not_come_between_a_random_state_and_its_draw(

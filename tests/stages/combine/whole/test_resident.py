@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from schemas.actions import Optimise
 from schemas.measured_updates import MeasuredUpdates
 from stages.combine.whole.bound import least_whole_seconds
@@ -51,6 +53,7 @@ def test_states_stay_where_there_is_room_and_no_plan_is_slower() -> None:
     assert len(own.resident) == 6 and found.seconds < best.seconds
 
 
+@pytest.mark.long
 def test_states_stay_where_that_takes_no_time_but_moves_less() -> None:
     """Transfers that nobody waits for are transfers, too."""
     search = Search(measured(40_000_000, float("inf")))

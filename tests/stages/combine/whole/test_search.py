@@ -151,6 +151,7 @@ class Exhaustive(Search):
         return super().look(choice)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_slow_plans_are_not_played_and_the_best_is_the_same(microbatches: int) -> None:
     planned = task(9_000_000, 3e8, microbatches=microbatches)

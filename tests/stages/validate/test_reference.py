@@ -1,0 +1,223 @@
+"""The model's own step, measured once for all of its plans."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from schemas.errors import ArtifactError, ConfigError
+from schemas.graph import Graph
+from schemas.measurement import read_line, read_measurement
+from schemas.reference import Reference, read_reference, write_reference
+from stages.device.factory import Built, check_result
+from stages.device.identity import describe_device
+from stages.trace.trace import trace
+from stages.validate import cli, reference_command
+from stages.validate.compare import Trail, digests_of, equal_digests, same_bits
+from stages.validate.comparison import ORIGINAL_STEP, SEED
+from stages.validate.reference import Original, measure_original
+from stages.validate.rounds import ROUNDS
+from stages.validate.validate import validate
+from tests.stages.validate.test_validate import PLAN, command, net, written
+
+torch.set_num_threads(1)
+FACTORY = ("--factory", "tests.stages.validate.test_validate:net", "--pairs", "2")
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return trace(check_result(net(), "net"), "net")
+
+
+@pytest.fixture
+def built() -> Built:
+    torch.manual_seed(SEED)
+    return check_result(net(), "net")
+
+
+@pytest.fixture(scope="module")
+def original(graph: Graph) -> Original:
+    torch.manual_seed(SEED)
+    return measure_original(graph, "0" * 64, check_result(net(), "net"), 3, "cpu")
+
+
+def measured(
+    graph: Graph, built: Built, folder: Path, body: str, original: Original | None
+) -> tuple[Any, list[str]]:
+    """What validation finds of a module, and what it tells of its steps."""
+    told: list[str] = []
+    package = written(folder / "module", body)
+    plan = {**PLAN, "peak": original.reference.peak if original else 0}
+
+    def report(done: int, most: int, what: str) -> None:
+        assert done < most
+        told.append(what)
+
+    return validate(graph, built, plan, package, 3, report=report, original=original), told
+
+
+def test_the_model_is_not_run_beside_a_plan_that_gives_the_same(
+    graph: Graph, built: Built, original: Original, tmp_path: Path
+) -> None:
+    found, told = measured(graph, built, tmp_path, "return model", original)
+    measurement = found.measurement
+    assert told and not any(what.startswith(ORIGINAL_STEP) for what in told)
+    assert not any("model's own" in what for what in told)
+    assert (measurement.verdict, measurement.bits_equal) == ("feasible", True)
+    assert measurement.output_difference == measurement.gradient_difference == 0.0
+    assert measurement.measured_peak == measurement.unplanned_peak == original.reference.peak
+    assert measurement.unplanned_accumulate_peak == original.reference.accumulate_peak
+    assert measurement.pairs == 3 and len(original.reference.seconds) == 3
+    ratios = (measurement.time_ratio_first_quartile, measurement.time_ratio)
+    assert 0 < ratios[0] <= ratios[1] <= measurement.time_ratio_third_quartile
+    assert [point for point in found.line if point.run == "unplanned"] == list(original.line)
+    assert original.line
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "model.first.weight.register_hook(lambda grad: grad + 0.5)\nreturn model",
+        "model.norm.momentum = 0.5\nreturn model",
+        "model.drop.p = 0.4\nreturn model",
+        "model.calls = 0\n"
+        "def later(module, args, output):\n"
+        "    module.calls += 1\n"
+        "    return {**output, 'result': output['result'] + (module.calls > 4)}\n"
+        "model.register_forward_hook(later)\nreturn model",
+    ],
+)
+def test_a_plan_that_differs_is_compared_with_the_model_itself(
+    graph: Graph, built: Built, original: Original, tmp_path: Path, body: str
+) -> None:
+    """The sentence and the differences are those of a validation that runs both."""
+    found, told = measured(graph, built, tmp_path, body, original)
+    torch.manual_seed(SEED)
+    alone, _ = measured(graph, check_result(net(), "net"), tmp_path, body, None)
+    assert any(what.startswith(ORIGINAL_STEP) for what in told) or body.startswith("model.calls")
+    for name in ("output_difference", "gradient_difference", "buffer_difference", "bits_equal"):
+        assert getattr(found.measurement, name) == getattr(alone.measurement, name)
+    beginnings = [each.measurement.sentence.partition(";")[0] for each in (found, alone)]
+    assert beginnings[0] == beginnings[1].removesuffix(".") or found.measurement.bits_equal
+
+
+def test_each_round_is_known_but_those_that_another_contains(original: Original) -> None:
+    contained = {one.contains for one in ROUNDS if one.contains}
+    assert set(original.reference.rounds) == {one.name for one in ROUNDS} - contained
+    assert all(all(digests.values()) for digests in original.reference.rounds.values())
+
+
+def test_digests_are_equal_where_bits_are() -> None:
+    nan, other = torch.tensor([math.nan, 1.0]), torch.tensor([-math.nan, 1.0])
+    things: list[Any] = [
+        *(nan, other, torch.tensor([1.0, math.nan]), torch.tensor([0.0]), torch.tensor([-0.0])),
+        *(torch.tensor([0]), torch.tensor(0.0), torch.zeros(1, 1), torch.zeros(3, 2).t()),
+        *(torch.zeros(2, 3), torch.tensor([1 + 2j]), torch.tensor([1 - 2j]).conj()),
+        *(torch.tensor([1.5], dtype=torch.bfloat16), torch.tensor([True]), True, 1, 1.0, None),
+        *("1", "structure"),
+    ]
+    trails = [digests_of(Trail({"thing": thing}, {}, {})) for thing in things]
+    for one, mine in zip(things, trails, strict=True):
+        for another, theirs in zip(things, trails, strict=True):
+            assert equal_digests(mine, theirs) == same_bits(one, another), (one, another)
+    for odd in (object(), math.nan, torch.eye(2).to_sparse()):
+        unknown = digests_of(Trail({"thing": odd}, {}, {}))
+        assert not equal_digests(unknown, unknown)
+
+
+REFERENCE = Reference("a" * 64, describe_device("cpu"), {"": {"x": "b" * 64}, "empty": {}}, 5, 6)
+
+
+def test_a_reference_is_read_as_it_was_written(tmp_path: Path) -> None:
+    whole = replace(REFERENCE, seconds=(0.25, 0.5), lost=0.125)
+    for one in (whole, replace(whole, rounds={}, peak=None, accumulate_peak=None, seconds=())):
+        write_reference(tmp_path / "reference.arrow", one)
+        assert read_reference(tmp_path / "reference.arrow") == one
+
+
+@pytest.mark.parametrize(
+    "changes", [{"peak": -1}, {"peak": 1.5}, {"seconds": (-0.5,)}, {"lost": "much"}]
+)
+def test_a_reference_of_no_step_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    write_reference(tmp_path / "r.arrow", replace(REFERENCE, **changes))
+    with pytest.raises(ArtifactError, match="has bytes or seconds that no step takes"):
+        read_reference(tmp_path / "r.arrow")
+
+
+@pytest.fixture
+def commands(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The words that validate a module, after the reference was measured by the command."""
+    monkeypatch.chdir(Path(__file__).parents[3])
+    words = command(graph, PLAN, tmp_path)[1]
+    own = argparse.ArgumentParser()
+    reference_command.add_arguments(own)
+    where = [
+        "--graph",
+        str(tmp_path / "graph.arrow"),
+        "--out",
+        str(tmp_path / "own/reference.arrow"),
+    ]
+    reference_command.run(own.parse_args([*FACTORY, *where]))
+    with pytest.raises(ConfigError, match="--pairs 0: must be 1 or more"):
+        reference_command.run(own.parse_args([*FACTORY, *where, "--pairs", "0"]))
+    return words
+
+
+def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    cli.run(parser.parse_args(words))
+
+
+def test_the_commands_share_one_reference(
+    commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reference = tmp_path / "own/reference.arrow"
+    run([*commands, "--reference", str(reference)], capsys)
+    found, known = read_measurement(tmp_path / "measurement.arrow"), read_reference(reference)
+    assert found.bits_equal and found.unplanned_peak == known.peak
+    assert found.unplanned_time in (*known.seconds, sum(known.seconds) / 2)
+    lines = read_line(tmp_path / "line.arrow")
+    assert [point for point in lines if point.run == "unplanned"] == read_line(
+        tmp_path / "own/line.arrow"
+    )
+
+
+def test_a_reference_of_other_threads_is_not_used(
+    commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reference = tmp_path / "own/reference.arrow"
+    known = read_reference(reference)
+    threads = replace(known.device, threads=known.device.threads + 1)
+    write_reference(reference, replace(known, device=threads, peak=1, seconds=(1e6, 1e6)))
+    run([*commands, "--reference", str(reference)], capsys)
+    found = read_measurement(tmp_path / "measurement.arrow")
+    assert found.bits_equal and found.unplanned_peak == known.peak
+    assert found.unplanned_time is not None and found.unplanned_time < 1e6
+
+
+def test_a_reference_of_another_model_is_refused(
+    commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reference = tmp_path / "own/reference.arrow"
+    write_reference(reference, replace(read_reference(reference), graph="1" * 64))
+    with pytest.raises(ConfigError, match="was measured of another graph than"):
+        run([*commands, "--reference", str(reference)], capsys)
+
+
+def test_a_model_without_memory_on_the_device_has_no_figures(
+    graph: Graph, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(type(built.model), "forward", full)
+    found = measure_original(graph, "0" * 64, built, 2, "cpu")
+    assert found.reference.peak is None and not found.reference.seconds
+    assert not any(found.reference.rounds.values()) and not found.line
