@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from schemas.errors import ModelError
 from stages.device.caches import register_caches
@@ -43,6 +43,7 @@ from stages.trace.refusals import (
     check_model,
     check_placeholder,
     check_shared,
+    fake_constants,
     reason,
     tensor_constant,
 )
@@ -346,18 +347,6 @@ def _constants(built: Built, graph: fx.GraphModule) -> dict[fx.Node, torch.Tenso
     return constants
 
 
-def _fake_constants(built: Built) -> str:
-    """Says which plain tensor attributes of a model have no data."""
-    names = [
-        f"{path}.{name}" if path else name
-        for path, module in built.model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, FakeTensor)
-    ]
-    named = f" ({', '.join(names)})" if names else ""
-    return f"a tensor of the model{named} has no data under fake tensors"
-
-
 def _contributions(gradient: fx.Node) -> list[fx.Node]:
     """What autograd adds up to a gradient, in its order: what is made first arrives first, and is
     the left or the right one of a sum, as either can be overwritten."""
@@ -398,7 +387,7 @@ def _errors(built: Built) -> Iterator[None]:
         raise
     except Exception as error:
         if "Unexpected fake buffer" in str(error):
-            raise FakeConstantError(_fake_constants(built)) from error
+            raise FakeConstantError(fake_constants(built)) from error
         where = location_of(error)
         place = f" at {where}" if where else ""
         why = f"{reason(built.model, error)}{shorter_way(built, error)}"

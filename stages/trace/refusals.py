@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -311,3 +312,15 @@ def tensor_constant(label: str, value: Any) -> torch.Tensor:
         f"{label}: the model uses a {type(value).__name__} inside an operator, which a plan "
         "cannot keep: let it use tensors"
     )
+
+
+def fake_constants(built: Built) -> str:
+    """Says which plain tensor attributes of a model have no data."""
+    names = [
+        f"{path}.{name}" if path else name
+        for path, module in built.model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, FakeTensor)
+    ]
+    named = f" ({', '.join(names)})" if names else ""
+    return f"a tensor of the model{named} has no data under fake tensors"

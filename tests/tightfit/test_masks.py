@@ -166,8 +166,8 @@ def trained(folder: Path, store: Path, planned: bool) -> list[torch.Tensor]:
     model = grouped()
     arguments = transformers.TrainingArguments(
         output_dir=str(folder), per_device_train_batch_size=2, num_train_epochs=1, use_cpu=True,
-        report_to=[], remove_unused_columns=False, save_strategy="no", disable_tqdm=True,
-        logging_strategy="no",
+        report_to=[], remove_unused_columns=False, save_strategy="no",
+        disable_tqdm=True, logging_strategy="no",
     )  # fmt: skip
     trainer = InOrder(model, arguments, data_collator=padded, train_dataset=Texts())
     if planned:
