@@ -156,8 +156,10 @@ def plan(
         solver = (engine, str(peaks), str(saves))
         linked = None if machine is None else Path(machine)
         route = Route(store, device, strategy, solver, jobs, telling, linked, kernels).linked(disk)
-        travelling = {"with_eager": with_eager, "with_libraries": with_libraries}
-        route = replace(route, **travelling, full_check=check == FULL)
+        full = check == FULL
+        route = replace(
+            route, with_eager=with_eager, with_libraries=with_libraries, full_check=full
+        )
         check_accumulating(accumulating, optimizer, microbatches)
         shapes = len(given)
         check_parameters(parameters, optimizer, route, otherwise, cuda_graphs, shapes, microbatches)

@@ -245,8 +245,8 @@ def time_calls(
     `before` runs ahead of each call, outside the measured time. Repeats for `limit` seconds, but
     `least` times, and at most `most` times; for up to three times as long where the spread exceeds
     `steady`. Of calls that take so long by themselves three that agree are enough. Those that other
-    work disturbed count only where fewer than `least` were left alone. On CUDA the time is that of the device,
-    without the launch, on the host that without what other work took of it
+    work disturbed count only where fewer than `least` were left alone. On CUDA the time is that of
+    the device, without the launch, on the host that without what other work took of it
     (`stages.device.clocks`); `repeatable` says that a call may be run several times after one
     `before`.
     """

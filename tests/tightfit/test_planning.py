@@ -161,7 +161,7 @@ def test_what_is_no_call_of_a_model(arguments: Any, words: str, store: Path) -> 
         ({"jobs": 0}, "jobs is 0, expected a number of at least 1"),
         ({"engine": "gurobi"}, 'engine: "gurobi"'),
         ({"strategy": "rokmate"}, "rokmate.*rockmate"),
-        ({"check": "quick"}, 'check is \'quick\', expected True, False or "full"'),
+        ({"check": "quick"}, "check is 'quick', expected True, False or \"full\""),
         ({"otherwise": "orig"}, 'otherwise is \'orig\', expected "error", "original" or "copy"'),
         ({"cuda_graphs": True}, "cuda_graphs needs a GPU, and the model is on cpu"),
         ({"cuda_graphs": "yes"}, "cuda_graphs is 'yes', expected True or False"),
