@@ -166,8 +166,10 @@ def plan(
         solver = (engine, str(peaks), str(saves))
         linked = None if machine is None else Path(machine)
         route = Route(store, device, strategy, solver, jobs, telling, linked, kernels).linked(disk)
-        travelling = {"with_eager": with_eager, "with_libraries": with_libraries}
-        route = replace(route, **travelling, full_check=check == FULL)
+        full = check == FULL
+        route = replace(
+            route, with_eager=with_eager, with_libraries=with_libraries, full_check=full
+        )
         check_gradients(accumulating, keep_gradients, optimizer, microbatches)
         gradients = GradientSettings(accumulating, keep_gradients)
         shapes = len(given)

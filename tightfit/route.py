@@ -220,9 +220,8 @@ class Route:
         point = frontier.parent / folder
         files = ("--graph", graph, "--costs", costs)
         asked = ("--budget", budget, "--engine", self.engine)
-        words = (*files, *asked, *([] if search else ["--no-search"]))
-        given = ("choose", "--frontier", frontier, *words, "--out", point)
-        self.run(*given, parts=_searches, reuse=True)
+        more = ("--frontier", frontier, "--out", point, *([] if search else ["--no-search"]))
+        self.run("choose", *files, *asked, *more, parts=_searches, reuse=True)
         return read_plan(point / "plan.json"), point
 
     def module(self, graph: Path, point: Path, beside: tuple[Path, Path] | None = None) -> Path:

@@ -30,6 +30,9 @@ Line = list[tuple[float, int]]
 
 _MARK = "tightfit mark "
 
+FEW = 3
+"""Repeated calls that are enough where these take long."""
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -241,9 +244,9 @@ def time_calls(
 
     `before` runs ahead of each call, outside the measured time. Repeats for `limit` seconds, but
     `least` times, and at most `most` times; for up to three times as long where the spread exceeds
-    `steady`, or fewer than `least` of the calls were left alone by other work. The calls that it
-    disturbed count only where there are so few others. On CUDA the time is that of the device,
-    without the launch, on the host that without what other work took of it
+    `steady`. Of calls that take so long by themselves three that agree are enough. Those that other
+    work disturbed count only where fewer than `least` were left alone. On CUDA the time is that of
+    the device, without the launch, on the host that without what other work took of it
     (`stages.device.clocks`); `repeatable` says that a call may be run several times after one
     `before`.
     """
@@ -275,12 +278,16 @@ def _repeated(
         seconds.append(clock(call))
         if not clock.disturbed:
             calm.append(seconds[-1])
-        spent = time.perf_counter() - started
-        over = spent > 3 * limit or len(seconds) >= 3 * most
-        if len(seconds) >= least and (spent > limit or len(seconds) >= most):
-            enough = len(calm) >= least
+        spent, count = time.perf_counter() - started, len(seconds)
+        over = spent > 3 * limit or count >= 3 * most
+        enough = len(calm) >= min(least, count)
+        if FEW <= count < least and over:
             timing = summarise(calm if enough else seconds)
-            if over or (enough and timing.spread <= steady):
+            if timing.spread <= steady / 2:
+                return timing, enough
+        elif count >= least and (spent > limit or count >= most):
+            timing = summarise(calm if enough else seconds)
+            if over or timing.spread <= steady:
                 return timing, enough
 
 

@@ -83,7 +83,20 @@ def test_calls_that_other_work_disturbs_count_only_where_there_are_few_others(
     calls = itertools.count()
     threads(tmp_path, a=0)
     found = time_calls("cpu", lambda: call(1), limit=math.inf, most=10)
-    assert (found.median, found.repeats) == (3.0, 30) and found.lost == pytest.approx(0.7)
+    assert (found.median, found.repeats) == (3.0, 10) and found.lost == pytest.approx(0.7)
+
+
+def test_long_calls_that_agree_are_timed_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("stages.device.meter.time.perf_counter", lambda: now[0])
+
+    def take(seconds: float) -> None:
+        now[0] += seconds
+
+    assert time_calls("cpu", lambda: take(1.0)).repeats == 3
+    unequal = itertools.cycle([1.0, 1.0, 2.0])
+    assert time_calls("cpu", lambda: take(next(unequal))).repeats == 5
+    assert time_calls("cpu", lambda: take(0.02)).repeats == 5
 
 
 def test_timings_tell_what_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
