@@ -268,7 +268,9 @@ def _measured(asked: Asked, name: str, share: str) -> list[Step]:
         reads=[graph],
         estimate=35,
     )
-    budget = json.loads((folder / "budgets.json").read_text())[share] if folder.exists() else "50%"
+    budgets = folder / "budgets.json"
+    known = json.loads(budgets.read_text()) if budgets.exists() else {}
+    budget = known.get(share, "50%")
     planning = plan_commands(folder / "graph.arrow", costs, place, {share: budget}, 8)
     planned = Step(
         f"8 {name}: planned by these",
