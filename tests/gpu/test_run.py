@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from schemas.costs import Costs
+from schemas.machine import MACHINES
 from stages.device.factory import check_result
-from stages.generate.package import timeless
+from stages.profile.roofline import roofline
 from stages.trace.trace import trace
 from stages.validate.load import load_package
 from tests.gpu import __main__ as command
@@ -211,7 +212,7 @@ def test_what_travels_is_counted(tmp_path: Path) -> None:
 def test_costs_that_are_described_far_off_are_listed() -> None:
     """Those first that take most of the measured step."""
     graph = trace(check_result(llama(), "llama"), "llama")
-    described = timeless(graph)
+    described = roofline(graph, MACHINES / "h100.json")
     rows = [replace(row, seconds=1.0) for row in described.rows.values()]
     described = Costs(rows, described.device)
     slow = graph.ops[1]
