@@ -242,7 +242,7 @@ def _fits(argument: Any, wanted: Any) -> bool:
 
 
 _ACCEPTED: dict[str, tuple[type, ...]] = {
-    "TensorType": (Text, bool, int, float, complex),
+    "TensorType": (Text, bool, int, float, complex, type(None)),
     "IntType": (int,),
     "SymIntType": (int,),
     "FloatType": (int, float),

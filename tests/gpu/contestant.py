@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,52 +18,73 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.device.devices import entered, is_out_of_memory, kept_random_states
-from stages.device.factory import Sample, check_result, move
+from stages.device.devices import entered, is_out_of_memory, kept_random_states, wait_for
+from stages.device.factory import Built, Sample, move
 from stages.device.leaves import map_leaves
 from stages.replay.gpu_memory import FURTHER
 from stages.validate.load import load_planned
 from stages.validate.measure import gpu_use, measure_alone, measure_memory, taken_memory
 from stages.validate.step import Stepper, forget_gradients
-from tests.gpu.models import MODELS
+from tests.gpu.models import MODELS, made_on
+from tests.gpu.sizes import COMPILE, EAGER, FULL, GRAPHS, PLAN, SAVED, SEED, SELECTIVE, SIZES, WAYS
 
-SEED, PROJECTIONS = 7, 8
-
-EAGER, CHECKPOINT, COMPILE, PLAN = "eager", "checkpoint", "compile", "plan"
-GRAPHS = "graphs"
-"""A plan that is launched as CUDA graphs."""
-WAYS = (EAGER, CHECKPOINT, COMPILE, PLAN, GRAPHS)
+PROJECTIONS = 8
 WARM = 3
 """Steps after which a plan's CUDA graphs are captured and were replayed."""
 
 
+class _SavedOnHost(nn.Module):
+    """A model whose saved tensors wait in pinned memory of the host."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()):
+            return self.model(*args, **kwargs)
+
+
 def measured(
-    name: str, size: str, way: str, device: str, budget: float, module: str, steps: int
+    name: str,
+    size: str,
+    way: str,
+    device: str,
+    budget: float,
+    module: str,
+    steps: int,
+    bits: bool = True,
 ) -> dict[str, Any]:
-    """What one way takes: `budget` is the compiler's, `module` the folder of a plan."""
-    torch.manual_seed(SEED)
-    made = check_result(MODELS[name](size, way == CHECKPOINT), name)
-    built, on_host = move(made, device), made.samples[0]
+    """What one way takes: `budget` is the compiler's, `module` the folder of a plan. Without `bits`
+    the gradients are not compared bit by bit, which takes a second for each gigabyte of them."""
+    if name == "resnet" and way in (EAGER, FULL) and computes_nothing(device):
+        torch.backends.cudnn.enabled = False
+    checkpoint = way if way in (FULL, SELECTIVE) else ""
+    original, on_host = made_on(device, name, size, checkpoint)
+    built = move(Built(original, [on_host]), device)
     model, stepper = built.model, Stepper([0], None)
     held = [built.samples.pop()]
-    if way == PLAN:
-        model = load_planned(module, model)
-    elif way == GRAPHS:
-        model = load_planned(module, model, cuda_graphs=True)
+    if way in (PLAN, GRAPHS):
+        model = load_planned(module, model, **({"cuda_graphs": True} if way == GRAPHS else {}))
+    elif way == SAVED:
+        model = _SavedOnHost(model)
     elif way == COMPILE:
         backend = "inductor" if device.startswith("cuda") else "aot_eager_decomp_partition"
         model = torch.compile(model, backend=backend)  # type: ignore[assignment]
+    started = time.perf_counter()
     with entered(device), _budget(way, budget):
         if way == COMPILE:
             stepper.run(model, held[0])
             forget_gradients(model, held[0])
+            wait_for(device)
+        compiling = time.perf_counter() - started
         taken = taken_memory(model, stepper, held[0], device, WARM if way == GRAPHS else 2)
         renewed = renewed_memory(model, stepper, held, on_host, device)
         sample = held[0]
-        sketch = _sketch(model, stepper, sample)
+        sketch = _sketch(model, stepper, sample, bits)
         peak = measure_memory(model, stepper, sample, device)[0].peak
-        seconds = measure_alone(model, stepper, sample, steps, device).planned
-    fixed = sum(tensor.untyped_storage().nbytes() for tensor in _distinct(built.model, sample))
+        times = measure_alone(model, stepper, sample, steps, device)
+    fixed = sum(tensor.untyped_storage().nbytes() for tensor in _distinct(original, sample))
     return {
         "peak": peak,
         "requested": None if taken is None else taken.most.requested,
@@ -71,11 +93,19 @@ def measured(
         "renewed": renewed,
         "context": None if taken is None else taken.context,
         "fixed": fixed,
-        "seconds": seconds.median,
-        "spread": seconds.spread,
-        "steps": seconds.repeats,
+        "seconds": times.planned.median,
+        "spread": times.planned.spread,
+        "waited": times.waited,
+        "compiling": compiling if way == COMPILE else None,
+        "samples": SIZES[name][size]["batch"] * SIZES[name][size].get("tokens", 1),
+        "steps": times.planned.repeats,
         "gradients": sketch,
     }
+
+
+def computes_nothing(device: str) -> bool:
+    """Whether a device is that of `tests.gpu.cuda_stubs`, which has no cuDNN."""
+    return device.startswith("cuda") and "stub" in torch.cuda.get_device_name(device)
 
 
 def renewed_memory(
@@ -104,12 +134,14 @@ def _budget(way: str, budget: float) -> Iterator[None]:
         yield
         return
     import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
 
-    with functorch.patch(activation_memory_budget=budget):
+    drawing = inductor.patch(fallback_random=True)  # random numbers as eager draws them
+    with functorch.patch(activation_memory_budget=budget), drawing:
         yield
 
 
-def _sketch(model: nn.Module, stepper: Stepper, sample: Sample) -> dict[str, Any]:
+def _sketch(model: nn.Module, stepper: Stepper, sample: Sample, bits: bool) -> dict[str, Any]:
     """Of the gradients of one seeded step: the digest of their bits, their norm, and their products
     with a few random vectors, which tell how far two sets of gradients are apart."""
     buffers = [buffer.clone() for buffer in model.buffers()]
@@ -120,11 +152,13 @@ def _sketch(model: nn.Module, stepper: Stepper, sample: Sample) -> dict[str, Any
         torch.manual_seed(SEED)
         output, _ = stepper.run(model, sample)
         digest.update(_bytes(output))
+        loss = float(output.detach())
         for number, parameter in enumerate(model.parameters()):
             if parameter.grad is None:
                 continue
             gradient = parameter.grad
-            digest.update(_bytes(gradient))
+            if bits:
+                digest.update(_bytes(gradient))
             flat = gradient.detach().reshape(-1).float()
             square += float(flat.square().sum(dtype=torch.float64))
             generator = torch.Generator(flat.device).manual_seed(number)
@@ -135,7 +169,8 @@ def _sketch(model: nn.Module, stepper: Stepper, sample: Sample) -> dict[str, Any
     with torch.no_grad():
         for buffer, old in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(old)
-    return {"bits": digest.hexdigest(), "norm": square**0.5, "products": products}
+    told = digest.hexdigest() if bits else ""
+    return {"loss": loss, "bits": told, "norm": square**0.5, "products": products}
 
 
 def _bytes(tensor: Tensor) -> bytes:
@@ -154,15 +189,16 @@ def _distinct(model: nn.Module, sample: Sample) -> Iterator[Tensor]:
 
 
 def told(module: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What is measured, or why nothing is: the plan of a module (the empty text for none) does not
-    fit in its budget, or the step on the device."""
+    """What is measured beside what was predicted, or why nothing is: the plan of a module (the
+    empty text for none) does not fit in its budget, or the step on the device."""
     plan: dict[str, Any] = {}
     if module:
         plan = json.loads((Path(module).parent / "plan.json").read_text())
     if plan.get("verdict") == "infeasible":
         return {"infeasible": plan["sentence"]}
+    predicted = {name: plan.get(name) for name in ("budget_bytes", "peak", "seconds", "gpu")}
     try:
-        return measure()
+        return {**measure(), **({"predicted": predicted} if plan else {})}
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -178,11 +214,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--budget", type=float, default=1.0)
     parser.add_argument("--module", default="")
+    parser.add_argument("--no-bits", action="store_true")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     given = (asked.model, asked.size, asked.way, asked.device, asked.budget, asked.module)
-    result = told(asked.module, lambda: measured(*given, asked.steps))
+    result = told(asked.module, lambda: measured(*given, asked.steps, not asked.no_bits))
     asked.out.write_text(json.dumps(result))
 
 

@@ -1,7 +1,12 @@
 """The models of the benchmark, plain and small in code: nothing is downloaded.
 
 Each factory returns `(model in training mode, (args, kwargs))`; the output is the loss. With
-`checkpointed`, every block runs under `torch.utils.checkpoint`.
+`checkpoint` "full" every block runs under `torch.utils.checkpoint`, with "selective" so that it
+keeps what torchtitan keeps. Sizes are "full", those that are measured; "small", those of a first
+look at a GPU; and "tiny", for a CPU.
+
+On a GPU attention runs the flash kernel where it can. By itself PyTorch takes cuDNN's for half
+precision on an H100, which runs nowhere else.
 """
 
 from __future__ import annotations
@@ -11,51 +16,65 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from tests.gpu.sizes import DROPOUT, GPT2, LLAMA, LLAMA3, RESNET, SEED, SIZES
 
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
 
-GPT2 = {
-    "full": {
-        "layers": 36,
-        "width": 1280,
-        "heads": 20,
-        "vocabulary": 50257,
-        "tokens": 1024,
-        "batch": 8,
-    },
-    "tiny": {"layers": 2, "width": 16, "heads": 2, "vocabulary": 9, "tokens": 32, "batch": 8},
+_SAVED = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
 }
-"""GPT2-large."""
-LLAMA = {
-    "full": {
-        "layers": 22, "width": 2048, "heads": 32, "groups": 4, "hidden": 5632,
-        "vocabulary": 32000, "tokens": 2048, "batch": 4,
-    },
-    "tiny": {
-        "layers": 4, "width": 16, "heads": 4, "groups": 2, "hidden": 24,
-        "vocabulary": 9, "tokens": 32, "batch": 8,
-    },
-}  # fmt: skip
-"""TinyLlama's 1.1 billion parameters."""
-RESNET: dict[str, dict[str, Any]] = {
-    "full": {"stages": (3, 4, 23, 3), "width": 64, "classes": 1000, "batch": 64, "size": 224},
-    "tiny": {"stages": (2, 2), "width": 4, "classes": 5, "batch": 2, "size": 32},
-}
-"""ResNet-101."""
+"""What torchtitan's selective checkpointing keeps; of products of matrices it keeps every other."""
+
+
+def _flash_first() -> None:
+    """PyTorch puts cuDNN's attention first when it chooses for the first time."""
+    if torch.cuda.is_available() and hasattr(torch._C, "_set_sdp_priority_order"):
+        each = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16, device="cuda")
+        torch._fused_sdp_choice(each, each, each)
+        torch._C._set_sdp_priority_order([1, 2, 0, 3])
+
+
+_flash_first()
+
+
+def selective() -> Any:
+    """The contexts of torchtitan's selective checkpointing of one block."""
+    counts = {False: 0, True: 0}
+
+    def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        if operator == torch.ops.aten.mm.default:
+            counts[context.is_recompute] += 1
+            if counts[context.is_recompute] % 2 == 0:
+                return CheckpointPolicy.PREFER_RECOMPUTE
+        found = operator in _SAVED
+        return CheckpointPolicy.MUST_SAVE if found else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
 
 
 class _Blocks(nn.Module):
     """Blocks one after the other, each under a checkpoint where asked."""
 
-    def __init__(self, blocks: list[nn.Module], checkpointed: bool) -> None:
+    def __init__(self, blocks: list[nn.Module], checkpoint: str) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
-        self.checkpointed = checkpointed
+        self.checkpoint = checkpoint
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+            if self.checkpoint == "selective":
+                x = checkpoint(block, x, use_reentrant=False, context_fn=selective)
+            else:
+                x = checkpoint(block, x, use_reentrant=False) if self.checkpoint else block(x)
         return x
 
 
@@ -66,19 +85,23 @@ class _Gpt2Block(nn.Module):
         self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attend, self.gather = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.drop = nn.Dropout(DROPOUT)
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.attend(self.before(x)).chunk(3, -1)
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.gather(mixed.transpose(1, 2).flatten(2))
-        return x + self.narrow(functional.gelu(self.widen(self.between(x)), approximate="tanh"))
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=DROPOUT, is_causal=True
+        )
+        x = x + self.drop(self.gather(mixed.transpose(1, 2).flatten(2)))
+        wide = functional.gelu(self.widen(self.between(x)), approximate="tanh")
+        return x + self.drop(self.narrow(wide))
 
 
 class Gpt2(nn.Module):
-    """GPT-2 with tied embeddings."""
+    """GPT-2 with dropout and tied embeddings."""
 
-    def __init__(self, sizes: dict[str, int], checkpointed: bool) -> None:
+    def __init__(self, sizes: dict[str, Any], checkpoint: str) -> None:
         super().__init__()
         width = sizes["width"]
         self.words = nn.Embedding(sizes["vocabulary"], width)
@@ -86,12 +109,12 @@ class Gpt2(nn.Module):
         blocks: list[nn.Module] = [
             _Gpt2Block(width, sizes["heads"]) for _ in range(sizes["layers"])
         ]
-        self.blocks = _Blocks(blocks, checkpointed)
-        self.norm = nn.LayerNorm(width)
+        self.blocks = _Blocks(blocks, checkpoint)
+        self.norm, self.drop = nn.LayerNorm(width), nn.Dropout(DROPOUT)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.norm(self.blocks(self.words(tokens) + self.places(places)))
+        x = self.norm(self.blocks(self.drop(self.words(tokens) + self.places(places))))
         logits = functional.linear(x, self.words.weight)
         return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
@@ -111,7 +134,7 @@ class _LlamaBlock(nn.Module):
     cosine: Tensor
     sine: Tensor
 
-    def __init__(self, sizes: dict[str, int]) -> None:
+    def __init__(self, sizes: dict[str, Any]) -> None:
         super().__init__()
         width, hidden = sizes["width"], sizes["hidden"]
         self.heads, self.groups = sizes["heads"], sizes["groups"]
@@ -125,8 +148,13 @@ class _LlamaBlock(nn.Module):
         self.gate = nn.Linear(width, hidden, bias=False)
         self.widen = nn.Linear(width, hidden, bias=False)
         self.narrow = nn.Linear(hidden, width, bias=False)
-        steps = torch.arange(0, self.depth, 2) / self.depth
-        angles = torch.arange(sizes["tokens"])[:, None] / 10000**steps
+        self.tokens = sizes["tokens"]
+        self.reset_angles()
+
+    def reset_angles(self, device: str = "cpu") -> None:
+        """The buffers of the rotary positions."""
+        steps = torch.arange(0, self.depth, 2, device=device) / self.depth
+        angles = torch.arange(self.tokens, device=device)[:, None] / 10000**steps
         angles = torch.cat([angles, angles], -1)
         self.register_buffer("cosine", angles.cos(), persistent=False)
         self.register_buffer("sine", angles.sin(), persistent=False)
@@ -156,11 +184,11 @@ class _LlamaBlock(nn.Module):
 class Llama(nn.Module):
     """A model like Llama: rotary positions, grouped queries, gated layers."""
 
-    def __init__(self, sizes: dict[str, int], checkpointed: bool) -> None:
+    def __init__(self, sizes: dict[str, Any], checkpoint: str) -> None:
         super().__init__()
         self.words = nn.Embedding(sizes["vocabulary"], sizes["width"])
         blocks: list[nn.Module] = [_LlamaBlock(sizes) for _ in range(sizes["layers"])]
-        self.blocks = _Blocks(blocks, checkpointed)
+        self.blocks = _Blocks(blocks, checkpoint)
         self.norm = _RmsNorm(sizes["width"])
         self.head = nn.Linear(sizes["width"], sizes["vocabulary"], bias=False)
 
@@ -196,7 +224,7 @@ def _convolution(inward: int, outward: int, size: int, stride: int = 1) -> list[
 class Resnet(nn.Module):
     """A residual network of bottlenecks."""
 
-    def __init__(self, sizes: dict[str, Any], checkpointed: bool) -> None:
+    def __init__(self, sizes: dict[str, Any], checkpoint: str) -> None:
         super().__init__()
         width = sizes["width"]
         self.stem = nn.Sequential(*_convolution(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
@@ -207,7 +235,7 @@ class Resnet(nn.Module):
                 stride = 2 if number and not place else 1
                 blocks.append(_Bottleneck(inward, width << number, stride))
                 inward = 4 * (width << number)
-        self.blocks = _Blocks(blocks, checkpointed)
+        self.blocks = _Blocks(blocks, checkpoint)
         self.head = nn.Linear(inward, sizes["classes"])
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -215,31 +243,60 @@ class Resnet(nn.Module):
         return functional.cross_entropy(self.head(x), labels)
 
 
-def gpt2(size: str = "tiny", checkpointed: bool = False) -> tuple[nn.Module, Sample]:
+def gpt2(size: str = "tiny", checkpoint: str = "") -> tuple[nn.Module, Sample]:
     """GPT2-large in bfloat16."""
     sizes = GPT2[size]
-    return Gpt2(sizes, checkpointed).to(torch.bfloat16).train(), _words(sizes)
+    return Gpt2(sizes, checkpoint).to(torch.bfloat16).train(), _words(sizes)
 
 
-def llama(size: str = "tiny", checkpointed: bool = False) -> tuple[nn.Module, Sample]:
+def llama(size: str = "tiny", checkpoint: str = "") -> tuple[nn.Module, Sample]:
     """A model like Llama of a billion parameters, in bfloat16."""
     sizes = LLAMA[size]
-    return Llama(sizes, checkpointed).to(torch.bfloat16).train(), _words(sizes)
+    return Llama(sizes, checkpoint).to(torch.bfloat16).train(), _words(sizes)
 
 
-def resnet(size: str = "tiny", checkpointed: bool = False) -> tuple[nn.Module, Sample]:
+def llama3(size: str = "tiny", checkpoint: str = "") -> tuple[nn.Module, Sample]:
+    """Eight layers of Llama 3 8B, in bfloat16."""
+    sizes = LLAMA3[size]
+    return Llama(sizes, checkpoint).to(torch.bfloat16).train(), _words(sizes)
+
+
+def resnet(size: str = "tiny", checkpoint: str = "") -> tuple[nn.Module, Sample]:
     """ResNet-101 in float32."""
     sizes = RESNET[size]
-    images = torch.randn(sizes["batch"], 3, sizes["size"], sizes["size"])
-    labels = torch.randint(sizes["classes"], (sizes["batch"],))
-    return Resnet(sizes, checkpointed).train(), ((images, labels), {})
+    return Resnet(sizes, checkpoint).train(), _images(sizes)
 
 
-def _words(sizes: dict[str, int]) -> Sample:
+def _words(sizes: dict[str, Any]) -> Sample:
     shape = (sizes["batch"], sizes["tokens"])
     tokens, labels = (torch.randint(sizes["vocabulary"], shape) for _ in range(2))
     return (tokens, labels), {}
 
 
-MODELS = {"gpt2": gpt2, "llama": llama, "resnet": resnet}
+def _images(sizes: dict[str, Any]) -> Sample:
+    images = torch.randn(sizes["batch"], 3, sizes["size"], sizes["size"])
+    return (images, torch.randint(sizes["classes"], (sizes["batch"],))), {}
+
+
+MODELS = {"gpt2": gpt2, "llama": llama, "llama3": llama3, "resnet": resnet}
 """The factories by name."""
+
+
+def made_on(device: str, name: str, size: str, checkpoint: str = "") -> tuple[nn.Module, Sample]:
+    """A model whose parameters are made on a device, where that takes no time, and a sample on the
+    host; the same for the same device and seed."""
+    torch.manual_seed(SEED)
+    sample = (_images if name == "resnet" else _words)(SIZES[name][size])
+    with torch.device("meta"):
+        model, _ = MODELS[name](size, checkpoint)
+    model = model.to_empty(device=device)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.reset_running_stats()
+        elif isinstance(module, _LlamaBlock):
+            module.reset_angles(device)
+            module.to(next(module.parameters()).dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.02) if parameter.dim() > 1 else parameter.fill_(1.0)
+    return model, sample

@@ -9,22 +9,33 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.steps import COMPILER, FUSED, NAMES, SHARES, TIGHT
-
 DONE, FAILED, LACKS, LATE, WAITS = "done", "failed", "lacks", "too long", "waits"
 
 Result = dict[str, Any]
 
 HEADS = (
-    *("way", "peak MB", "predicted", "reserved MB", "predicted", "on new inputs", "predicted"),
-    *("context MB", "ms", "/ eager", "gradients"),
-    *("ms as CUDA graphs", "reserved MB", "gradients"),
+    *("way", "peak MB", "predicted", "requested MB", "predicted", "reserved MB", "predicted"),
+    *(
+        "on new inputs",
+        "asked",
+        "context MB",
+        "ms",
+        "/ eager",
+        "samples or tokens / s",
+        "gradients",
+    ),
 )
-WHOLE = (
-    *("AdamW", "AdamW at a third", "AdamW, parameters away"),
-    "AdamW of torchao on the host",
-)
-"""Ways to make whole steps."""
+PARTS = {
+    "1": "It runs: small models, planned elsewhere",
+    "2": "Budgets: TinyLlama, 4 x 2048 tokens, bfloat16",
+    "3": "Gradients: GPT2-large with dropout",
+    "4": "Speed: eight layers of Llama 3 8B, 1 x 8192 tokens, bfloat16",
+    "5": "Time at half and a fifth of the activations",
+    "6": "Activations on the host",
+    "7": "Whole steps with AdamW",
+    "8": "Measured costs, tests",
+}
+"""What the names of steps begin with."""
 
 
 class Record:
@@ -85,96 +96,94 @@ def markdown(data: dict[str, Any]) -> str:
     for number, machine in enumerate(data["machines"]):
         told = ", ".join(f"{key} {value}" for key, value in machine.items())
         lines += [f"Machine {number}: {told}.", ""]
-    for name in NAMES:
-        rows = _rows(name, steps)
-        if rows:
-            lines += [f"## {name}, {data['about']['size']}", "", f"| {' | '.join(HEADS)} |"]
-            lines += ["|---" * len(HEADS) + "|"]
-            lines += [*rows, ""]
-    lines += _whole_steps(steps)
-    lines += ["## Steps", "", "| step | | seconds | |", "|---|---|---|---|"]
-    for name, found in steps.items():
-        said = str(found.get("said", "")).replace("|", "/").replace("\n", " ")
-        lines.append(f"| {name} | {found['state']} | {found.get('seconds', 0):.0f} | {said} |")
+    for part, title in PARTS.items():
+        own = {name[2:]: found for name, found in steps.items() if name.startswith(f"{part} ")}
+        if own:
+            lines += [f"## {part}. {title}", "", *_tables(own), *_states(own), ""]
     return "\n".join(lines) + "\n"
 
 
-def _rows(name: str, steps: dict[str, Result]) -> list[str]:
-    """A row for each way to train a model that was measured. A peak is that of the step, without
-    parameters and inputs; reserved is all that the process took, on the same inputs and on new ones
-    for each step."""
-    eager = steps.get(f"{name}: eager", {}).get("result")
-    plans = [f"at a {share}" for share in SHARES]
-    linked = [f"at a {share} with the link" for share in TIGHT]
-    ways = [(name, way) for way in ("eager", "checkpoint", *plans, *linked)]
-    ways += [(f"{name}{FUSED}", way) for way in plans]
-    ways += [(name, f"compile {budget}") for budget in COMPILER]
-    rows = []
-    for model, way in ways:
-        result = steps.get(f"{model}: {way}", {}).get("result")
-        if not result:
-            continue
-        told = way if model == name else f"fused, {way}"
-        if "peak" not in result:
-            said = result.get("infeasible") or "does not fit"
-            rows.append(f"| {told} | {said} {'| ' * (len(HEADS) - 2)}|")
-            continue
-        plan = steps.get(f"{model}: plan {way}", {}).get("result") or {}
-        gpu = plan.get("gpu") or {}
-        cells = [told, _mb(result["peak"]), _foretold(plan.get("peak"), result["peak"])]
-        for what in ("reserved", "renewed"):
-            cells += [_mb(result[what]), _foretold(gpu.get(what), result[what])]
-        cells.append(_mb(result["context"]))
-        cells += [f"{result['seconds'] * 1e3:.1f}", *_beside(result, eager)]
-        cells += _as_graphs(steps.get(f"{model}: {way} as CUDA graphs", {}), result)
-        rows.append(f"| {' | '.join(cells)} |")
-    return rows
+def _tables(steps: dict[str, Result]) -> list[str]:
+    """The tables of what was measured in a part."""
+    results = {name: found["result"] for name, found in steps.items() if found.get("result")}
+    trained = {
+        name: each for name, each in results.items() if "gradients" in each or "plans" in each
+    }
+    whole = {name: each for name, each in results.items() if "parameters" in each}
+    lines = []
+    if trained:
+        lines += [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
+        for name, each in trained.items():
+            eager = results.get(f"{name.partition(':')[0]}: eager")
+            lines.append(f"| {name} | {' | '.join(_row(each, eager))} |")
+        lines.append("")
+    if whole:
+        lines += [
+            "| whole step | peak MB | always there MB | ms | / plain | parameters |",
+            "|---" * 6 + "|",
+        ]
+        plain = next((each for name, each in whole.items() if name.endswith(": AdamW")), None)
+        lines += [
+            f"| {name} | {' | '.join(_whole(each, plain))} |" for name, each in whole.items()
+        ] + [""]
+    for name, each in results.items():
+        if name not in trained and name not in whole:
+            said = each.get("sentence") or each.get("infeasible") or each.get("told")
+            said = said or ("does not fit" if "out_of_memory" in each else "")
+            lines += [f"{name}: {said}", ""] if said else []
+    return lines
 
 
-def _whole_steps(steps: dict[str, Result]) -> list[str]:
-    """Steps with AdamW, plain and with their states in the other memory: the peak of a step above
-    parameters and states of the device, and these."""
-    rows = []
-    for name in NAMES:
-        plain = steps.get(f"{name}: AdamW", {}).get("result")
-        for way in WHOLE:
-            result = steps.get(f"{name}: {way}", {}).get("result")
-            if not result:
-                continue
-            if "peak" not in result:
-                said = result.get("infeasible") or "does not fit"
-                rows.append(f"| {name}: {way} | {said} | | | | |")
-                continue
-            ratio, equal = "", "not compared"
-            if plain and "peak" in plain:
-                ratio = f"{result['seconds'] / plain['seconds']:.3f}"
-                equal = "equal" if result["parameters"] == plain["parameters"] else "other bits"
-            sizes = f"{_mb(result['peak'])} | {_mb(result['there'])}"
-            rows.append(f"| {name}: {way} | {sizes} | {1e3 * result['seconds']:.1f} | {ratio} | "
-                        f"{equal} |")  # fmt: skip
-    head = "| whole steps | peak MB | always there MB | ms | / plain | parameters |"
-    return ["## Whole steps", "", head, "|---" * 6 + "|", *rows, ""] if rows else []
+def _states(steps: dict[str, Result]) -> list[str]:
+    """A row for each step: how long it took, of how long it was likely to take, and what it said
+    last."""
+    lines = ["| step | | seconds | estimate | |", "|---|---|---|---|---|"]
+    for name, found in steps.items():
+        said = str(found.get("said", "")).replace("|", "/").replace("\n", " ")
+        seconds, estimate = found.get("seconds", 0), found.get("estimate", 0)
+        lines.append(f"| {name} | {found['state']} | {seconds:.0f} | {estimate:.0f} | {said} |")
+    return lines
 
 
-def _as_graphs(step: Result, plain: Result) -> list[str]:
-    """A plan that is launched as CUDA graphs: its time, what it takes of the device, and its
-    gradients beside those of the same plan without."""
-    found = step.get("result")
-    if not found:
-        return ["", "", str(step.get("said", "")).replace("|", "/")]
-    if "peak" not in found:
-        return ["does not fit", "", ""]
-    gradients = _beside(found, plain)[1]
-    return [f"{found['seconds'] * 1e3:.1f}", _mb(found["reserved"]), gradients]
+def _row(result: Result, eager: Result | None) -> list[str]:
+    """What was measured of a way to train, each beside what was predicted. A peak is that of the
+    step, without parameters and inputs; requested and reserved is all that the process took, on the
+    same inputs and on new ones for each step, without CUDA's context."""
+    plan = result.get("predicted") or {}
+    gpu = plan.get("gpu") or {}
+    cells = [_mb(result["peak"]), _foretold(plan.get("peak"), result["peak"])]
+    for what in ("requested", "reserved"):
+        cells += [_mb(result[what]), _foretold(gpu.get(what), result[what])]
+    cells += [_mb(result["renewed"]), _mb(plan.get("budget_bytes")), _mb(result["context"])]
+    pace = f"{result['samples'] / result['seconds']:.0f}"
+    return [*cells, f"{result['seconds'] * 1e3:.1f}", *_beside(result, eager, pace)]
 
 
-def _beside(result: Result, eager: Result | None) -> list[str]:
-    """The time and the gradients of a way, relative to eager's."""
-    if not eager or "peak" not in eager:
-        return ["", "not compared"]
+def _beside(result: Result, eager: Result | None, pace: str) -> list[str]:
+    """The time and the gradients of a way, relative to eager's; equal by their bits where these
+    were compared."""
+    if not eager or "gradients" not in eager:
+        return ["", pace, "not compared"]
     mine, other = result["gradients"], eager["gradients"]
     ratio = f"{result['seconds'] / eager['seconds']:.3f}"
-    return [ratio, "equal" if mine["bits"] == other["bits"] else f"{apart(mine, other):.1e} apart"]
+    if mine["bits"] and mine["bits"] == other["bits"]:
+        return [ratio, pace, "equal"]
+    return [ratio, pace, f"{apart(mine, other):.1e} apart"]
+
+
+def _whole(result: Result, plain: Result | None) -> list[str]:
+    """The peak of a whole step above parameters and states of the device, and these."""
+    ratio, equal = "", "not compared"
+    if plain:
+        ratio = f"{result['seconds'] / plain['seconds']:.3f}"
+        equal = "equal" if result["parameters"] == plain["parameters"] else "other bits"
+    return [
+        _mb(result["peak"]),
+        _mb(result["there"]),
+        f"{1e3 * result['seconds']:.1f}",
+        ratio,
+        equal,
+    ]
 
 
 def apart(mine: Result, other: Result) -> float:

@@ -1,42 +1,57 @@
-"""What `tests/gpu/run.sh` does, step by step, the most telling first."""
+"""What `tests/gpu/run.sh` does, part by part, the most telling first.
+
+Plans are those that `python -m tests.gpu.prepare` left in a folder; nothing is planned before the
+last part.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests.gpu.estimates import START, contestant
+from tests.gpu.sizes import COMPILE, EAGER, FULL, GRAPHS, PLAN, SAVED, SELECTIVE
+
 ROOT = Path(__file__).parents[2]
-
-SHARES = {"half": "50%", "third": "33%", "fifth": "20%"}
-"""Budgets by how much of the activations they keep."""
-
-COMPILER = (0.5, 0.2)
-"""Values of the compiler's `activation_memory_budget`."""
 
 STAGES = ("numpy", "pyarrow")
 PLANNING = (*STAGES, "numba", "pulp", "highspy")
 TESTS = (*PLANNING, "pytest", "hypothesis")
 
-NAMES = ("gpt2", "resnet", "llama")
-
-FUSED = "-fused"
-"""What the names of models end with whose plans run fused kernels."""
-PLANNED = {"plan": "", "graphs": " as CUDA graphs", "linked": " with the link"}
-"""Ways to train that run a plan, with what their steps are called beside its budget."""
-
-TIGHT = ("third", "fifth")
-"""Budgets at which activations are also sent to the host."""
+SMALL = ("gpt2", "resnet", "llama")
+"""The models of the first part."""
+SMALL_SHARE = "75%"
+"""Their budget, "most": what cuBLAS keeps is a third of their bytes."""
+FRONTIER = 3
+"""How many of the commands that plan make the frontier that plans are taken from."""
+SHARES = {"half": "50%", "third": "33%", "fifth": "20%"}
+"""Budgets by how much of the activations they keep."""
+COMPILER = (0.5, 0.33, 0.2, 0.05)
+"""Values of the compiler's `activation_memory_budget` whose memory is compared."""
+CHOSEN: dict[str, dict[str, str]] = {
+    "llama": SHARES,
+    "llama3": {FULL: FULL, SELECTIVE: SELECTIVE},
+    "gpt2": {"half": "50%"},
+    "resnet": {"half": "50%", "fifth": "20%"},
+}
+"""The budgets of the plans of each model; those that name a way to train are the bytes that it
+reserves."""
+LINKED = ("gpt2", "fifth")
+"""The model and the share of a plan that sends activations to the host."""
+LIMIT = 3.0
+"""A step is ended after so many times its estimate, and half a minute."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Commands to run, one after the other unless `together`, within `limit` seconds in all.
+    """Commands to run, one after the other, within `limit` seconds in all.
 
-    `needs` are packages, `after` the steps whose success it builds on, `reads` files that it waits
-    for, `result` a JSON file that it leaves.
+    `estimate` are the seconds that it is likely to take. Steps in a row with the same `group` run
+    at a time, `width` of them at most. `needs` are packages, `after` the steps whose success it
+    builds on, `reads` files that it waits for, `result` a JSON file that it leaves.
     """
 
     name: str
@@ -45,241 +60,356 @@ class Step:
     needs: Sequence[str] = STAGES
     after: Sequence[str] = ()
     result: Path | None = None
-    together: bool = False
     reads: Sequence[Path] = ()
+    estimate: float = 0.0
+    group: str = ""
+    width: int = 1
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the steps are for: a folder, a device, models of a size ("full" or "tiny")."""
+    """What the steps are for: a folder to write, a device, models of a size ("full" or "tiny"), and
+    the folder with the plans."""
 
     out: Path
     device: str
     size: str
-    strategy: str = "rockmate"
+    plans: Path
+
+    @property
+    def small(self) -> str:
+        """The size of the models of the first part."""
+        return "small" if self.size == "full" else "tiny"
 
 
 def steps(asked: Asked) -> list[Step]:
     """All steps in their order."""
-    found = _tests(asked)
-    for name in names(asked):
-        found += _model(asked, name)
-    found += [_plans(asked), _battery(asked)]
-    for name in names(asked):
-        found += _budgets(asked, name)
-    found += _linked(asked)
-    for name in NAMES:
-        found += _whole(asked, name)
-    if asked.device.startswith("cuda"):
+    return [
+        *_runs(asked),
+        *_budgets(asked),
+        *_gradients(asked),
+        *_speed(asked),
+        *_others(asked),
+        *_links(asked),
+        *_whole(asked),
+        *_rest(asked),
+    ]
+
+
+def _runs(asked: Asked) -> list[Step]:
+    """Part 1: small models, planned elsewhere, against eager."""
+    found = []
+    for name in SMALL:
+        folder = asked.plans / f"{name}-{asked.small}"
+        module, result = folder / "most" / "module", asked.out / name / "validated.arrow"
+        words = ["validate", "--factory", f"tests.gpu.models:{name}", "--search-path", ROOT]
+        words += ["--arguments", json.dumps({"size": asked.small}), "--device", asked.device]
+        words += ["--graph", folder / "graph.arrow", "--plan", folder / "most" / "plan.json"]
+        words += ["--module", module, "--pairs", 5, "--out", result]
+        found.append(
+            Step(
+                f"1 {name}: bits, bytes",
+                [_python("tests.gpu.validated", *words)],
+                90,
+                result=result.with_suffix(".json"),
+                reads=[module],
+                estimate=20,
+                group="1",
+                width=3,
+            )
+        )
+    if _is_gpu(asked):
+        small = replace(asked, size=asked.small)
+        found.append(_way(small, "llama", EAGER, part=1, group="1"))
+        found.append(_way(small, "llama", GRAPHS, "most", part=1, group="1"))
+        found.append(_tests("1 tests of operators", ["tests/stages/device"], 25))
+    return found
+
+
+def _budgets(asked: Asked) -> list[Step]:
+    """Part 2: budgets are kept, beside those of the compiler. Times do not count, so that some run
+    at a time."""
+    found = [_way(asked, "llama", EAGER, part=2)]
+    found += [_way(asked, "llama", PLAN, share, part=2) for share in SHARES]
+    budgets = COMPILER if asked.size == "full" else COMPILER[:1]
+    found += [_way(asked, "llama", COMPILE, str(budget), part=2) for budget in budgets]
+    return [replace(step, group="2", width=3 if _is_gpu(asked) else 2) for step in found]
+
+
+def _gradients(asked: Asked) -> list[Step]:
+    """Part 3: gradients with dropout, against eager with the same random state."""
+    found = [_way(asked, "gpt2", EAGER, part=3), _way(asked, "gpt2", PLAN, "half", part=3)]
+    budgets = ("0.0", "0.5") if asked.size == "full" else ("0.0",)
+    found += [_way(asked, "gpt2", COMPILE, budget, part=3) for budget in budgets]
+    return [replace(step, group="3", width=2) for step in found]
+
+
+def _speed(asked: Asked) -> list[Step]:
+    """Part 4: tokens a second in the bytes of checkpointing."""
+    found = [_way(asked, "llama3", way, part=4, bits=False) for way in (EAGER, FULL, SELECTIVE)]
+    found[2:2] = [_way(asked, "llama3", PLAN, FULL, part=4, bits=False)]
+    found += [_way(asked, "llama3", PLAN, SELECTIVE, part=4, bits=False)]
+    if _is_gpu(asked):
         found += [
-            _measured(asked, name, "graphs", share, after=[f"{name}: plan at a {share}"])
-            for share in SHARES
-            for name in names(asked)
+            _way(asked, "llama3", GRAPHS, FULL, part=4, bits=False),
+            _way(asked, "llama3", GRAPHS, SELECTIVE, part=4, bits=False),
+            _way(asked, "llama3", COMPILE, "1.0", part=4, bits=False),
+            _way(asked, "llama3", COMPILE, "0.5", part=4, bits=False),
         ]
     return found
 
 
-def names(asked: Asked) -> list[str]:
-    """Of the models, those with fused kernels last; tiny ones are not worth compilers."""
-    return [*NAMES, *([f"{name}{FUSED}" for name in NAMES] if asked.size == "full" else [])]
-
-
-def _python(*words: object) -> list[str]:
-    return [sys.executable, "-m", *map(str, words)]
-
-
-def _tests(asked: Asked) -> list[Step]:
-    """The files with tests for CUDA, each a step; their other tests run elsewhere."""
-    files = sorted(
-        str(path.relative_to(ROOT))
-        for path in (ROOT / "tests").rglob("test_*.py")
-        if "mark.cuda" in path.read_text() and path.parent != Path(__file__).parent
-    )
-    own = "tests/gpu/test_on_gpu.py"
-    marks = ["-m", "cuda", "-p", "no:cacheprovider"]
+def _others(asked: Asked) -> list[Step]:
+    """Part 5: the time of plans of other models; Rockmate's is 1.05 of eager's for GPT2-large at
+    half."""
     return [
-        Step(f"tests {file}", [_python("pytest", file, *marks)], 240, TESTS)
-        for file in [own, *files]
+        _way(asked, "gpt2", EAGER, part=5, bits=False),
+        _way(asked, "gpt2", PLAN, "half", part=5, bits=False),
+        _way(asked, "resnet", EAGER, part=5),
+        *(_way(asked, "resnet", PLAN, share, part=5) for share in CHOSEN["resnet"]),
     ]
 
 
-def _battery(asked: Asked) -> Step:
-    """Uses of planned modules beside their originals, in parts at a time."""
-    words = ["tests.battery", "--no-zoo", "--strategies", "recompute", "--device", asked.device]
-    if asked.size == "tiny":
-        return Step(
-            "battery", [_python(*words, "--models", "mlp", "--uses", "outputs")], 240, TESTS
+def _links(asked: Asked) -> list[Step]:
+    """Part 6: the link to the host, a plan that sends activations over one of the speed that was
+    described, and `save_on_cpu`."""
+    machine = asked.out / "machine.json"
+    words = ["machine", "--device", asked.device, "--out", machine]
+    words += ["--size", "256MiB" if asked.size == "full" else "1MiB"]
+    name, share = LINKED
+    return [
+        Step("6 link", [_python("stages", *words)], 60, result=machine, estimate=15),
+        _way(asked, name, PLAN, f"{share}-linked", part=6),
+        _way(asked, name, SAVED, part=6),
+    ]
+
+
+def _whole(asked: Asked) -> list[Step]:
+    """Part 7: whole steps with AdamW: plain, with the states on the host, and torchao's optimizer,
+    which keeps its states there."""
+    name = "llama"
+    words: list[object] = ["--model", name, "--size", asked.size, "--device", asked.device]
+    words += ["--steps", 5 if asked.size == "full" else 2]
+    module = asked.plans / f"{name}-{asked.size}" / "third" / "module"
+    ways: list[tuple[str, list[object], list[Path], float]] = [
+        ("AdamW", [], [], 20),
+        ("AdamW at a third, states on the host", ["--module", module], [module], 40),
+    ]
+    if _is_gpu(asked):
+        ways.append(("AdamW of torchao on the host", ["--peer"], [], 30))
+    found = []
+    for label, more, reads, seconds in ways:
+        result = asked.out / name / f"{label.replace(' ', '-').replace(',', '')}.json"
+        command = _python("tests.gpu.whole", *words, *more, "--out", result)
+        found.append(
+            Step(
+                f"7 {name}: {label}",
+                [command],
+                120,
+                result=result,
+                reads=reads,
+                estimate=START + seconds,
+            )
         )
-    parts = [_python(*words, "--fast", "--part", f"{part}/8") for part in range(8)]
-    return Step("battery", parts, 240, TESTS, together=True)
+    return found
 
 
-def _model(asked: Asked, name: str) -> list[Step]:
-    """One model of the benchmark: planned, and measured beside its rivals."""
-    folder = asked.out / name
-    graph, costs = folder / "graph.arrow", folder / "costs.arrow"
-    blocks, options = folder / "blocks.arrow", folder / "options.arrow"
-    files = ("--graph", graph, "--costs", costs)
-    fused = name.endswith(FUSED)
-    model = name.removesuffix(FUSED)
-    factory = ("--factory", f"tests.gpu.models:{model}", "--search-path", ROOT)
-    arguments = ("--arguments", json.dumps({"size": asked.size}))
-    on = ("--device", asked.device)
-    traced = folder / "eager.arrow" if fused else graph
-    tracing = ["trace", *factory, *arguments, *on, "--name", name, "--out", traced]
-    fusing = ("fuse", "--graph", traced, *on, "--jobs", _jobs(asked), "--out", graph)
-    captured = [_python("stages", *tracing)]
-    if fused:
-        captured = [_python("stages", *tracing, "--channels-last"), _python("stages", *fusing)]
-    profiling = ("profile", "--graph", graph, "--library", asked.out / "store", *on, "--out", costs)
-    grid = ("--engine", "highs", "--peaks", 4, "--saves", 6, "--jobs", _jobs(asked))
-    planning = [
-        ("partition", *files, "--out", blocks),
-        ("solve", "--blocks", blocks, "--store", asked.out / "store", *grid, "--out", options),
+def _rest(asked: Asked) -> list[Step]:
+    """Part 8: costs as measured, beside the described ones; a plan with these; tests and
+    battery."""
+    found = []
+    for name in ("llama3", "gpt2"):
+        found += _measured(asked, name, FULL if name == "llama3" else "half")
+    found.append(_planned_there(asked))
+    files = (
+        ["tests/gpu/test_on_gpu.py"]
+        if _is_gpu(asked)
+        else ["tests/stages/replay/test_allocator.py"]
+    )
+    found.append(_tests("8 tests", files, 90))
+    if _is_gpu(asked):
+        found.append(
+            _tests("8 tests of packages", ["tests/stages/generate", "tests/stages/validate"], 90)
+        )
+    words = ["tests.battery", "--no-zoo", "--strategies", "recompute", "--device", asked.device]
+    few = (
+        ["--models", "mlp", "--uses", "outputs"]
+        if asked.size == "tiny"
+        else ["--fast", "--part", "0/8"]
+    )
+    found.append(Step("8 battery", [_python(*words, *few)], 240, TESTS, estimate=90))
+    return found
+
+
+def _measured(asked: Asked, name: str, share: str) -> list[Step]:
+    """The costs of a model as measured there, each beside the described one, and its plan by these
+    costs."""
+    folder, place = asked.plans / f"{name}-{asked.size}", asked.out / name / "again"
+    graph, costs, compared = folder / "graph.arrow", place / "costs.arrow", place / "compared.json"
+    words = [
+        "profile",
+        "--graph",
+        graph,
+        "--library",
+        asked.out / "store",
+        "--device",
+        asked.device,
     ]
-    rivals = [] if fused else [_measured(asked, name, way) for way in ("eager", "checkpoint")]
-    return [
-        *rivals,
-        Step(f"{name}: trace", captured, 300 if fused else 180),
-        Step(f"{name}: profile", [_python("stages", *profiling)], 240, after=[f"{name}: trace"]),
-        Step(
-            f"{name}: solve",
-            [_python("stages", *words) for words in planning],
-            240,
-            PLANNING,
-            [f"{name}: profile"],
+    words += ["--out", costs]
+    comparing = ["--graph", graph, "--costs", costs, "--described", folder / "costs.arrow"]
+    profiled = Step(
+        f"8 {name}: costs",
+        [
+            _python("stages", *words),
+            _python("tests.gpu.compare_costs", *comparing, "--out", compared),
+        ],
+        120,
+        result=compared,
+        reads=[graph],
+        estimate=35,
+    )
+    budgets = folder / "budgets.json"
+    known = json.loads(budgets.read_text()) if budgets.exists() else {}
+    budget = known.get(share, "50%")
+    planning = plan_commands(folder / "graph.arrow", costs, place, {share: budget}, 8)
+    planned = Step(
+        f"8 {name}: planned by these",
+        planning,
+        240,
+        PLANNING,
+        [profiled.name],
+        estimate=120,
+        result=place / share / "plan.json",
+    )
+    run = _way(asked, name, PLAN, share, part=8, bits=False)
+    command = [
+        str(place / share / "module") if str(folder) in word else word for word in run.commands[0]
+    ]
+    again = replace(
+        run,
+        commands=[command],
+        name=f"{run.name} by measured costs",
+        after=[planned.name],
+        reads=[],
+    )
+    return [profiled, planned, again]
+
+
+def plan_commands(
+    graph: Path,
+    costs: Path,
+    place: Path,
+    budgets: dict[str, str],
+    jobs: int,
+    more: Sequence[object] = (),
+    strategy: str = "rockmate",
+) -> list[list[str]]:
+    """The commands that plan a traced model for budgets by name, and write their packages below
+    `place`."""
+    files = ["--graph", graph, "--costs", costs]
+    blocks, options = place / "blocks.arrow", place / "options.arrow"
+    frontier = place / f"{strategy}.arrow"
+    solving = ["--engine", "highs", "--peaks", 4, "--saves", 6, "--jobs", jobs, "--out", options]
+    found = [
+        _python("stages", "partition", *files, "--out", blocks),
+        _python("stages", "solve", "--blocks", blocks, "--store", place / "store", *solving),
+        _python(
+            "stages",
+            "combine",
+            *files,
+            "--blocks",
+            blocks,
+            "--options",
+            options,
+            "--strategy",
+            strategy,
+            "--workers",
+            jobs,
+            *more,
+            "--out",
+            frontier,
         ),
     ]
-
-
-def _plans(asked: Asked) -> Step:
-    """The frontiers of all models at a time: that of a large one takes minutes of one core. What is
-    there is not made again."""
-    commands = []
-    for name in names(asked):
-        folder = asked.out / name
-        made = folder / "frontier.arrow"
-        words: list[object] = ["combine", "--graph", folder / "graph.arrow", "--out", made]
-        for kind in ("costs", "blocks", "options"):
-            words += [f"--{kind}", folder / f"{kind}.arrow"]
-        words += ["--strategy", asked.strategy, "--workers", _jobs(asked)]
-        guarded = 'test -e "$0" || { test -e "$1" && shift && exec "$@"; }'
-        options = str(folder / "options.arrow")
-        commands.append(["bash", "-c", guarded, str(made), options, *_python("stages", *words)])
-    return Step("plans", commands, 560, PLANNING, together=True)
-
-
-def _budgets(asked: Asked, name: str) -> list[Step]:
-    """The plans of a model, measured, and the compiler's beside them."""
-    folder = asked.out / name
-    frontier = folder / "frontier.arrow"
-    found: list[Step] = []
-    for share, budget in SHARES.items():
-        place = folder / share
-        commands = _chosen(folder, frontier, budget, place)
-        chosen = f"{name}: plan at a {share}"
-        result = place / "plan.json"
-        found.append(Step(chosen, commands, 120, PLANNING, (), result, reads=[frontier]))
-        found.append(_measured(asked, name, "plan", share, after=[chosen]))
-    if name.endswith(FUSED):
-        return found
-    budgets = COMPILER[:1] if asked.size == "tiny" else COMPILER
-    found += [_measured(asked, name, "compile", str(budget)) for budget in budgets]
+    for name, budget in budgets.items():
+        at = place / name
+        made = ["--schedule", at / "schedule.arrow", "--plan", at / "plan.json"]
+        found.append(
+            _python(
+                "stages", "choose", "--frontier", frontier, *files, "--budget", budget, "--out", at
+            )
+        )
+        found.append(_python("stages", "generate", *files[:2], *made, "--out", at / "module"))
     return found
 
 
-def _chosen(folder: Path, frontier: Path, budget: str, place: Path) -> list[list[str]]:
-    """Takes the plan for a budget from a frontier, and writes its module."""
-    files = ("--graph", folder / "graph.arrow", "--costs", folder / "costs.arrow")
-    choosing = ("--frontier", frontier, *files, "--budget", budget, "--out", place)
-    made = ("--schedule", place / "schedule.arrow", "--plan", place / "plan.json")
-    return [
-        _python("stages", "choose", *choosing),
-        _python("stages", "generate", *files[:2], *made, "--out", place / "module"),
-    ]
+def _planned_there(asked: Asked) -> Step:
+    """A small model, planned in one call."""
+    words = ["--device", asked.device, "--size", asked.small]
+    result = asked.out / "planned.json"
+    return Step(
+        "8 planned there",
+        [_python("tests.gpu.planned", *words, "--out", result)],
+        180,
+        PLANNING,
+        result=result,
+        estimate=90,
+    )
 
 
-def _linked(asked: Asked) -> list[Step]:
-    """The link to the host (of a CPU, to a disk) as it is measured, and plans that send activations
-    over it."""
-    machine = asked.out / "machine.json"
-    size = "1MiB" if asked.size == "tiny" else "256MiB"
-    words = ("machine", "--device", asked.device, "--size", size, "--out", machine)
-    found = [Step("link", [_python("stages", *words)], 120)]
-    for name in NAMES:
-        folder = asked.out / name
-        frontier, planning = folder / "linked.arrow", f"{name}: plans with the link"
-        given: list[object] = ["--strategy", "offload", "--machine", machine]
-        for kind in ("graph", "costs", "blocks", "options"):
-            given += [f"--{kind}", folder / f"{kind}.arrow"]
-        combining = _python("stages", "combine", *given, "--out", frontier)
-        after = ("link", f"{name}: solve")
-        found.append(Step(planning, [combining], 400, PLANNING, after))
-        for share in TIGHT[-1:] if asked.size == "tiny" else TIGHT:
-            label = f"{name}: plan at a {share} with the link"
-            place = folder / f"{share}-linked"
-            commands = _chosen(folder, frontier, SHARES[share], place)
-            found.append(Step(label, commands, 120, PLANNING, [planning], place / "plan.json"))
-            found.append(_measured(asked, name, "linked", share, after=[label]))
-    return found
+def _tests(name: str, files: Sequence[str], seconds: float) -> Step:
+    """The tests for CUDA of files and folders."""
+    marks = ["-m", "cuda", "-p", "no:cacheprovider", "-rA", "--tb=short"]
+    return Step(name, [_python("pytest", *files, *marks)], 2 * seconds, TESTS, estimate=seconds)
 
 
-def _whole(asked: Asked, name: str) -> list[Step]:
-    """Whole steps with AdamW: plain ones, and those of a plan at a third whose states are in the
-    host's memory (of a CPU, on a disk); on a GPU also those of one in a third of all bytes whose
-    parameters are there, too, and those of torchao's optimiser on the host."""
-    words: list[object] = ["--model", name, "--size", asked.size, "--device", asked.device]
-    words += ["--steps", 3 if asked.size == "tiny" else 10]
-    plain, planned = asked.out / name / "adamw.json", asked.out / name / "whole.json"
-    module = asked.out / name / "third" / "module"
-    away, peer = asked.out / name / "away.json", asked.out / name / "torchao.json"
-    return [
-        Step(
-            f"{name}: {label}",
-            [_python("tests.gpu.whole", *words, *more, "--out", result)],
-            180,
-            STAGES,
-            after,
-            result,
-        )
-        for label, more, after, result in (
-            ("AdamW", (), (), plain),
-            ("AdamW at a third", ("--module", module), [f"{name}: plan at a third"], planned),
-            ("AdamW, parameters away", ("--beside", plain), [f"{name}: AdamW"], away),
-            ("AdamW of torchao on the host", ("--peer",), (), peer),
-        )
-        if result not in (away, peer) or asked.device.startswith("cuda")
-    ]
-
-
-def _measured(
-    asked: Asked, name: str, way: str, setting: str = "", after: Sequence[str] = ()
+def _way(
+    asked: Asked,
+    name: str,
+    way: str,
+    setting: str = "",
+    part: int = 0,
+    bits: bool = True,
+    group: str = "",
 ) -> Step:
-    """A way to train the model, measured in a process of its own."""
-    label = f"{name}: {way} {setting}".strip()
-    result = asked.out / name / f"{way}{setting}.json"
+    """A way to train a model, measured in a process of its own."""
+    timed = 5 if asked.size == "full" else 2
+    slug = f"{way}{setting}-{part}".replace(" ", "-")
+    result = asked.out / name / f"{slug}.json"
     words: list[object] = [
         "--model",
-        name.removesuffix(FUSED),
+        name,
         "--size",
         asked.size,
         "--way",
         way,
-        "--out",
-        result,
+        "--device",
+        asked.device,
     ]
-    words += ["--device", asked.device]
-    if way == "compile":
+    words += ["--steps", timed, "--out", result, *([] if bits else ["--no-bits"])]
+    reads = []
+    if way == COMPILE:
         words += ["--budget", setting]
-    elif way in PLANNED:
-        words[5] = "plan" if way == "linked" else way
-        place = f"{setting}-linked" if way == "linked" else setting
-        words += ["--module", asked.out / name / place / "module"]
-        label = f"{name}: at a {setting}{PLANNED[way]}"
+    elif way in (PLAN, GRAPHS):
+        reads = [asked.plans / f"{name}-{asked.size}" / setting / "module"]
+        words += ["--module", reads[0]]
+    seconds = contestant(name, asked.size, way, timed, bits)
+    label = " ".join(filter(None, (f"{part} {name}: {way}", setting)))
     command = _python("tests.gpu.contestant", *words)
-    limit = 300 if way == "compile" else 180
-    return Step(label, [command], limit, STAGES, after, result)
+    return Step(
+        label,
+        [command],
+        LIMIT * seconds + 30,
+        result=result,
+        reads=reads,
+        estimate=seconds,
+        group=group,
+        width=3 if group else 1,
+    )
 
 
-def _jobs(asked: Asked) -> int:
-    return 1 if asked.size == "tiny" else 8
+def _is_gpu(asked: Asked) -> bool:
+    return asked.device.startswith("cuda")
+
+
+def _python(*words: object) -> list[str]:
+    return [sys.executable, "-m", *map(str, words)]

@@ -9,27 +9,38 @@ import sys
 import time
 import types
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from schemas.costs import Costs
+from schemas.machine import MACHINES
+from stages.device.factory import check_result
+from stages.profile.roofline import roofline
+from stages.trace.trace import trace
 from stages.validate.load import load_package
 from tests.gpu import __main__ as command
-from tests.gpu import contestant
+from tests.gpu import contestant, prepare
+from tests.gpu.compare_costs import compared
+from tests.gpu.estimates import contestant as seconds_of
+from tests.gpu.models import llama
 from tests.gpu.record import DONE, FAILED, LACKS, LATE, WAITS, Record, apart, markdown
-from tests.gpu.steps import NAMES, ROOT, Asked, Step, steps
+from tests.gpu.sizes import GRAPHS, PLAN, SIZES, WAYS
+from tests.gpu.steps import ROOT, Asked, Step, steps
+from tests.gpu.travels import MOST, sizes
 from tests.gpu.whole import measured
 from tests.stages.generate.captures import stand_in
 
-ABOUT = {"device": "cpu", "size": "tiny", "strategy": "rotor"}
+ABOUT = {"device": "cpu", "size": "tiny"}
 
 
 def shell(
     folder: Path, *words: str, python: Path | str = sys.executable
 ) -> subprocess.CompletedProcess[str]:
-    given = ("--out", str(folder), "--device", "cpu", "--size", "tiny", "--strategy", "rotor")
+    given = ("--out", str(folder), "--device", "cpu", "--size", "tiny")
     waiting = {"OMP_WAIT_POLICY": os.environ["OMP_WAIT_POLICY"]}
     return subprocess.run(
         ["bash", str(ROOT / "tests" / "gpu" / "run.sh"), *given, *words],
@@ -56,10 +67,16 @@ def test_packages_can_be_brought_along_as_wheels(tmp_path: Path) -> None:
             ["bash", str(ROOT / "tests" / "gpu" / "run.sh")],
             capture_output=True,
             text=True,
-            env={"PATH": "/usr/bin:/bin", "PYTHON": str(python), "WHEELS": str(wheels)},
+            env={
+                "PATH": "/usr/bin:/bin",
+                "PYTHON": str(python),
+                "WHEELS": str(wheels),
+                "SITE": str(tmp_path / "site"),
+            },
             check=True,
         )
         assert done.stdout == "it is here\n"
+    assert [path.name for path in wheels.iterdir()] == ["brought-1-py3-none-any.whl"]
 
 
 def test_where_there_is_no_such_device_a_sentence_says_so(tmp_path: Path) -> None:
@@ -68,45 +85,30 @@ def test_where_there_is_no_such_device_a_sentence_says_so(tmp_path: Path) -> Non
     assert done.stderr.strip() == "the device 'cuda:99' is not on this machine"
 
 
-@pytest.mark.long
+def planned(folder: Path, size: str = "tiny") -> Asked:
+    """What the steps are for, with the plans of one model."""
+    asked = Asked(folder, "cpu", size, folder / "plans")
+    case = prepare.Case("gpt2", "tiny", {"half": "50%"})
+    assert prepare.prepared(asked.plans, case, "cpu", "rotor", 1)
+    return asked
+
+
 def test_one_model_from_trace_to_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Path
 ) -> None:
-    python = programs / "python"
-    monkeypatch.setattr(sys, "executable", str(python))
-    first = shell(tmp_path, "--only", "gpt2", "--minutes", "0", python=python)
-    assert first.returncode == 2, first.stdout + first.stderr
-    [machine] = json.loads((tmp_path / "gpu.json").read_text())["machines"]
-    monkeypatch.setattr(command, "machine", lambda device: machine)
-    asked = Asked(tmp_path, "cpu", "tiny", "rotor")
-    assert command.run(asked, 20, "gpt2") == 2
-    assert command.run(asked, 20, "link") == 2
-    assert command.run(asked, 20, "plans") == 1, "two of three models are not there"
-    done = shell(tmp_path, "--only", "gpt2", python=python)
-    record = json.loads((tmp_path / "gpu.json").read_text())
-    assert {step["state"] for name, step in record["steps"].items() if "gpt2" in name} == {DONE}, (
-        done.stdout + done.stderr + (tmp_path / "gpu.md").read_text()
-    )
-    results = {name: found.get("result") for name, found in record["steps"].items()}
-    eager = results["gpt2: eager"]
-    for share in ("half", "third", "fifth"):
-        plan, measured = results[f"gpt2: plan at a {share}"], results[f"gpt2: at a {share}"]
-        if plan["verdict"] == "infeasible":
-            assert share != "half" and measured == {"infeasible": plan["sentence"]}
-            continue
-        assert measured["gradients"]["bits"] == eager["gradients"]["bits"]
-        assert measured["peak"] == plan["peak"] <= eager["peak"]
-    plain, whole = results["gpt2: AdamW"], results["gpt2: AdamW at a third"]
-    if "infeasible" not in whole:
-        assert whole["parameters"] == plain["parameters"] and whole["there"] < plain["there"]
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    monkeypatch.setattr(command, "machine", lambda device: {"device": device})
+    asked = planned(tmp_path)
+    assert command.run(asked, 20, "3 gpt2") == 0, (tmp_path / "gpu.md").read_text()
+    steps = json.loads((tmp_path / "gpu.json").read_text())["steps"]
+    eager, plan = (steps[f"3 gpt2: {way}"]["result"] for way in ("eager", "plan half"))
+    assert plan["gradients"] == eager["gradients"]
+    assert plan["peak"] == plan["predicted"]["peak"] < eager["peak"]
+    assert steps["3 gpt2: compile 0.0"]["result"]["compiling"] > 0
     text = (tmp_path / "gpu.md").read_text()
-    for row in ("| eager |", "| checkpoint |", "| at a fifth |", "| compile 0.5 |",
-                "| at a fifth with the link |", "| gpt2: AdamW at a third |"):  # fmt: skip
-        assert row in text
-    plain, graphs = launched("gpt2", tmp_path / "gpt2" / "half" / "module")
+    assert "| gpt2: plan half |" in text and "| equal |" in text
+    plain, graphs = launched("gpt2", asked.plans / "gpt2-tiny" / "half" / "module")
     assert graphs["gradients"] == plain["gradients"]
-    again = shell(tmp_path, "--only", "gpt2", python=python)
-    assert "gpt2" not in again.stdout.replace(str(tmp_path), "")
 
 
 def launched(name: str, module: Path) -> list[dict[str, Any]]:
@@ -117,43 +119,107 @@ def launched(name: str, module: Path) -> list[dict[str, Any]]:
         patch.setattr(wrapping, "refusal", lambda step, interface: "")
         return [
             contestant.measured(name, "tiny", way, "cpu", 1.0, str(module), 2)
-            for way in (contestant.PLAN, contestant.GRAPHS)
+            for way in (PLAN, GRAPHS)
         ]
 
 
 @pytest.mark.long
-def test_the_tests_and_the_battery_are_steps(tmp_path: Path) -> None:
-    """Without a GPU the tests are skipped, which is no failure."""
-    asked = Asked(tmp_path, "cpu", "tiny")
-    wanted = "tests tests/stages/replay/test_allocator.py"
-    assert command.run(asked, 20, only=wanted) == 0
-    assert command.run(asked, 20, only="battery") == 0
-    found = Record(tmp_path, {"device": "cpu", "size": "tiny", "strategy": "rockmate"}).steps
-    assert "skipped" in found[wanted]["said"]
-    assert "equal" in found["battery"]["said"]
+def test_the_whole_run_on_tiny_models(tmp_path: Path) -> None:
+    """All plans, then all steps, as on a machine with a GPU."""
+    out = tmp_path / "report"
+    words = ["--device", "cpu", "--size", "tiny"]
+    making = ["-m", "tests.gpu.prepare", *words, "--strategy", "rotor", "--jobs", "1"]
+    subprocess.run([sys.executable, *making, "--out", str(out / "plans")], cwd=ROOT, check=True)
+    done = shell(out, "--minutes", "60")
+    record = json.loads((out / "gpu.json").read_text())
+    failed = {name: each for name, each in record["steps"].items() if each["state"] != DONE}
+    assert not failed and done.returncode == 0, done.stdout + done.stderr
+    again = shell(out)
+    assert "begins" not in again.stdout
 
 
-def test_every_file_with_tests_for_a_gpu_is_a_step(tmp_path: Path) -> None:
-    names = {step.name for step in steps(Asked(tmp_path, "cuda", "full"))}
-    for file in ("gpu/test_on_gpu", "stages/device/test_operators", "stages/generate/test_cuda"):
-        assert f"tests tests/{file}.py" in names
-    assert {f"{name}{kernels}: at a {share}" for name in ("gpt2", "llama", "resnet")
-            for kernels in ("", "-fused")
-            for share in ("half", "third", "fifth")} <= names  # fmt: skip
-    graphs = {name for name in names if name.endswith("as CUDA graphs")}
-    assert len(graphs) == 18 and "gpt2-fused: at a half as CUDA graphs" in graphs
-    assert not any("CUDA graphs" in step.name for step in steps(Asked(tmp_path, "cpu", "tiny")))
+@pytest.mark.parametrize("way", [way for way in WAYS if way not in (PLAN, GRAPHS, "compile")])
+def test_each_way_to_train_gives_the_gradients_of_eager(way: str) -> None:
+    eager = contestant.measured("llama3", "tiny", "eager", "cpu", 1.0, "", 1)
+    found = contestant.measured("llama3", "tiny", way, "cpu", 1.0, "", 1)
+    assert found["gradients"] == eager["gradients"]
+    if way in ("full", "selective"):
+        assert found["peak"] < eager["peak"]
 
 
-def test_plans_of_fused_kernels_are_measured_beside_the_compiler(tmp_path: Path) -> None:
-    found = {step.name: step for step in steps(Asked(tmp_path, "cuda", "full"))}
-    traced, fused = found["gpt2-fused: trace"].commands
-    assert "tests.gpu.models:gpt2" in traced and "--channels-last" in traced
-    assert fused[3] == "fuse" and traced[traced.index("--out") + 1] in fused
-    [measured] = found["gpt2-fused: at a half"].commands
-    assert measured[measured.index("--model") + 1] == "gpt2"
-    assert str(tmp_path / "gpt2-fused" / "half" / "module") in measured
-    assert not any("fused" in step.name for step in steps(Asked(tmp_path, "cpu", "tiny")))
+def test_selective_checkpointing_keeps_more_than_full() -> None:
+    full, selective = (
+        contestant.measured("llama", "tiny", way, "cpu", 1.0, "", 1)["peak"]
+        for way in ("full", "selective")
+    )
+    assert selective > full
+
+
+def test_every_step_of_each_part_is_there(tmp_path: Path) -> None:
+    names = [step.name for step in steps(Asked(tmp_path, "cuda", "full", tmp_path / "plans"))]
+    assert [name[0] for name in names] == sorted(name[0] for name in names)
+    assert {
+        "1 gpt2: bits, bytes",
+        "1 llama: graphs most",
+        "2 llama: compile 0.05",
+        "3 gpt2: compile 0.0",
+        "4 llama3: plan selective",
+        "4 llama3: graphs full",
+        "5 resnet: plan fifth",
+        "6 gpt2: saved on the host",
+        "7 llama: AdamW of torchao on the host",
+        "8 gpt2: costs",
+    } <= set(names)
+
+
+def test_two_calls_are_likely_to_have_room_for_the_parts(tmp_path: Path) -> None:
+    """Eight minutes for parts 1 to 4, and five for what comes before measured costs."""
+    found = steps(Asked(tmp_path, "cuda", "full", tmp_path / "plans"))
+    seconds = {part: 0.0 for part in "12345678"}
+    for step in found:
+        assert step.estimate > 0
+        seconds[step.name[0]] += step.estimate / step.width
+    assert sum(seconds[part] for part in "1234") < 8 * 60
+    assert sum(seconds[part] for part in "567") < 5 * 60
+    assert seconds_of("llama3", "full", "full", 5, False) > seconds_of(
+        "llama3", "full", "eager", 5, False
+    )
+
+
+def test_every_plan_that_is_run_is_prepared(tmp_path: Path) -> None:
+    for size in ("full", "tiny"):
+        asked = Asked(tmp_path, "cuda", size, tmp_path / "plans")
+        made = {
+            asked.plans / case.folder / name / "module"
+            for case in prepare.cases(size)
+            for name in case.budgets
+        }
+        read = {path for step in steps(asked) for path in step.reads if path.name == "module"}
+        assert read == made
+        assert all(case.name in SIZES for case in prepare.cases(size))
+
+
+def test_what_travels_is_counted(tmp_path: Path) -> None:
+    """The checkout leaves room for what goes with it."""
+    assert sizes()["checkout"] < MOST // 4
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels" / "one.whl").write_bytes(bytes(100))
+    (tmp_path / ".gitignore").write_text("wheels/\n")
+    assert sizes(tmp_path) == {"checkout": 8, "wheels": 100, "gpu-report/plans": 0}
+
+
+def test_costs_that_are_described_far_off_are_listed() -> None:
+    """Those first that take most of the measured step."""
+    graph = trace(check_result(llama(), "llama"), "llama")
+    described = roofline(graph, MACHINES / "h100.json")
+    rows = [replace(row, seconds=1.0) for row in described.rows.values()]
+    described = Costs(rows, described.device)
+    slow = graph.ops[1]
+    key = described.of(graph, slow).key
+    measured = [replace(row, seconds=2.0 if row.key == key else 1.1) for row in rows]
+    found = compared(graph, Costs(measured, described.device), described)
+    assert [row["target"] for row in found["off"]] == [slow.target]
 
 
 def doing(name: str, code: str, **fields: Any) -> Step:
@@ -163,7 +229,7 @@ def doing(name: str, code: str, **fields: Any) -> Step:
 def outcomes(monkeypatch: pytest.MonkeyPatch, folder: Path, *listed: Step) -> dict[str, Any]:
     """What a run makes of some steps."""
     monkeypatch.setattr(command, "steps", lambda asked: list(listed))
-    command.run(Asked(folder, "cpu", "tiny", "rotor"), 20)
+    command.run(Asked(folder, "cpu", "tiny", folder / "plans"), 20)
     return Record(folder, ABOUT).steps
 
 
@@ -186,24 +252,37 @@ def test_what_comes_of_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert found["poor"]["said"] == "no_such_package"
 
 
-def test_commands_at_a_time_share_their_limit(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """What one of them made is there, also where another was ended; a step waits for its files."""
-    made = tmp_path / "made"
-    slow = [sys.executable, "-c", "import time; time.sleep(60)"]
-    quick = [sys.executable, "-c", f"open({str(made)!r}, 'w')"]
+def test_steps_of_a_group_run_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each waits until the other has begun; a step after them waits for its files."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    meets = (
+        "import pathlib, time\n"
+        "pathlib.Path({!r}).touch()\n"
+        "while not pathlib.Path({!r}).exists(): time.sleep(0.01)"
+    )
     found = outcomes(
         monkeypatch,
         tmp_path,
-        doing("early", "", reads=[made]),
-        Step("both", [slow, quick, slow], 3, (), together=True),
-        doing("late", "", reads=[made]),
+        doing("early", "", reads=[one]),
+        doing("first", meets.format(str(one), str(other)), group="both", width=2),
+        doing("second", meets.format(str(other), str(one)), group="both", width=2),
+        doing("late", "", reads=[one]),
     )
     assert {name: step["state"] for name, step in found.items()} == {
-        "early": WAITS, "both": LATE, "late": DONE,
-    }  # fmt: skip
-    assert found["both"]["seconds"] < 6
+        "early": WAITS,
+        "first": DONE,
+        "second": DONE,
+        "late": DONE,
+    }
+
+
+def test_the_traceback_of_a_failure_is_kept_whole(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code = "def deep():\n    raise ValueError('it is broken')\ndeep()"
+    found = outcomes(monkeypatch, tmp_path, doing("bad", code))["bad"]
+    assert found["state"] == FAILED and found["said"] == "ValueError: it is broken"
+    assert found["log"].startswith("Traceback") and "in deep" in found["log"]
 
 
 def test_it_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -257,22 +336,19 @@ def test_a_record_of_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
 
 def test_whole_steps_are_told_beside_plain_ones() -> None:
     plain = {"peak": 5_000_000, "there": 9_000_000, "seconds": 0.1, "parameters": "a"}
-    steps: dict[str, Any] = {"gpt2: AdamW": {"state": DONE, "result": plain}}
     ours = {"peak": 2_000_000, "there": 3_000_000, "seconds": 0.12, "parameters": "a"}
-    steps["gpt2: AdamW at a third"] = {"state": DONE, "result": ours}
-    steps["llama: AdamW"] = {"state": DONE, "result": {"out_of_memory": True}}
-    steps["llama: AdamW at a third"] = {"state": DONE, "result": ours | {"parameters": "b"}}
+    steps: dict[str, Any] = {
+        "7 llama: AdamW": {"state": DONE, "result": plain},
+        "7 llama: AdamW at a third": {"state": DONE, "result": ours},
+        "7 llama: AdamW of torchao": {"state": DONE, "result": ours | {"parameters": "b"}},
+    }
     text = markdown({"about": ABOUT, "machines": [], "steps": steps})
-    assert "| gpt2: AdamW | 5.0 | 9.0 | 100.0 | 1.000 | equal |" in text
-    assert "| gpt2: AdamW at a third | 2.0 | 3.0 | 120.0 | 1.200 | equal |" in text
-    assert "| llama: AdamW | does not fit |" in text
-    assert "| llama: AdamW at a third | 2.0 | 3.0 | 120.0 |  | not compared |" in text
-    steps["llama: AdamW"] = {"state": DONE, "result": plain}
-    assert "| other bits |" in markdown({"about": ABOUT, "machines": [], "steps": steps})
-    missing = {"infeasible": "torchao is not installed"}
-    steps["gpt2: AdamW of torchao on the host"] = {"state": DONE, "result": missing}
-    text = markdown({"about": ABOUT, "machines": [], "steps": steps})
-    assert "| gpt2: AdamW of torchao on the host | torchao is not installed |" in text
+    assert "| llama: AdamW | 5.0 | 9.0 | 100.0 | 1.000 | equal |" in text
+    assert "| llama: AdamW at a third | 2.0 | 3.0 | 120.0 | 1.200 | equal |" in text
+    assert "| llama: AdamW of torchao | 2.0 | 3.0 | 120.0 | 1.200 | other bits |" in text
+    missing = {"state": DONE, "result": {"infeasible": "torchao is not installed"}}
+    text = markdown({"about": ABOUT, "machines": [], "steps": {"7 llama: torchao": missing}})
+    assert "llama: torchao: torchao is not installed" in text
 
 
 def test_torchaos_optimiser_is_a_peer_where_it_is_installed(
@@ -298,50 +374,26 @@ def test_torchaos_optimiser_is_a_peer_where_it_is_installed(
     assert peer["parameters"] == plain["parameters"] and peer["there"] < plain["there"]
 
 
-def test_the_peer_runs_on_a_gpu_alone(tmp_path: Path) -> None:
-    def labels(device: str) -> list[str]:
-        asked = Asked(tmp_path, device, "tiny")
-        return [step.name for step in steps(asked) if "torchao" in step.name]
-
-    assert not labels("cpu")
-    assert labels("cuda") == [f"{name}: AdamW of torchao on the host" for name in NAMES]
-
-
 def test_what_does_not_fit_and_what_differs_is_told() -> None:
-    def result(seconds: float, bits: str, product: float) -> dict[str, Any]:
+    def result(seconds: float, bits: str, product: float, **more: Any) -> dict[str, Any]:
         gradients = {"bits": bits, "norm": 2.0, "products": [product] * 8}
         found: dict[str, Any] = {"peak": 3_000_000, "seconds": seconds, "gradients": gradients}
-        found |= dict.fromkeys(("reserved", "renewed", "context"))
-        return {"state": DONE, "result": found}
+        found |= dict.fromkeys(("requested", "reserved", "renewed", "context"))
+        return {"state": DONE, "result": found | {"samples": 100} | more}
 
     mine, other = result(0.2, "a", 1.0), result(0.3, "b", 1.5)
     assert apart(mine["result"]["gradients"], other["result"]["gradients"]) == 0.25
-    lost = {"state": DONE, "result": {"out_of_memory": True}}
-    small = {"state": DONE, "result": {"infeasible": "33% is too little"}}
-    steps = {"gpt2: eager": mine, "gpt2: checkpoint": other, "gpt2: compile 0.5": lost}
-    steps["gpt2: at a third"] = small
+    steps = {
+        "2 llama: eager": mine,
+        "2 llama: compile 0.5": other,
+        "2 llama: plan half": result(
+            0.2, "a", 1.0, reserved=4_000_000, predicted={"gpu": {"reserved": 2_000_000}}
+        ),
+        "2 llama: full": {"state": DONE, "result": {"out_of_memory": True}},
+        "2 llama: plan fifth": {"state": DONE, "result": {"infeasible": "20% is too little"}},
+    }
     text = markdown({"about": ABOUT, "machines": [], "steps": steps})
-    assert "| eager | 3.0 |  |  |  |  |  |  | 200.0 | 1.000 | equal |" in text
-    assert "| checkpoint | 3.0 |  |  |  |  |  |  | 300.0 | 1.500 | 2.5e-01 apart |" in text
-    assert "| compile 0.5 | does not fit |" in text
-    assert "| at a third | 33% is too little |" in text
-    mine["result"] |= {"reserved": 5_000_000, "renewed": 5_200_000, "context": 300_000_000}
-    gpu = {"reserved": 4_900_000, "renewed": 5_100_000}
-    plan = {"state": DONE, "result": {"peak": 2_000_000, "gpu": gpu}}
-    planned = {"gpt2: at a half": mine, "gpt2: plan at a half": plan, "gpt2: at a fifth": mine}
-    planned["gpt2: plan at a fifth"] = plan
-    told = markdown({"about": ABOUT, "machines": [], "steps": planned})
-    reserved = "5.0 | 4.9 (+2.0%) | 5.2 | 5.1 (+2.0%) | 300.0"
-    assert f"| at a fifth | 3.0 | 2.0 (+50.0%) | {reserved} | 200.0 |" in told
-    planned["gpt2-fused: at a third"] = mine
-    assert "| fused, at a third | 3.0 |" in markdown(
-        {"about": ABOUT, "machines": [], "steps": planned}
-    )
-    graphs = {"state": DONE, "result": mine["result"] | {"seconds": 0.15, "reserved": 6_000_000}}
-    planned["gpt2: at a fifth as CUDA graphs"] = graphs
-    planned["gpt2: at a half as CUDA graphs"] = {"state": FAILED, "said": "it draws | again"}
-    told = markdown({"about": ABOUT, "machines": [], "steps": planned})
-    assert "| not compared | 150.0 | 6.0 | equal |" in told
-    assert "| not compared |  |  | it draws / again |" in told
-    alone = markdown({"about": ABOUT, "machines": [], "steps": {"gpt2: checkpoint": other}})
-    assert "| not compared |" in alone
+    assert "| 300.0 | 1.500 | 333 | 2.5e-01 apart |" in text
+    assert "| 4.0 | 2.0 (+100.0%) |" in text and "| 1.000 | 500 | equal |" in text
+    assert "llama: full: does not fit" in text
+    assert "llama: plan fifth: 20% is too little" in text

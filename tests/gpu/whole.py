@@ -28,12 +28,12 @@ import tightfit
 import tightfit.away
 from schemas.errors import ConfigError
 from stages.device.devices import entered, wait_for
-from stages.device.factory import Sample, check_result, move
+from stages.device.factory import Built, Sample, move
 from stages.device.meter import session
 from stages.device.optimiser import in_backward
 from stages.validate.load import load_planned
-from tests.gpu.contestant import SEED, told
-from tests.gpu.models import MODELS
+from tests.gpu.contestant import told
+from tests.gpu.models import MODELS, made_on
 
 CHECKED = 3
 SHARE = 3
@@ -50,8 +50,8 @@ def measured(
 ) -> dict[str, Any]:
     """What whole steps take; `module` is the folder of a plan, empty for the plain step, whose
     result is given for a plan of parameters that live in the other memory, and for the `peer`."""
-    torch.manual_seed(SEED)
-    built = move(check_result(MODELS[name](size, False), name), device)
+    original, on_host = made_on(device, name, size)
+    built = move(Built(original, [on_host]), device)
     model, sample = built.model, built.samples[0]
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     said: dict[str, Any] = {}

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from schemas.actions import Compute
 from schemas.errors import ArtifactError, ConfigError, ScheduleError
-from schemas.graph import Graph, Op, Value, write_graph
+from schemas.graph import NONE, Graph, Op, Value, write_graph
 from schemas.module import module_files, read_made_from
 from schemas.plan import Fixed, Plan, PlanCost, plan_digest, write_plan
 from schemas.schedule import Step, write_schedule
 from stages.combine.schedule.opening import open_schedule
 from stages.generate import cli
+from stages.generate.calls import Operators, statements
 from stages.generate.naming import Names, comment, identifier
 from stages.generate.package import package, signed, timeless, write_directory
 from stages.generate.program import Program, write_program
@@ -191,6 +192,18 @@ DOCTORED: dict[str, Callable[[Graph], Graph]] = {
     ),
     "tangent": lambda g: replace(g, outputs=[replace(g.outputs[0], tangent=0), *g.outputs[1:]]),
 }
+
+
+def test_tensors_that_flash_attention_does_not_make_are_none_to_its_backward() -> None:
+    """Its schema takes the lengths of nested sequences as tensors, and CUDA leaves them out."""
+    target = "aten._scaled_dot_product_flash_attention_backward.default"
+    tensors = [{"value": value} for value in range(6)]
+    arguments = [*tensors, None, None, 8, 8, 0.1, True, {"value": 6}, {"value": 7}]
+    call = json.dumps({"args": arguments, "kwargs": {}})
+    op = Op(0, target, "backward", call, list(range(8)), [8, 9, 10], [], [], False, True, "", "")
+    names = [f"v{value}" for value in range(11)]
+    [made] = statements(Graph.__new__(Graph), op, NONE, names, Operators(Names(), [target]))
+    assert made.arguments[5:9] == ["v5", "None", "None", "8"]
 
 
 @pytest.mark.parametrize("name", DOCTORED)
