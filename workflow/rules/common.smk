@@ -323,7 +323,8 @@ def threads_of_cpu(rule):
     """Says as options of a stage how many threads a step runs with, which are those of a rule. Its
     bytes depend on that on the CPU: with another number costs are measured, plans made and
     validated anew. Snakemake does not see that of a function of `threads`."""
-    threads = workflow.resource_settings.overwrite_threads.get(rule, workflow.cores)
+    asked = workflow.resource_settings.overwrite_threads.get(rule)
+    threads = workflow.cores if asked is None else min(int(asked.raw), workflow.cores)
     return ["--threads", str(threads)] if SETTINGS.device == "cpu" else []
 
 
