@@ -166,8 +166,8 @@ def plan(
         solver = (engine, str(peaks), str(saves))
         linked = None if machine is None else Path(machine)
         route = Route(store, device, strategy, solver, jobs, telling, linked, kernels).linked(disk)
-        travelling = {"with_eager": with_eager, "with_libraries": with_libraries}
-        route = replace(route, **travelling, full_check=check == FULL)
+        route = replace(route, with_eager=with_eager, with_libraries=with_libraries)
+        route = replace(route, full_check=check == FULL)
         check_gradients(accumulating, keep_gradients, optimizer, microbatches)
         gradients = GradientSettings(accumulating, keep_gradients)
         shapes = len(given)
@@ -180,8 +180,8 @@ def plan(
         if parameters == "away":
             away = (bool(check), optimizer, memories, microbatches, gradients)
             return planned_away(route, given, written, otherwise, *away)
-        own = (bool(check), optimizer, disk, gradients)
-        return _with_optimizer(route, given, written, otherwise, *own)
+        more = (bool(check), optimizer, disk, gradients)
+        return _with_optimizer(route, given, written, otherwise, *more)
 
 
 @contextlib.contextmanager

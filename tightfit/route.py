@@ -221,8 +221,8 @@ class Route:
         files = ("--graph", graph, "--costs", costs)
         asked = ("--budget", budget, "--engine", self.engine)
         words = (*files, *asked, *([] if search else ["--no-search"]))
-        given = ("choose", "--frontier", frontier, *words, "--out", point)
-        self.run(*given, parts=_searches, reuse=True)
+        given = ("--frontier", frontier, *words, "--out", point)
+        self.run("choose", *given, parts=_searches, reuse=True)
         return read_plan(point / "plan.json"), point
 
     def module(self, graph: Path, point: Path, beside: tuple[Path, Path] | None = None) -> Path:
