@@ -182,8 +182,8 @@ def plan(
         if parameters == "away":
             away = (bool(check), optimizer, memories, microbatches, gradients)
             return planned_away(route, given, written, otherwise, *away)
-        own = (bool(check), optimizer, disk, gradients)
-        return _with_optimizer(route, given, written, otherwise, *own)
+        more = (bool(check), optimizer, disk, gradients)
+        return _with_optimizer(route, given, written, otherwise, *more)
 
 
 @contextlib.contextmanager

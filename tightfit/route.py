@@ -220,8 +220,9 @@ class Route:
         point = frontier.parent / folder
         files = ("--graph", graph, "--costs", costs)
         asked = ("--budget", budget, "--engine", self.engine)
-        more = ("--frontier", frontier, "--out", point, *([] if search else ["--no-search"]))
-        self.run("choose", *files, *asked, *more, parts=_searches, reuse=True)
+        words = (*files, *asked, *([] if search else ["--no-search"]))
+        given = ("--frontier", frontier, *words, "--out", point)
+        self.run("choose", *given, parts=_searches, reuse=True)
         return read_plan(point / "plan.json"), point
 
     def module(self, graph: Path, point: Path, beside: tuple[Path, Path] | None = None) -> Path:
