@@ -30,7 +30,7 @@ zoo: $(VENV)/zoo.done $(CLUSTER)
 	@exec $(BIN)/python workflow/together.py workflow/plan.sh $(BIN) zoo.yaml "$(CORES)" $(PROFILE) $(REMEASURE)
 
 prune: $(VENV)/plan.done
-	$(BIN)/python -m stages prune --configuration $(CONFIG)
+	$(BIN)/python -m tightfit prune --configuration $(CONFIG)
 
 # The types are checked beside the tests: they take a minute of one core.
 test: lint

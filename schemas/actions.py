@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, TypeAlias
 
-from schemas.arrow import integer, text
-from schemas.errors import ArtifactError
-from schemas.graph import LOSS_TARGET, NONE, Op
+from tightfit.schemas.arrow import integer, text
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Op
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from schemas.errors import ArtifactError
+from tightfit.schemas.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from schemas.graph import Graph, Op
+    from tightfit.schemas.graph import Graph, Op
 
 KEY = "alternatives"
 """Names them in the metadata of a graph."""

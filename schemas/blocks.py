@@ -21,12 +21,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from schemas import store
-from schemas.arrow import integer, integers, number, records, text
-from schemas.chain import MOST_BYTES, are_times
-from schemas.errors import ArtifactError
-from schemas.graph import NONE, PHASES
-from schemas.problem import PROBLEM_FIELDS, Node, Problem, Repeat, Reuse, Storage
+from tightfit.schemas import store
+from tightfit.schemas.arrow import integer, integers, number, records, text
+from tightfit.schemas.chain import MOST_BYTES, are_times
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import NONE, PHASES
+from tightfit.schemas.problem import PROBLEM_FIELDS, Node, Problem, Repeat, Reuse, Storage
 
 
 @dataclass(frozen=True)

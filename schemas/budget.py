@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from schemas.errors import ConfigError
+from tightfit.schemas.errors import ConfigError
 
 UNITS = {
     "": 1,

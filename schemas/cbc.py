@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.errors import TightfitError
+from tightfit.schemas.errors import TightfitError
 
 if TYPE_CHECKING:
     import pulp

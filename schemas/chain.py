@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from schemas import store
-from schemas.arrow import integer, number, text
-from schemas.digits import is_number
-from schemas.errors import ArtifactError
+from tightfit.schemas import store
+from tightfit.schemas.arrow import integer, number, text
+from tightfit.schemas.digits import is_number
+from tightfit.schemas.errors import ArtifactError
 
 MOST_BYTES = 2**60
 """More bytes than there are anywhere. Sizes that come to less together can be added up, in any

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from schemas.budget import NO_BUDGET, asked_budget, parse_budget
-from schemas.config_errors import message_of, path_text, sentence_of
-from schemas.engines import SOLVERS, Engine, Solver, engine_of_steps
-from schemas.errors import ConfigError, TightfitError
-from schemas.frontier import BUDGETS, COARSE
-from schemas.link import host_link
-from schemas.machine import machine_file, read_machine
-from schemas.measurement import FAILED
-from schemas.strategies import STRATEGIES, UNPLANNED, baselines
+from tightfit.schemas.budget import NO_BUDGET, asked_budget, parse_budget
+from tightfit.schemas.config_errors import message_of, path_text, sentence_of
+from tightfit.schemas.engines import SOLVERS, Engine, Solver, engine_of_steps
+from tightfit.schemas.errors import ConfigError, TightfitError
+from tightfit.schemas.frontier import BUDGETS, COARSE
+from tightfit.schemas.link import host_link
+from tightfit.schemas.machine import machine_file, read_machine
+from tightfit.schemas.measurement import FAILED
+from tightfit.schemas.strategies import STRATEGIES, UNPLANNED, baselines
 
 FUSED = "fused"
 BESIDE = "eager"

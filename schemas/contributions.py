@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 
-from schemas.graph import Graph
+from tightfit.schemas.graph import Graph
 
 
 def contributions(graph: Graph) -> dict[int, list[int]]:

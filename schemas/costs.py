@@ -16,12 +16,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from schemas import store
-from schemas.arguments import decode_arguments
-from schemas.arrow import integer, number, text
-from schemas.chain import MOST_BYTES, are_times
-from schemas.errors import ArtifactError
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from tightfit.schemas import store
+from tightfit.schemas.arguments import decode_arguments
+from tightfit.schemas.arrow import integer, number, text
+from tightfit.schemas.chain import MOST_BYTES, are_times
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, Op
 
 REPEATED = -2
 """Stands for the form in which an op runs again, where one that is overwritten is asked for."""

@@ -16,7 +16,7 @@ from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 
-from schemas.syntax import Module, read_module
+from tightfit.schemas.syntax import Module, read_module
 
 ROOT = Path(__file__).resolve().parents[1]
 OWN = ("reports", "schemas", "stages", "tightfit")

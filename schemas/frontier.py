@@ -12,12 +12,12 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from schemas import store
-from schemas.actions import ACTION_FIELDS, Action, Offload, Run, action_of, row_of
-from schemas.arrow import flag, integer, number, records, text
-from schemas.errors import ArtifactError
-from schemas.link import HostLink, link_of
-from schemas.sequence import OPERATION_FIELDS, Operation, operation
+from tightfit.schemas import store
+from tightfit.schemas.actions import ACTION_FIELDS, Action, Offload, Run, action_of, row_of
+from tightfit.schemas.arrow import flag, integer, number, records, text
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.link import HostLink, link_of
+from tightfit.schemas.sequence import OPERATION_FIELDS, Operation, operation
 
 
 @dataclass(frozen=True)

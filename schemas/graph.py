@@ -15,13 +15,13 @@ from typing import Literal, cast
 
 import pyarrow as pa
 
-from schemas import store
-from schemas.alternatives import check_alternatives, metadata_of, rows_in
-from schemas.arguments import Arguments, argument_values, decode_arguments, read_arguments
-from schemas.chain import MOST_BYTES
-from schemas.dtypes import DTYPES
-from schemas.errors import ArtifactError
-from schemas.graph_fields import GRAPH_FIELDS
+from tightfit.schemas import store
+from tightfit.schemas.alternatives import check_alternatives, metadata_of, rows_in
+from tightfit.schemas.arguments import Arguments, argument_values, decode_arguments, read_arguments
+from tightfit.schemas.chain import MOST_BYTES
+from tightfit.schemas.dtypes import DTYPES
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph_fields import GRAPH_FIELDS
 
 Phase = Literal["forward", "loss", "backward"]
 ValueKind = Literal["parameter", "buffer", "input", "tangent", "constant", "intermediate"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from schemas.arrow import flag, integer, integers, records, text, texts
+from tightfit.schemas.arrow import flag, integer, integers, records, text, texts
 
 GRAPH_FIELDS = (
     text("model"),

@@ -14,12 +14,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from schemas.actions import Action, Compute, Write
-from schemas.arguments import argument_values, read_arguments
-from schemas.dtypes import DTYPES
-from schemas.errors import ArtifactError
-from schemas.graph import NONE, Graph, Op
-from schemas.strides import is_contiguous
+from tightfit.schemas.actions import Action, Compute, Write
+from tightfit.schemas.arguments import argument_values, read_arguments
+from tightfit.schemas.dtypes import DTYPES
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import NONE, Graph, Op
+from tightfit.schemas.strides import is_contiguous
 
 GROUP_PREFIX = "tightfit.group.d"
 DIGITS = 12

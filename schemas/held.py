@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.graph import NONE, Graph
+from tightfit.schemas.graph import NONE, Graph
 
 
 def held_storages(graph: Graph) -> set[int]:

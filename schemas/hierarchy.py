@@ -20,9 +20,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from schemas import store
-from schemas.arrow import integer, integers, number, records, text, texts
-from schemas.errors import ArtifactError
+from tightfit.schemas import store
+from tightfit.schemas.arrow import integer, integers, number, records, text, texts
+from tightfit.schemas.errors import ArtifactError
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 

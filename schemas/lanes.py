@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from schemas import store
-from schemas.arrow import integer, number, text
-from schemas.errors import ArtifactError
-from schemas.sequence import OPERATION_FIELDS, Operation, operation
+from tightfit.schemas import store
+from tightfit.schemas.arrow import integer, number, text
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.sequence import OPERATION_FIELDS, Operation, operation
 
 
 @dataclass(frozen=True)

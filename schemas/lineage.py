@@ -15,15 +15,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from schemas import store
-from schemas.derived import Derived
-from schemas.errors import ArtifactError
-from schemas.fingerprint import (
+from tightfit.schemas import store
+from tightfit.schemas.derived import Derived
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.fingerprint import (
     factory_fingerprint,
     factory_versions,
     stage_code,
 )
-from schemas.module import module_digest
+from tightfit.schemas.module import module_digest
 
 FOLDER = "lineage"
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import ArtifactError, ConfigError
-from schemas.machine import Link, Machine
+from tightfit.schemas.errors import ArtifactError, ConfigError
+from tightfit.schemas.machine import Link, Machine
 
 HOST = "host"
 MOST_WORDS = 400

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from schemas.dtypes import DTYPES
-from schemas.errors import ArtifactError, ConfigError
+from tightfit.schemas.dtypes import DTYPES
+from tightfit.schemas.errors import ArtifactError, ConfigError
 
 ARTIFACT = "tightfit.machine/1"
 MACHINES = Path(__file__).parent / "machines"
@@ -148,7 +148,7 @@ def machine_names() -> list[str]:
 def read_machine(path: Path | str) -> Machine:
     """Reads a description; raises ArtifactError with one sentence that names the file and the
     first figure that is amiss."""
-    from schemas import store
+    from tightfit.schemas import store
 
     document = store.read_json(path, _MOST_BYTES)
     return _Reader(str(path)).machine(document)

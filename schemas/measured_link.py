@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from schemas.costs import BUSY
-from schemas.errors import ArtifactError
-from schemas.store import read_json, write_json
-from schemas.updates import LinkSpeed
+from tightfit.schemas.costs import BUSY
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.store import read_json, write_json
+from tightfit.schemas.updates import LinkSpeed
 
 ARTIFACT = "tightfit.link/3"
 FAR = "far-disk"

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.errors import ArtifactError
-from schemas.store import read_json, write_json
-from schemas.updates import LinkSpeed, UpdateCost, Updates, updates_of
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.store import read_json, write_json
+from tightfit.schemas.updates import LinkSpeed, UpdateCost, Updates, updates_of
 
 ARTIFACT = "tightfit.updates/1"
 OPTIMISERS = ("SGD", "Adam", "AdamW")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from schemas import store
-from schemas.arrow import flag, integer, number, text
-from schemas.costs import BUSY
-from schemas.errors import ArtifactError
+from tightfit.schemas import store
+from tightfit.schemas.arrow import flag, integer, number, text
+from tightfit.schemas.costs import BUSY
+from tightfit.schemas.errors import ArtifactError
 
 FAILED = "failed"
 """The verdict of a plan whose measurement contradicts it; `sentence` says how."""

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from schemas import store
-from schemas.errors import ArtifactError
+from tightfit.schemas import store
+from tightfit.schemas.errors import ArtifactError
 
 _MOST_FILES = 1000
 MADE_FROM = "made_from.json"

@@ -36,11 +36,11 @@ from typing import Literal
 
 import pyarrow as pa
 
-from schemas import store
-from schemas.arrow import integer, integers, number, text
-from schemas.chain import are_times
-from schemas.digits import is_number
-from schemas.errors import ArtifactError
+from tightfit.schemas import store
+from tightfit.schemas.arrow import integer, integers, number, text
+from tightfit.schemas.chain import are_times
+from tightfit.schemas.digits import is_number
+from tightfit.schemas.errors import ArtifactError
 
 Status = Literal["optimal", "feasible"]
 STATUSES = ("optimal", "feasible")

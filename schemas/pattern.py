@@ -19,9 +19,9 @@ from typing import Literal, get_args
 
 import pyarrow as pa
 
-from schemas import store
-from schemas.arrow import integer, number, text
-from schemas.errors import ArtifactError
+from tightfit.schemas import store
+from tightfit.schemas.arrow import integer, number, text
+from tightfit.schemas.errors import ArtifactError
 
 PatternKind = Literal["forward", "backward", "send", "receive"]
 

@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
-from schemas import store
-from schemas.errors import ArtifactError
-from schemas.graph import NONE
+from tightfit.schemas import store
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import NONE
 
 _T = TypeVar("_T")
 

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from schemas import store
-from schemas.errors import ArtifactError
-from schemas.typed import misfit
+from tightfit.schemas import store
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.typed import misfit
 
 ARTIFACT = "tightfit.pipeline_measurement/1"
 FAILED = "failed"

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
-from schemas import store
-from schemas.errors import ArtifactError
-from schemas.plan import Verdict
-from schemas.typed import misfit
+from tightfit.schemas import store
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.plan import Verdict
+from tightfit.schemas.typed import misfit
 
 _T = TypeVar("_T")
 

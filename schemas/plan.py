@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
-from schemas import store
-from schemas.errors import ArtifactError
+from tightfit.schemas import store
+from tightfit.schemas.errors import ArtifactError
 
 _T = TypeVar("_T")
 Verdict = Literal["optimal", "feasible", "infeasible"]

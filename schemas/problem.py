@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from schemas.arrow import flag, integer, integers, number, records, text
-from schemas.graph import Phase
+from tightfit.schemas.arrow import flag, integer, integers, number, records, text
+from tightfit.schemas.graph import Phase
 
 
 @dataclass(frozen=True)

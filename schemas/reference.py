@@ -15,10 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from schemas import store
-from schemas.arrow import text
-from schemas.costs import Device
-from schemas.errors import ArtifactError
+from tightfit.schemas import store
+from tightfit.schemas.arrow import text
+from tightfit.schemas.costs import Device
+from tightfit.schemas.errors import ArtifactError
 
 Digests = Mapping[str, str]
 """The digest of each thing that some steps leave behind, by its name."""

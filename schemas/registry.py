@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from schemas.errors import ConfigError
+from tightfit.schemas.errors import ConfigError
 
 T = TypeVar("T")
 

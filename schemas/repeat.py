@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schemas.arguments import decode_arguments
-from schemas.graph import NONE, Graph, Op, Value
+from tightfit.schemas.arguments import decode_arguments
+from tightfit.schemas.graph import NONE, Graph, Op, Value
 
 _BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
 _TRAINING = 5

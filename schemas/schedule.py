@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from schemas import store
-from schemas.actions import COLUMNS, Action, action_of, row_of
-from schemas.arrow import integer, number, text
-from schemas.errors import ArtifactError
-from schemas.link import HostLink, link_of
-from schemas.updates import Updates, updates_of
+from tightfit.schemas import store
+from tightfit.schemas.actions import COLUMNS, Action, action_of, row_of
+from tightfit.schemas.arrow import integer, number, text
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.link import HostLink, link_of
+from tightfit.schemas.updates import Updates, updates_of
 
 
 @dataclass(frozen=True)

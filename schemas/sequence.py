@@ -30,9 +30,9 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from schemas import store
-from schemas.arrow import integer, text
-from schemas.errors import ArtifactError
+from tightfit.schemas import store
+from tightfit.schemas.arrow import integer, text
+from tightfit.schemas.errors import ArtifactError
 
 OperationKind = Literal[
     "F_all", "F_ck", "F_none", "F", "loss", "B", "free", "free_all",

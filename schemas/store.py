@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from schemas.errors import ArtifactError
+from tightfit.schemas.errors import ArtifactError
 
 _BLANK = b"tightfit digest goes here".ljust(64, b".")
 _MOST_JSON = 2**26

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from schemas.chain import MOST_BYTES, are_times
-from schemas.errors import ArtifactError
-from schemas.graph import Graph
-from schemas.link import Costly, HostLink, link_of
+from tightfit.schemas.chain import MOST_BYTES, are_times
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.link import Costly, HostLink, link_of
 
 
 @dataclass(frozen=True)

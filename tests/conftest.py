@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-from schemas.sources import code_of
+from tightfit.schemas.sources import code_of
 
 # PyTorch reads this when it is loaded: processes of two threads each, side by side, would spend
 # half of their time in waiting for each other.
@@ -113,7 +113,7 @@ def draw_fewer_examples(items: list[pytest.Item]) -> None:
 def _alone() -> Iterator[None]:
     """What other work takes of measurements is not counted, so that nothing is measured again."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stages.device.delays.TASKS", Path("/nowhere"))
+        patch.setattr("tightfit.stages.device.delays.TASKS", Path("/nowhere"))
         yield
 
 

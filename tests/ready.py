@@ -1,5 +1,5 @@
 """Programs that start at once: a process that has loaded PyTorch, transformers and Snakemake, but
-nothing of tightfit, forks where `python -m stages`, a module of the tests or `snakemake` is called,
+nothing of tightfit, forks where `python -m tightfit`, a module of the tests or `snakemake` is called,
 and runs in the fork what the call would run. Workers, which end with the process that began them,
 are started as ever.
 

@@ -1,4 +1,4 @@
-"""`python -m stages`: help for every stage, one sentence for an error."""
+"""`python -m tightfit`: help for every stage, one sentence for an error."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from schemas.errors import ConfigError
-from schemas.running import is_held
-from stages.__main__ import LONGEST, STAGES, UNENDED, main
+from tightfit.__main__ import LONGEST, STAGES, UNENDED, main
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.running import is_held
 
 ROOT = Path(__file__).parents[1]
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "stages", *words],
+        [sys.executable, "-m", "tightfit", *words],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -81,7 +81,7 @@ def test_an_error_is_one_sentence_and_is_kept(tmp_path: Path) -> None:
 def test_a_stage_that_is_killed_and_wrong_arguments_leave_a_sentence_too(tmp_path: Path) -> None:
     kept, pipe = tmp_path / "error.txt", tmp_path / "graph.arrow"
     words = ["partition", "--costs", "x", "--out", str(tmp_path / "y"), "--error-file", str(kept)]
-    code = "import os, sys; from stages.__main__ import main; import stages.partition.cli as cli;"
+    code = "import os, sys; from tightfit.__main__ import main; import tightfit.stages.partition.cli as cli;"
     code += f"cli.run = lambda _: os.kill(os.getpid(), 9); main({[*words, '--graph', str(pipe)]!r})"
     run_it = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
     assert run_it.returncode == -9
@@ -105,7 +105,7 @@ def test_a_stage_that_runs_keeps_its_file_for_errors_locked(
         seen.append(is_held(kept))
         raise ConfigError("this stage fails")
 
-    monkeypatch.setattr("stages.partition.cli.run", runs)
+    monkeypatch.setattr("tightfit.stages.partition.cli.run", runs)
     assert main([*words, "--error-file", str(kept)]) == 1
     assert seen == [True] and not is_held(kept)
     assert kept.read_text() == "partition: this stage fails\n"

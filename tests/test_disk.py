@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from schemas.blocks import write_blocks
-from schemas.costs import write_costs
-from schemas.options import read_options
-from stages.profile.library import device_digest
 from tests.stages.report.cases import small_blocks, small_costs, small_graph
+from tightfit.schemas.blocks import write_blocks
+from tightfit.schemas.costs import write_costs
+from tightfit.schemas.options import read_options
+from tightfit.stages.profile.library import device_digest
 
 ROOT = Path(__file__).parents[1]
 FULL = 1500
@@ -71,19 +71,19 @@ def files(folder: Path) -> dict[str, bytes]:
 WRITERS = {
     "store": """
 from pathlib import Path
-from schemas.sequence import Operation, write_sequence
+from tightfit.schemas.sequence import Operation, write_sequence
 write_sequence(Path("kept.arrow"), [Operation("B", 1)] * 1000)
 """,
     "library": """
 from dataclasses import replace
-from schemas.costs import Cost, Device
-from stages.profile.library import open_library
+from tightfit.schemas.costs import Cost, Device
+from tightfit.stages.profile.library import open_library
 with open_library("store", Device("cpu", "a machine", "a build", 2, "measured")) as library:
     library.add(Cost(f"{key:064}", "aten.mm.default", -1, 1.0, 0.0, 1, 1) for key in range(100))
 """,
     "module": """
 from pathlib import Path
-from stages.generate.package import write_directory
+from tightfit.stages.generate.package import write_directory
 write_directory(Path("module"), {"a.py": b"a", "step.py": b"x" * 5000})
 """,
 }
@@ -106,7 +106,7 @@ def before(tmp_path: Path) -> dict[str, bytes]:
 def test_a_full_disk_is_a_sentence_and_loses_nothing(
     tmp_path: Path, before: dict[str, bytes], writer: str
 ) -> None:
-    code = f"import sys\nfrom schemas.errors import TightfitError\ntry:{indented(WRITERS[writer])}"
+    code = f"import sys\nfrom tightfit.schemas.errors import TightfitError\ntry:{indented(WRITERS[writer])}"
     code += "except TightfitError as error:\n    sys.exit(str(error))\n"
     result = python(tmp_path, ["-c", code], full_disk)
     assert result.returncode == 1
@@ -120,7 +120,7 @@ def indented(code: str) -> str:
 
 
 def solve(folder: Path, prepare: Callable[[], None]) -> subprocess.CompletedProcess[str]:
-    words = ["-m", "stages", "solve", "--blocks", "blocks.arrow", "--store", "store"]
+    words = ["-m", "tightfit", "solve", "--blocks", "blocks.arrow", "--store", "store"]
     grid = ["--peaks", "2", "--saves", "2", "--jobs", "1"]
     kept = ["--error-file", "error.txt"]
     return python(folder, [*words, *grid, "--out", "out/options.arrow", *kept], prepare)
@@ -185,9 +185,9 @@ def test_a_read_only_store_that_lacks_something_is_a_sentence(blocks: Path) -> N
 
 LOOK_UP = """
 import sys
-from schemas.costs import Device
-from schemas.errors import TightfitError
-from stages.profile.library import open_library
+from tightfit.schemas.costs import Device
+from tightfit.schemas.errors import TightfitError
+from tightfit.stages.profile.library import open_library
 try:
     with open_library("store", Device("cpu", "a machine", "a build", 2, "measured")) as library:
         print(len(library.costs.rows))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas.syntax import imports
-from stages.__main__ import STAGES
+from tightfit.__main__ import STAGES
+from tightfit.schemas.syntax import imports
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,7 +24,7 @@ ROOMS = (
 SHARED = ("replay", "device")
 TORCH_ROOMS = ("trace", "fuse", "profile", "generate", "validate", "device")
 COMPOSERS = (
-    "stages/__main__.py",
+    "tightfit/__main__.py",
     *(f"tightfit/{path.name}" for path in sorted((ROOT / "tightfit").glob("*.py"))),
 )
 """The only modules that put stages together, and lazily."""
@@ -38,15 +38,15 @@ PRIVATE = {
 """Private parts of PyTorch that change with its releases, and the modules that use them."""
 
 SOLVER_MODULES = (
-    "stages.partition.cli",
-    "stages.solve.cli",
-    "stages.combine.cli",
-    "stages.combine.join.frontier",
-    "stages.report.cli",
-    "stages.audit.cli",
-    "stages.audit.lineage",
-    "stages.replay.referee",
-    "stages.replay.condense",
+    "tightfit.stages.partition.cli",
+    "tightfit.stages.solve.cli",
+    "tightfit.stages.combine.cli",
+    "tightfit.stages.combine.join.frontier",
+    "tightfit.stages.report.cli",
+    "tightfit.stages.audit.cli",
+    "tightfit.stages.audit.lineage",
+    "tightfit.stages.replay.referee",
+    "tightfit.stages.replay.condense",
 )
 
 
@@ -161,7 +161,7 @@ def test_the_command_line_of_a_stage_loads_no_torch_until_it_runs(stage: str) ->
 
 
 def test_importing_stages_loads_nothing() -> None:
-    assert not {"torch", "pyarrow", "numpy", "numba", "pulp"} & loaded("import stages")
+    assert not {"torch", "pyarrow", "numpy", "numba", "pulp"} & loaded("import tightfit.stages")
 
 
 def test_importing_tightfit_loads_nothing_large() -> None:

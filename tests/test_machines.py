@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from numpy._core._multiarray_umath import __cpu_dispatch__
 
-from schemas.options import read_options, write_options
-from schemas.plan import read_plan
-from schemas.store import header
-from stages.__main__ import main
-from stages.combine.chain.table_compiled import NO_NAN
+from tightfit.__main__ import main
+from tightfit.schemas.options import read_options, write_options
+from tightfit.schemas.plan import read_plan
+from tightfit.schemas.store import header
+from tightfit.stages.combine.chain.table_compiled import NO_NAN
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,7 +32,7 @@ SIZES = {"width": 64, "heads": 2, "vocabulary": 100, "batch": 4, "tokens": 64}
 
 PLAN = """
 import os, sys
-from stages.__main__ import main
+from tightfit.__main__ import main
 
 cores, given, levels = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 engines, budgets = (words.split() for words in sys.argv[4:])

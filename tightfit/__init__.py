@@ -11,20 +11,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tightfit.house import require_own
+from tightfit.paths import require_own
 
 require_own("schemas", "stages")
 
-from schemas.errors import (  # noqa: E402 - another package of this name would be imported
+from tightfit.mismatch import PlanMismatch  # noqa: E402
+from tightfit.schemas.errors import (  # noqa: E402 - another package of this name would be imported
     ArtifactError,
     ConfigError,
     ModelError,
     TightfitError,
 )
-from tightfit.mismatch import PlanMismatch  # noqa: E402
 
 if TYPE_CHECKING:
-    from schemas.plan import Plan as Plan
     from tightfit.away import load_whole as load_whole
     from tightfit.choices import ChosenPlan as ChosenPlan
     from tightfit.pipelines import MadePipeline as MadePipeline
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from tightfit.pipelines import plan_pipeline as plan_pipeline
     from tightfit.planning import load as load
     from tightfit.planning import plan as plan
+    from tightfit.schemas.plan import Plan as Plan
     from tightfit.whole import in_backward as in_backward
 
 __version__ = "0.1.0"
@@ -57,7 +57,7 @@ __all__ = [
 _LATER = {
     "ChosenPlan": "tightfit.choices",
     "MadePipeline": "tightfit.pipelines",
-    "Plan": "schemas.plan",
+    "Plan": "tightfit.schemas.plan",
     "in_backward": "tightfit.whole",
     "load": "tightfit.planning",
     "load_pipeline": "tightfit.pipelines",

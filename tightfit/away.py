@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from schemas.budget import LARGEST
-from schemas.errors import ConfigError
-from schemas.updates import Updates, WholeStep
 from tightfit.checked import check_steps
 from tightfit.choices import ChosenPlan
 from tightfit.memories import Memories, free_bytes
 from tightfit.route import FUSED, Route
+from tightfit.schemas.budget import LARGEST
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.updates import Updates, WholeStep
 from tightfit.settings import check_folder
 from tightfit.whole import GradientSettings, Updating, measured
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from schemas.frontier import Frontier
-    from schemas.link import HostLink
-    from stages.combine.whole.search import Found
-    from stages.combine.whole.task import Task
-    from stages.device.factory import Built
+    from tightfit.schemas.frontier import Frontier
+    from tightfit.schemas.link import HostLink
+    from tightfit.stages.combine.whole.search import Found
+    from tightfit.stages.combine.whole.task import Task
+    from tightfit.stages.device.factory import Built
 
 Parameters = Literal["device", "away"]
 Microbatches = int | Sequence[int]
@@ -149,7 +149,7 @@ def _within_room(
     predicted of it. What a step sends takes places there, which can be more bytes than are ever
     sent at once: a plan that takes more than there is room for is looked for anew with less. Raises
     ConfigError where none is found."""
-    from stages.combine.whole.command import planned
+    from tightfit.stages.combine.whole.command import planned
 
     room, sized = task.link.room, task
     for _ in range(ROOMS):
@@ -177,8 +177,8 @@ def planned_away(
     gradients: GradientSettings,
 ) -> tuple[nn.Module, ChosenPlan]:
     """The plan of a step whose parameters live in another memory, and its module."""
-    from schemas.graph import read_graph
-    from stages.combine.whole.plans import write_found
+    from tightfit.schemas.graph import read_graph
+    from tightfit.stages.combine.whole.plans import write_found
 
     counts = _counts(microbatches, len(given))
     best = _fastest(route, given, written, optimizer, memories, counts, gradients)
@@ -230,7 +230,7 @@ def _load(
     optimizer: torch.optim.Optimizer,
 ) -> tuple[nn.Module, Any]:
     """The module and the optimizer of a package."""
-    from stages.validate.load import load_lodged
+    from tightfit.stages.validate.load import load_lodged
 
     planned, made = load_lodged(package, model, optimizer, *memories.folders, otherwise=otherwise)
     made.keep_gradients = keep_gradients
@@ -245,12 +245,12 @@ def _task(
     microbatches: int,
 ) -> Task:
     """The task without a bound on what the device has."""
-    from schemas.costs import read_costs
-    from schemas.graph import read_graph
-    from schemas.measured_updates import MeasuredUpdates
-    from stages.combine.whole.backward import costs_by_value
-    from stages.combine.whole.task import task_of
-    from stages.device.optimiser import PIECE_BYTES
+    from tightfit.schemas.costs import read_costs
+    from tightfit.schemas.graph import read_graph
+    from tightfit.schemas.measured_updates import MeasuredUpdates
+    from tightfit.stages.combine.whole.backward import costs_by_value
+    from tightfit.stages.combine.whole.task import task_of
+    from tightfit.stages.device.optimiser import PIECE_BYTES
 
     traced, paid = read_graph(graph), read_costs(costs)
     task = task_of(
@@ -271,8 +271,8 @@ def _task(
 def _check_sizes(graph: Path) -> None:
     """Raises ConfigError where no parameter is large enough to live in another memory, ahead of all
     measurements."""
-    from schemas.graph import read_graph
-    from stages.combine.whole.task import remote_of
+    from tightfit.schemas.graph import read_graph
+    from tightfit.stages.combine.whole.task import remote_of
 
     if not remote_of(read_graph(graph), SMALL, moves=True):
         raise _none_away()
@@ -288,7 +288,7 @@ def _none_away() -> ConfigError:
 def _link(updating: Updating, device: str, memories: Memories) -> HostLink:
     """The link, as it was measured, with the room that the other memory has now, or as much of it
     as was said."""
-    from stages.device.disk import folder_of
+    from tightfit.stages.device.disk import folder_of
 
     own = updating.link(device)
     free = free_bytes(folder_of(memories.disk), "disk") if own.to == "disk" else math.inf
@@ -297,8 +297,8 @@ def _link(updating: Updating, device: str, memories: Memories) -> HostLink:
 
 def _beyond(route: Route, link: HostLink, memories: Memories) -> HostLink | None:
     """The link to a third memory, where there is one, with the room that it has now."""
-    from schemas.link import HostLink
-    from stages.profile.kept_links import kept_far_link
+    from tightfit.schemas.link import HostLink
+    from tightfit.stages.profile.kept_links import kept_far_link
 
     if memories.far is None:
         return None
@@ -309,11 +309,11 @@ def _beyond(route: Route, link: HostLink, memories: Memories) -> HostLink | None
 
 def _whole(task: Task, found: Found, updating: Updating, schedule: str) -> WholeStep:
     """What is predicted of the step."""
-    from stages.combine.fixed import fixed_bytes
-    from stages.combine.whole.accumulating import accumulating
-    from stages.generate.remote import away_of
-    from stages.generate.whole import copies_bytes, peaks
-    from stages.replay.referee import replay
+    from tightfit.stages.combine.fixed import fixed_bytes
+    from tightfit.stages.combine.whole.accumulating import accumulating
+    from tightfit.stages.generate.remote import away_of
+    from tightfit.stages.generate.whole import copies_bytes, peaks
+    from tightfit.stages.replay.referee import replay
 
     graph, updates, steps = task.graph, found.updates, found.replay.steps
     own = sum(graph.storages[storage] for storage in task.remote)
@@ -378,7 +378,7 @@ def _digest(updates: Updates, written: str, memories: Memories) -> str:
 
 
 def _digest_of(graph: Path) -> str:
-    from schemas.store import header
+    from tightfit.schemas.store import header
 
     return header(graph).digest
 

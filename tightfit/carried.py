@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from schemas.errors import ArtifactError
-from tightfit.house import default_store
+from tightfit.paths import default_store
+from tightfit.schemas.errors import ArtifactError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,7 +38,7 @@ def loader(
 
     Raises ArtifactError where the directory is no package, or one of another digest than asked for.
     """
-    from stages.validate.load import planned_by
+    from tightfit.stages.validate.load import planned_by
 
     package = _carrying(directory, digest)
     more: dict[str, Any] = {"cuda_graphs": True} if cuda_graphs else {}
@@ -66,7 +66,7 @@ def shapes_of_package(directory: Path | str) -> str:
 
 
 def _carrying(directory: Path | str, digest: str) -> ModuleType:
-    from stages.validate.load import load_package, package_digest, package_files
+    from tightfit.stages.validate.load import load_package, package_digest, package_files
 
     digest = digest or package_digest(package_files(directory))
     package = load_package(directory, digest)
@@ -79,7 +79,7 @@ def _reduced(
 ) -> tuple[Any, ...]:
     """How a planned module is pickled, with `more` of how its package was loaded. Raises
     ArtifactError where its package is gone."""
-    from stages.validate.load import package_digest, package_files
+    from tightfit.stages.validate.load import package_digest, package_files
 
     files = package_files(place)
     if package_digest(files) != digest:
@@ -104,7 +104,7 @@ def carried_loader(
 ) -> Callable[[nn.Module, str], nn.Module]:
     """The loader of a package that a pickle carries. Raises ArtifactError where `files` are not
     those of the digest, before anything of them is run."""
-    from stages.validate.load import package_digest
+    from tightfit.stages.validate.load import package_digest
 
     whole = isinstance(place, str) and all(map(_is_file, files, files.values()))
     if not whole or package_digest(files) != digest:
@@ -114,7 +114,7 @@ def carried_loader(
 
 def _folder(place: str, digest: str, files: Mapping[str, bytes]) -> Path:
     """A folder that holds the package: where it was, or a copy."""
-    from stages.generate.package import write_directory
+    from tightfit.stages.generate.package import write_directory
 
     copy = default_store() / "packages" / digest
     for folder in (Path(place), copy):
@@ -125,7 +125,7 @@ def _folder(place: str, digest: str, files: Mapping[str, bytes]) -> Path:
 
 
 def _holds(folder: Path, digest: str) -> bool:
-    from stages.validate.load import package_digest, package_files
+    from tightfit.stages.validate.load import package_digest, package_files
 
     try:
         return package_digest(package_files(folder)) == digest

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.budget import NO_BUDGET
-from schemas.errors import ModelError
 from tightfit.choices import ChosenPlan
 from tightfit.route import FUSED, Route
+from tightfit.schemas.budget import NO_BUDGET
+from tightfit.schemas.errors import ModelError
 from tightfit.variants import Variant
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from schemas.graph import Graph
-    from stages.device.factory import Built
+    from tightfit.schemas.graph import Graph
+    from tightfit.stages.device.factory import Built
 
 Load = Callable[["nn.Module", str], "nn.Module"]
 """Makes the planned module of a model, by what happens otherwise."""
@@ -43,14 +43,14 @@ def check_captured(route: Route, built: Built, graph: Path) -> None:
     are fused, and where the model checkpoints itself, since the captured step keeps everything; but
     for checkpoints that are likely to have other results. Raises ModelError where it differs.
     """
-    from schemas.graph import read_graph
-    from stages.combine.schedule.opening import open_schedule
-    from stages.generate.check import causes
-    from stages.generate.package import timeless, write_package
-    from stages.replay.referee import replay
-    from stages.validate.itself import checkpoints_itself
-    from stages.validate.load import load_planned
-    from stages.validate.validate import check_captured
+    from tightfit.schemas.graph import read_graph
+    from tightfit.stages.combine.schedule.opening import open_schedule
+    from tightfit.stages.generate.check import causes
+    from tightfit.stages.generate.package import timeless, write_package
+    from tightfit.stages.replay.referee import replay
+    from tightfit.stages.validate.itself import checkpoints_itself
+    from tightfit.stages.validate.load import load_planned
+    from tightfit.stages.validate.validate import check_captured
 
     traced = read_graph(graph)
     keeps_less = checkpoints_itself(traced) and not causes(traced)
@@ -138,8 +138,8 @@ def check_steps(
     """Compares steps of the model with those of the module and the optimizer that `load` gives.
 
     Raises ModelError where they differ."""
-    from schemas.telling import Doing
-    from stages.validate.lodged import STEPS, check_lodged
+    from tightfit.schemas.telling import Doing
+    from tightfit.stages.validate.lodged import STEPS, check_lodged
 
     route.progress.stage("check")
     told = Doing(route.progress.done, 2 * STEPS * microbatches)

@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from schemas.frontier import Frontier
-from schemas.plan import Plan
-from schemas.updates import WholeStep
+from tightfit.schemas.frontier import Frontier
+from tightfit.schemas.plan import Plan
+from tightfit.schemas.updates import WholeStep
 
 if TYPE_CHECKING:
     import torch

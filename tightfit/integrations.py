@@ -7,8 +7,8 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from schemas.errors import ConfigError, ModelError
 from tightfit.planning import plan
+from tightfit.schemas.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -139,7 +139,7 @@ def _as_before(trainer: Any) -> Iterator[None]:
     """Afterwards random numbers, and what the trainer knows of its data, are as they were."""
     import numpy as np
 
-    from stages.device.devices import kept_random_states
+    from tightfit.stages.device.devices import kept_random_states
 
     states = random.getstate(), np.random.get_state()
     loaders = getattr(trainer.accelerator, "_dataloaders", [])

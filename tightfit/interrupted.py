@@ -6,11 +6,11 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-from schemas.derived import Derived
-from schemas.errors import TightfitError
-from schemas.frontier import Frontier, Point, pareto, read_frontier, write_frontier
-from schemas.lineage import keep_records
 from tightfit.route import Route
+from tightfit.schemas.derived import Derived
+from tightfit.schemas.errors import TightfitError
+from tightfit.schemas.frontier import Frontier, Point, pareto, read_frontier, write_frontier
+from tightfit.schemas.lineage import keep_records
 
 
 def frontier_so_far(route: Route, graph: Path, costs: Path) -> Path | None:
@@ -55,8 +55,8 @@ def _known(place: Path) -> list[Frontier]:
 
 def _unpolished(name: str, graph: Path, costs: Path, place: Path, route: Route) -> list[Frontier]:
     """The frontier of a strategy's own plans, none where what it plans from is not there yet."""
-    from stages.combine.inputs import Inputs
-    from stages.combine.strategies.registry import strategy as strategy_of
+    from tightfit.stages.combine.inputs import Inputs
+    from tightfit.stages.combine.strategies.registry import strategy as strategy_of
 
     blocks, options = place / "blocks.arrow", route.options(place)
     solved = options.exists()

@@ -9,17 +9,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.budget import LEAST, NO_BUDGET
-from schemas.errors import ConfigError
-from schemas.plan import Plan
 from tightfit.choices import ChosenPlan
 from tightfit.route import FUSED, Route
+from tightfit.schemas.budget import LEAST, NO_BUDGET
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.plan import Plan
 from tightfit.updated import planned_whole
 from tightfit.variants import Variant, shapes_of
 from tightfit.whole import Updating
 
 if TYPE_CHECKING:
-    from schemas.updates import WholeStep
+    from tightfit.schemas.updates import WholeStep
 
 NOT_COMPARED = "; not compared with plans of eager's kernels, which was interrupted"
 
@@ -119,7 +119,7 @@ class Rivals:
 
     def better(self, plan: Plan) -> Made | None:
         """The plan of eager's kernels where it takes the place of one of fused ones."""
-        from stages.combine.rivals import taken
+        from tightfit.stages.combine.rivals import taken
 
         if plan.budget_total is None:
             return None
@@ -134,11 +134,11 @@ class Rivals:
 
     def is_least(self, seconds: float, total: int) -> bool:
         """Whether no step of eager's kernels can take less time in so many bytes."""
-        from schemas.costs import read_costs
-        from schemas.graph import read_graph
-        from stages.combine.bounds import least_seconds
-        from stages.combine.fixed import fixed_bytes
-        from stages.replay.condense import condense
+        from tightfit.schemas.costs import read_costs
+        from tightfit.schemas.graph import read_graph
+        from tightfit.stages.combine.bounds import least_seconds
+        from tightfit.stages.combine.fixed import fixed_bytes
+        from tightfit.stages.replay.condense import condense
 
         graph, costs = read_graph(self.eager_files[0]), read_costs(self.eager_files[1])
         room = total - fixed_bytes(graph).there_before

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.errors import ModelError
+from tightfit.schemas.errors import ModelError
 from tightfit.several import likeness
 
 if TYPE_CHECKING:
-    from schemas.graph import Graph
-    from stages.device.factory import Built, Sample
     from tightfit.route import Route
+    from tightfit.schemas.graph import Graph
+    from tightfit.stages.device.factory import Built, Sample
 
 _EACH = 2
 """With more masks than that, not every choice of those that are ones has a plan."""
@@ -38,8 +38,8 @@ def by_masks(route: Route, given: Sequence[Built]) -> list[Traced]:
 
 def _kinds(route: Route, alike: Sequence[Built]) -> list[Traced]:
     """The same for the samples of one shape."""
-    from stages.device.masks import leaves_of_ones
-    from stages.generate.check import masks as masks_of
+    from tightfit.stages.device.masks import leaves_of_ones
+    from tightfit.stages.generate.check import masks as masks_of
 
     together = [sample for built in alike for sample in built.samples]
     general = replace(alike[0], samples=together, ones=False)
@@ -72,7 +72,7 @@ def _by_ones(
 ) -> Iterator[tuple[Built, tuple[int, ...]]]:
     """The samples by the masks among their leaves that are ones, the given ones first, then those
     that are made of the first one."""
-    from stages.device.masks import leaves_of_ones, with_masks
+    from tightfit.stages.device.masks import leaves_of_ones, with_masks
 
     groups: dict[tuple[int, ...], list[Sample]] = {}
     for built in alike:

@@ -6,8 +6,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.budget import parse_budget
-from schemas.errors import ConfigError
+from tightfit.schemas.budget import parse_budget
+from tightfit.schemas.errors import ConfigError
 from tightfit.settings import check_folder
 
 Folder = Path | str | None

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from schemas.allocators import ALLOCATORS
-from schemas.engines import SOLVERS, Solver
-from schemas.errors import ArtifactError, ConfigError
-from schemas.pipeline_plan import PipelinePlan, read_pipeline_plan
-from schemas.store import read_bytes
-from tightfit.house import default_store
+from tightfit.paths import default_store
 from tightfit.planning import quiet
 from tightfit.progress import PIPELINE_STAGES, Progress
 from tightfit.route import ALONE, Route
+from tightfit.schemas.allocators import ALLOCATORS
+from tightfit.schemas.engines import SOLVERS, Solver
+from tightfit.schemas.errors import ArtifactError, ConfigError
+from tightfit.schemas.pipeline_plan import PipelinePlan, read_pipeline_plan
+from tightfit.schemas.store import read_bytes
 from tightfit.settings import builts, samples_of
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def plan_pipeline(
     """
     import torch
 
-    from stages.device.foreign import allowing
+    from tightfit.stages.device.foreign import allowing
 
     if strategy not in ALLOCATORS:
         known = ", ".join(ALLOCATORS)
@@ -150,7 +150,7 @@ def _planned(
 
 
 def _made(plan: PipelinePlan, module: Path, split: Path) -> MadePipeline:
-    from schemas.pipeline import FILE, read_pipeline
+    from tightfit.schemas.pipeline import FILE, read_pipeline
 
     known = {part.name: getattr(plan, part.name) for part in fields(PipelinePlan)}
     peaks = tuple(read_pipeline(split / FILE).peaks)
@@ -170,7 +170,7 @@ def load_pipeline(
 
     Raises ArtifactError where the folder holds no pipeline, or one of another model or group.
     """
-    from stages.validate.load import describe, load_package
+    from tightfit.stages.validate.load import describe, load_package
 
     found = load_package(package)
     load = getattr(found, "load_pipeline", None)

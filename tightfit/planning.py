@@ -14,10 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from schemas.budget import NO_BUDGET, USUAL
-from schemas.engines import Solver
-from schemas.errors import ConfigError
-from schemas.strategies import baselines
 from tightfit.away import Microbatches, Parameters, check_parameters, planned_away
 from tightfit.checked import check_captured, check_plan, check_updates
 from tightfit.choices import Choice, ChosenPlan
@@ -26,6 +22,10 @@ from tightfit.masks import by_masks
 from tightfit.memories import memories_of
 from tightfit.progress import FUSED_STAGES, STAGES, Progress
 from tightfit.route import ALONE, FUSED, Route
+from tightfit.schemas.budget import NO_BUDGET, USUAL
+from tightfit.schemas.engines import Solver
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.strategies import baselines
 from tightfit.settings import (
     FULL,
     Sample,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from stages.device.factory import Built
+    from tightfit.stages.device.factory import Built
 
 Otherwise = Literal["error", "original", "copy"]
 Kernels = Literal["eager", "fused"]
@@ -192,7 +192,7 @@ def _alone(telling: Progress, check: bool, operators: Iterable[str]) -> Iterator
     it is, with or without a check; it may call operators of some namespaces."""
     import torch
 
-    from stages.device.foreign import allowing
+    from tightfit.stages.device.foreign import allowing
 
     with (
         ALONE,

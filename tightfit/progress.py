@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
-from schemas.compiled import NOTE
+from tightfit.schemas.compiled import NOTE
 
 STAGES = {
     "trace": ("capturing the step", 10),

@@ -15,23 +15,23 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.budget import NO_BUDGET, parse_budget
-from schemas.derived import Derived
-from schemas.engines import Engine, Solver, engine_of_steps
-from schemas.errors import ArtifactError, ConfigError, ModelError
-from schemas.fingerprint import stage_fingerprint
-from schemas.lineage import are_recorded, keep_records
-from schemas.plan import Plan, read_plan
-from schemas.store import file_digest, read_bytes, write_bytes
-from schemas.strategies import HIERARCHY, STRATEGIES
 from tightfit.progress import Progress
+from tightfit.schemas.budget import NO_BUDGET, parse_budget
+from tightfit.schemas.derived import Derived
+from tightfit.schemas.engines import Engine, Solver, engine_of_steps
+from tightfit.schemas.errors import ArtifactError, ConfigError, ModelError
+from tightfit.schemas.fingerprint import stage_fingerprint
+from tightfit.schemas.lineage import are_recorded, keep_records
+from tightfit.schemas.plan import Plan, read_plan
+from tightfit.schemas.store import file_digest, read_bytes, write_bytes
+from tightfit.schemas.strategies import HIERARCHY, STRATEGIES
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from schemas.graph import Graph
-    from stages.device.factory import Built
+    from tightfit.schemas.graph import Graph
+    from tightfit.stages.device.factory import Built
 
 Parts = Callable[[str], "tuple[int, int] | None"]
 """Finds in a line how many parts are done, of how many."""
@@ -84,7 +84,7 @@ class Route:
 
     def traced(self, built: Built) -> Graph:
         """The traced graph."""
-        from stages.trace.trace import trace
+        from tightfit.stages.trace.trace import trace
 
         self.progress.stage("trace")
         last = self.kernels == FUSED
@@ -92,7 +92,7 @@ class Route:
 
     def filed(self, graph: Graph) -> Path:
         """The path of a graph in the store."""
-        from schemas.graph import write_graph
+        from tightfit.schemas.graph import write_graph
 
         path = _filed(self.store / "calls", "graph.arrow", lambda path: write_graph(path, graph))
         keep_records("trace", Derived([path], [], {"name": graph.model, "device": self.device}))
@@ -103,7 +103,7 @@ class Route:
         of the stage."""
         import torch
 
-        from stages.device.kernels import build_key
+        from tightfit.stages.device.kernels import build_key
 
         made_by = f"{build_key(torch.device(self.device))} {stage_fingerprint(FUSE)}"
         key = hashlib.sha256(made_by.encode()).hexdigest()[:16]
@@ -122,11 +122,11 @@ class Route:
 
     def profile(self, built: Built, graph: Path) -> Path:
         """The path of the costs in the store, below the graph's folder."""
-        from schemas.costs import write_costs
-        from schemas.graph import read_graph
-        from stages.device.identity import describe_device
-        from stages.profile.library import open_library
-        from stages.profile.profile import profile
+        from tightfit.schemas.costs import write_costs
+        from tightfit.schemas.graph import read_graph
+        from tightfit.stages.device.identity import describe_device
+        from tightfit.stages.profile.library import open_library
+        from tightfit.stages.profile.profile import profile
 
         self.progress.stage("profile")
         with open_library(self.store, describe_device(self.device)) as library:
@@ -148,7 +148,7 @@ class Route:
         where the strategy takes one and no machine was named: measured once for the store."""
         if not self.links or self.machine is not None:
             return self
-        from stages.profile.kept_links import kept_machine
+        from tightfit.stages.profile.kept_links import kept_machine
 
         return replace(self, machine=kept_machine(self.store, self.device, disk))
 
@@ -242,8 +242,8 @@ class Route:
     def check(self, graph: Path, built: Built, planned: nn.Module) -> None:
         """Raises ModelError where the planned module does not do what the original does, in two
         steps of both or, with `full_check`, in all ways to run them."""
-        from schemas.graph import read_graph
-        from stages.validate.validate import check
+        from tightfit.schemas.graph import read_graph
+        from tightfit.stages.validate.validate import check
 
         self.progress.stage("check")
         said = check(read_graph(graph), built, planned, self.progress.done, self.full_check)
@@ -253,8 +253,8 @@ class Route:
     def check_sent(self, graph: Path, built: Built, planned: nn.Module, plan: Plan) -> str:
         """What a planned module sends to another memory, for people; "" for nothing. Raises
         ModelError where that is not what its plan says."""
-        from schemas.graph import read_graph
-        from stages.validate.sent import check_sent
+        from tightfit.schemas.graph import read_graph
+        from tightfit.stages.validate.sent import check_sent
 
         wrong, said = check_sent(read_graph(graph), built, planned, plan.transfers)
         if wrong:
@@ -264,9 +264,9 @@ class Route:
     def own_peak(self, graph: Path, built: Built) -> int | None:
         """The bytes of one step of the model as it is, above what is there before it, where it
         checkpoints itself and fits on the device."""
-        from schemas.graph import read_graph
-        from stages.validate.itself import checkpoints_itself
-        from stages.validate.validate import own_peak
+        from tightfit.schemas.graph import read_graph
+        from tightfit.stages.validate.itself import checkpoints_itself
+        from tightfit.stages.validate.validate import own_peak
 
         traced = read_graph(graph)
         return own_peak(traced, built) if checkpoints_itself(traced) else None
@@ -276,9 +276,9 @@ class Route:
     ) -> str:
         """How far the planned module of fused kernels is from eager, for people; raises ModelError
         where that is too far, or it has other bits than the same kernels unplanned."""
-        from schemas.graph import read_graph
-        from stages.validate.fused import beside_eager
-        from stages.validate.validate import check_fused
+        from tightfit.schemas.graph import read_graph
+        from tightfit.stages.validate.fused import beside_eager
+        from tightfit.stages.validate.validate import check_fused
 
         self.progress.stage("check")
         traced = read_graph(graph)
@@ -299,8 +299,8 @@ class Route:
     ) -> None:
         """Raises ModelError where steps with the optimizer that `replace_optimizer` gives do not do
         what steps of the model, or of what `original` makes of it, with the given one do."""
-        from schemas.graph import read_graph
-        from stages.validate.updates import check_updates
+        from tightfit.schemas.graph import read_graph
+        from tightfit.stages.validate.updates import check_updates
 
         given = (optimizer, replace_optimizer, original, self.progress.done, self.full_check)
         said = check_updates(read_graph(graph), built, load, *given)
@@ -319,7 +319,7 @@ class Route:
         `parts` finds in the lines that it prints how much of it is done. With `reuse` nothing is
         run where the store has what the stage would write, made by this code of the same files with
         the same settings."""
-        from stages.__main__ import STAGES, record
+        from tightfit.__main__ import STAGES, record
 
         self.progress.stage(stage)
         module = import_module(STAGES[stage][0])
@@ -363,7 +363,7 @@ _searches = _counted(r" at (\d+) of (\d+) searches at most$")
 
 
 def _distinct(blocks: Path) -> int:
-    from schemas.blocks import read_blocks
+    from tightfit.schemas.blocks import read_blocks
 
     return len(read_blocks(blocks).problems)
 

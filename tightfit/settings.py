@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.config import parse_config
-from schemas.errors import ConfigError, ModelError
-from schemas.strategies import STRATEGIES
-from tightfit.house import default_store
+from tightfit.paths import default_store
+from tightfit.schemas.config import parse_config
+from tightfit.schemas.errors import ConfigError, ModelError
+from tightfit.schemas.strategies import STRATEGIES
 from tightfit.several import likeness
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from stages.device.factory import Built
+    from tightfit.stages.device.factory import Built
 
 Sample = tuple[Sequence[Any], Mapping[str, Any]]
 FULL = "full"
@@ -35,7 +35,7 @@ def builts(
     """The model with its samples, those of one shape together in the order of the first of each,
     and the device. With `ones`, or where that is left open (None), those together have the same
     inputs of nothing but ones, unless they are not taken `apart`."""
-    from stages.device.factory import check_result, move, require_device
+    from tightfit.stages.device.factory import check_result, move, require_device
 
     for args, kwargs in samples:
         check_call(model, args, kwargs)

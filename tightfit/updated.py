@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from schemas.actions import Optimise
-from schemas.budget import LEAST, NO_BUDGET
-from schemas.errors import ConfigError
-from schemas.updates import WholeStep
 from tightfit.choices import ChosenPlan
 from tightfit.route import Route
+from tightfit.schemas.actions import Optimise
+from tightfit.schemas.budget import LEAST, NO_BUDGET
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.updates import WholeStep
 from tightfit.variants import Variant, totals_of
 from tightfit.whole import Updating
 
@@ -87,11 +87,11 @@ def _least(route: Route, variant: Variant, updating: Updating) -> Whole:
 def _totals(variant: Variant, updating: Updating) -> Iterator[tuple[int, int]]:
     """The bytes of the whole step of each plan of a frontier, and those of the plan without
     updates, as budgets count them."""
-    from schemas.costs import read_costs
-    from schemas.graph import read_graph
-    from stages.combine.fixed import fixed_bytes
-    from stages.combine.schedule.opening import Opener
-    from stages.replay.condense import condense
+    from tightfit.schemas.costs import read_costs
+    from tightfit.schemas.graph import read_graph
+    from tightfit.stages.combine.fixed import fixed_bytes
+    from tightfit.stages.combine.schedule.opening import Opener
+    from tightfit.stages.replay.condense import condense
 
     graph, costs, frontier = read_graph(variant.graph), read_costs(variant.costs), variant.frontier
     opener, link = Opener(graph, condense(graph, costs)), frontier.link
@@ -109,10 +109,10 @@ def _with_resident(
 ) -> Whole:
     """A plan with its whole step where the states of some parameters stay on the device, in what a
     limit leaves: these take no link. It is the one without them where that is predicted faster."""
-    from schemas.graph import read_graph
-    from schemas.schedule import read_schedule
-    from stages.combine.whole.backward import costs_by_value
-    from stages.combine.whole.resident import staying
+    from tightfit.schemas.graph import read_graph
+    from tightfit.schemas.schedule import read_schedule
+    from tightfit.stages.combine.whole.backward import costs_by_value
+    from tightfit.stages.combine.whole.resident import staying
 
     graph = read_graph(variant.graph)
     costs = costs_by_value(graph, updating.costs)

@@ -7,17 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.budget import EXPECTED, LEAST, NO_BUDGET, asked_budget
-from schemas.errors import ConfigError
-from schemas.frontier import Frontier, read_frontier
-from schemas.plan import Plan
 from tightfit.choices import Choice, ChosenPlan
 from tightfit.interrupted import frontier_so_far
 from tightfit.route import ALONE, FUSED, Route
+from tightfit.schemas.budget import EXPECTED, LEAST, NO_BUDGET, asked_budget
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.frontier import Frontier, read_frontier
+from tightfit.schemas.plan import Plan
 
 if TYPE_CHECKING:
-    from stages.combine.in_all import InAll
-    from stages.device.factory import Built
+    from tightfit.stages.combine.in_all import InAll
+    from tightfit.stages.device.factory import Built
 
 INTERRUPTED = "interrupted, taking the best plan so far"
 SO_FAR = "; the best plan when its making was interrupted"
@@ -117,9 +117,9 @@ def shapes_of(built: Built) -> str:
 def _more_of(graph: Path) -> str:
     """What is to be said where the forward asks whether an input is all ones, and of checkpoints
     that give no gradients."""
-    from schemas.graph import read_graph
-    from stages.generate.check import guarded, ungraded
-    from stages.trace.checkpoints import ungraded_clause
+    from tightfit.schemas.graph import read_graph
+    from tightfit.stages.generate.check import guarded, ungraded
+    from tightfit.stages.trace.checkpoints import ungraded_clause
 
     said = {
         "ones": "it takes calls in which {} holds only ones",
@@ -142,10 +142,10 @@ def _whole(route: Route, graph: Path, costs: Path) -> Frontier:
 
 def _in_all(graph: Path, costs: Path) -> InAll:
     """What budgets count for a graph and its costs."""
-    from schemas.costs import read_costs
-    from schemas.graph import read_graph
-    from stages.combine.in_all import InAll
-    from stages.replay.condense import condense
+    from tightfit.schemas.costs import read_costs
+    from tightfit.schemas.graph import read_graph
+    from tightfit.stages.combine.in_all import InAll
+    from tightfit.stages.replay.condense import condense
 
     traced, paid = read_graph(graph), read_costs(costs)
     return InAll.of_step(traced, paid, condense(traced, paid))
@@ -164,10 +164,10 @@ def _frontier(route: Route, graph: Path, costs: Path, written: str) -> tuple[Pat
     try:
         return route.frontier(graph, costs, given=written not in (LEAST, NO_BUDGET)), ""
     except KeyboardInterrupt:
-        from schemas.costs import read_costs
-        from schemas.graph import read_graph
-        from stages.combine.choose import choose
-        from stages.replay.condense import condense
+        from tightfit.schemas.costs import read_costs
+        from tightfit.schemas.graph import read_graph
+        from tightfit.stages.combine.choose import choose
+        from tightfit.stages.replay.condense import condense
 
         route.progress.say(INTERRUPTED)
         known = frontier_so_far(route, graph, costs)

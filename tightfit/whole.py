@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.errors import ConfigError
-from schemas.link import HostLink
-from schemas.updates import LinkSpeed, UpdateCost, Updates, WholeStep
 from tightfit.choices import ChosenPlan
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.updates import LinkSpeed, UpdateCost, Updates, WholeStep
 from tightfit.settings import check_folder
 from tightfit.variants import Variant
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from schemas.costs import Costs
-    from schemas.graph import Graph
-    from schemas.schedule import Step
-    from stages.combine.whole.accumulating import Accumulating
-    from stages.replay.referee import Replay
     from tightfit.route import Route
+    from tightfit.schemas.costs import Costs
+    from tightfit.schemas.graph import Graph
+    from tightfit.schemas.schedule import Step
+    from tightfit.stages.combine.whole.accumulating import Accumulating
+    from tightfit.stages.replay.referee import Replay
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class Predicted:
     @cached_property
     def adds(self) -> Accumulating:
         """What the step takes where gradients of several microbatches add up."""
-        from stages.combine.whole.accumulating import accumulating
+        from tightfit.stages.combine.whole.accumulating import accumulating
 
         return accumulating(self.graph, self.costs, self.played.steps, self.link, self.updates)
 
     @cached_property
     def peaks(self) -> tuple[int, int]:
         """The most bytes of a step beyond what is there before it, and of the first one."""
-        from stages.combine.whole.accumulating import peak_with_gradients
+        from tightfit.stages.combine.whole.accumulating import peak_with_gradients
 
         if not self.keeps_gradients:
             return self.played.peak, self.first.peak
@@ -106,10 +106,10 @@ class Updating:
     ) -> WholeStep:
         """What is predicted of a plan with the updates, where the states of the `resident`
         parameters stay on the device."""
-        from schemas.costs import read_costs
-        from schemas.graph import read_graph
-        from schemas.schedule import read_schedule, schedule_link, write_schedule
-        from schemas.store import header
+        from tightfit.schemas.costs import read_costs
+        from tightfit.schemas.graph import read_graph
+        from tightfit.schemas.schedule import read_schedule, schedule_link, write_schedule
+        from tightfit.schemas.store import header
 
         graph, costs = read_graph(variant.graph), read_costs(variant.costs)
         path = plan.module.parent / "schedule.arrow"
@@ -153,8 +153,12 @@ class Updating:
         resident: frozenset[int] = frozenset(),
     ) -> Predicted:
         """What the referee says of a schedule with the updates in its backward."""
-        from stages.combine.whole.backward import after_backward, costs_by_value, in_backward
-        from stages.replay.referee import replay
+        from tightfit.stages.combine.whole.backward import (
+            after_backward,
+            costs_by_value,
+            in_backward,
+        )
+        from tightfit.stages.replay.referee import replay
 
         own = costs_by_value(graph, self.costs)
         updates = Updates(own, self.speed, self.count, on_device=resident)
@@ -170,11 +174,11 @@ class Updating:
     def holding(self, variant: Variant, plan: ChosenPlan, whole: WholeStep) -> str:
         """The parts of a whole step's total, the largest first, as a clause: what is there before
         it, and what its largest moment takes."""
-        from schemas.costs import read_costs
-        from schemas.graph import read_graph
-        from schemas.schedule import read_schedule, schedule_link, schedule_updates
-        from stages.combine.holding import holding_whole
-        from stages.replay.referee import replay
+        from tightfit.schemas.costs import read_costs
+        from tightfit.schemas.graph import read_graph
+        from tightfit.schemas.schedule import read_schedule, schedule_link, schedule_updates
+        from tightfit.stages.combine.holding import holding_whole
+        from tightfit.stages.replay.referee import replay
 
         graph, costs = read_graph(variant.graph), read_costs(variant.costs)
         path, adds = Path(whole.schedule), self.gradients.accumulate
@@ -215,13 +219,13 @@ def measured(
 ) -> Updating:
     """What the updates of an optimiser take, also in the memory of parameters that are `away`;
     raises ConfigError where it cannot step in the backward."""
-    from schemas.graph import read_graph
-    from stages.device.optimiser import PIECE_BYTES
-    from stages.device.pieces import pieces_of, states_of
-    from stages.device.supported_optimizers import check
-    from stages.device.updating import STAGING
-    from stages.profile.kept_links import kept_link
-    from stages.profile.updates import has_spare, measure_updates
+    from tightfit.schemas.graph import read_graph
+    from tightfit.stages.device.optimiser import PIECE_BYTES
+    from tightfit.stages.device.pieces import pieces_of, states_of
+    from tightfit.stages.device.supported_optimizers import check
+    from tightfit.stages.device.updating import STAGING
+    from tightfit.stages.profile.kept_links import kept_link
+    from tightfit.stages.profile.updates import has_spare, measure_updates
 
     try:
         check(optimizer)
@@ -271,7 +275,7 @@ def in_backward(
 
     Raises ConfigError where it cannot step in the backward, or the disk has no room, or is none.
     """
-    from stages.device.optimiser import in_backward
+    from tightfit.stages.device.optimiser import in_backward
 
     check_folder("in_backward", disk)
     try:
@@ -285,8 +289,8 @@ def resident_numbers(
 ) -> frozenset[int]:
     """The numbers, in all groups of an optimiser, of the parameters whose states stay on the device
     in a plan."""
-    from schemas.graph import read_graph
-    from schemas.schedule import schedule_updates
+    from tightfit.schemas.graph import read_graph
+    from tightfit.schemas.schedule import schedule_updates
 
     updates = schedule_updates(Path(whole.schedule))
     stay = updates.on_device if updates else frozenset()

@@ -30,8 +30,8 @@ import sys
 
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # An interrupt ends the wait without a traceback.
 
-from schemas.config import read_config, require_folders
-from schemas.errors import ConfigError
+from tightfit.schemas.config import read_config, require_folders
+from tightfit.schemas.errors import ConfigError
 
 try:
     require_folders(read_config(sys.argv[1]), sys.argv[1])
@@ -51,7 +51,7 @@ run() {
 }
 
 summary() {
-    python -m stages summary --configuration "$config"
+    python -m tightfit summary --configuration "$config"
 }
 
 # What there is to do, and meanwhile the table as it is now: it stands where there is nothing to do.

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.budget import NO_BUDGET
-from schemas.errors import TightfitError
-from schemas.frontier import ROUNDING, read_frontier
-from schemas.plan import Plan
-from schemas.schedule import schedule_updates
-from stages.audit.plan_files import PlanFiles, cached, is_chain
+from tightfit.schemas.budget import NO_BUDGET
+from tightfit.schemas.errors import TightfitError
+from tightfit.schemas.frontier import ROUNDING, read_frontier
+from tightfit.schemas.plan import Plan
+from tightfit.schemas.schedule import schedule_updates
+from tightfit.stages.audit.plan_files import PlanFiles, cached, is_chain
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,10 @@ def run(options: argparse.Namespace) -> None:
 
     Raises ArtifactError where anything is wrong or nothing is there.
     """
-    from schemas.config import read_config
-    from schemas.errors import ArtifactError
-    from stages.audit.folder import audit
-    from stages.audit.left_over import left_over
+    from tightfit.schemas.config import read_config
+    from tightfit.schemas.errors import ArtifactError
+    from tightfit.stages.audit.folder import audit
+    from tightfit.stages.audit.left_over import left_over
 
     left: list[Path] = []
     if options.configuration is not None:

@@ -7,30 +7,30 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas import store
-from schemas.blocks import BLOCKS, read_blocks
-from schemas.chain import CHAIN, read_chain
-from schemas.costs import COSTS, read_costs
-from schemas.errors import ArtifactError
-from schemas.frontier import FRONTIER, read_frontier
-from schemas.graph import GRAPH, Graph, read_graph
-from schemas.groups import body_of, is_group
-from schemas.hierarchy import HIERARCHY, read_hierarchy
-from schemas.lanes import LANES, read_lanes
-from schemas.lineage import FOLDER, described, digest_of, read_record, record_path
-from schemas.measurement import LINE, MEASUREMENT, read_line, read_measurement
-from schemas.module import MADE_FROM
-from schemas.options import OPTIONS, read_options
-from schemas.pattern import PATTERN, read_pattern
-from schemas.pipeline import FILE, is_pipeline, read_pipeline
-from schemas.pipeline_measurement import read_pipeline_measurement
-from schemas.pipeline_plan import is_pipeline_plan, read_pipeline_plan
-from schemas.plan import read_plan
-from schemas.reference import REFERENCE, read_reference
-from schemas.schedule import SCHEDULE, read_schedule
-from schemas.sequence import SEQUENCE, read_sequence
-from stages.audit.bounds import bound_complaints, largest_gap
-from stages.audit.plan_files import PlanFiles, complaints_of
+from tightfit.schemas import store
+from tightfit.schemas.blocks import BLOCKS, read_blocks
+from tightfit.schemas.chain import CHAIN, read_chain
+from tightfit.schemas.costs import COSTS, read_costs
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.frontier import FRONTIER, read_frontier
+from tightfit.schemas.graph import GRAPH, Graph, read_graph
+from tightfit.schemas.groups import body_of, is_group
+from tightfit.schemas.hierarchy import HIERARCHY, read_hierarchy
+from tightfit.schemas.lanes import LANES, read_lanes
+from tightfit.schemas.lineage import FOLDER, described, digest_of, read_record, record_path
+from tightfit.schemas.measurement import LINE, MEASUREMENT, read_line, read_measurement
+from tightfit.schemas.module import MADE_FROM
+from tightfit.schemas.options import OPTIONS, read_options
+from tightfit.schemas.pattern import PATTERN, read_pattern
+from tightfit.schemas.pipeline import FILE, is_pipeline, read_pipeline
+from tightfit.schemas.pipeline_measurement import read_pipeline_measurement
+from tightfit.schemas.pipeline_plan import is_pipeline_plan, read_pipeline_plan
+from tightfit.schemas.plan import read_plan
+from tightfit.schemas.reference import REFERENCE, read_reference
+from tightfit.schemas.schedule import SCHEDULE, read_schedule
+from tightfit.schemas.sequence import SEQUENCE, read_sequence
+from tightfit.stages.audit.bounds import bound_complaints, largest_gap
+from tightfit.stages.audit.plan_files import PlanFiles, complaints_of
 
 
 def read_whole_graph(path: Path) -> Graph:

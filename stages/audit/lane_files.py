@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from schemas import store
-from schemas.lanes import read_lanes
-from schemas.plan import Plan
-from schemas.sequence import read_sequence
-from stages.replay.lanes import check_lanes
+from tightfit.schemas import store
+from tightfit.schemas.lanes import read_lanes
+from tightfit.schemas.plan import Plan
+from tightfit.schemas.sequence import read_sequence
+from tightfit.stages.replay.lanes import check_lanes
 
 
 def lane_complaints(path: Path, plan: Plan, sequence: Path | None, lanes: Path) -> Iterator[str]:

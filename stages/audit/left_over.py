@@ -7,10 +7,10 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from schemas.config import BESIDE, Config
-from schemas.errors import ArtifactError
-from schemas.lineage import FOLDER
-from schemas.module import MADE_FROM, read_made_from
+from tightfit.schemas.config import BESIDE, Config
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.lineage import FOLDER
+from tightfit.schemas.module import MADE_FROM, read_made_from
 
 LOGS = "logs"
 FILES = {

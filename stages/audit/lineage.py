@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from schemas import store
-from schemas.errors import ArtifactError
-from schemas.lineage import Record, digest_of, read_record, record_path
-from schemas.module import MADE_FROM, read_made_from
-from schemas.plan import read_plan
+from tightfit.schemas import store
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.lineage import Record, digest_of, read_record, record_path
+from tightfit.schemas.module import MADE_FROM, read_made_from
+from tightfit.schemas.plan import read_plan
 
 INDENT = "    "
 

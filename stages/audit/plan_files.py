@@ -8,23 +8,23 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar, cast
 
-from schemas import store
-from schemas.budget import NO_BUDGET, parse_budget
-from schemas.config import BESIDE
-from schemas.costs import Costs, read_costs
-from schemas.errors import TightfitError
-from schemas.frontier import Frontier, read_frontier
-from schemas.graph import Graph, is_fused, read_graph
-from schemas.groups import run_groups
-from schemas.measurement import read_measurement
-from schemas.module import MADE_FROM, module_digest, module_files, read_made_from
-from schemas.plan import Plan, Rival, gap_of, plan_digest, read_plan
-from schemas.schedule import Step, read_schedule, schedule_link, schedule_updates
-from stages.audit.lane_files import lane_complaints
-from stages.replay.allocator import Taken
-from stages.replay.gpu_memory import on_gpu
-from stages.replay.microbatches import together
-from stages.replay.referee import replay
+from tightfit.schemas import store
+from tightfit.schemas.budget import NO_BUDGET, parse_budget
+from tightfit.schemas.config import BESIDE
+from tightfit.schemas.costs import Costs, read_costs
+from tightfit.schemas.errors import TightfitError
+from tightfit.schemas.frontier import Frontier, read_frontier
+from tightfit.schemas.graph import Graph, is_fused, read_graph
+from tightfit.schemas.groups import run_groups
+from tightfit.schemas.measurement import read_measurement
+from tightfit.schemas.module import MADE_FROM, module_digest, module_files, read_made_from
+from tightfit.schemas.plan import Plan, Rival, gap_of, plan_digest, read_plan
+from tightfit.schemas.schedule import Step, read_schedule, schedule_link, schedule_updates
+from tightfit.stages.audit.lane_files import lane_complaints
+from tightfit.stages.replay.allocator import Taken
+from tightfit.stages.replay.gpu_memory import on_gpu
+from tightfit.stages.replay.microbatches import together
+from tightfit.stages.replay.referee import replay
 
 T = TypeVar("T")
 

@@ -19,9 +19,9 @@ def run(options: argparse.Namespace) -> None:
 
     Raises ArtifactError where a folder is kept, after the others were removed.
     """
-    from schemas.config import read_config
-    from schemas.errors import ArtifactError
-    from stages.audit.left_over import left_over, remove
+    from tightfit.schemas.config import read_config
+    from tightfit.schemas.errors import ArtifactError
+    from tightfit.stages.audit.left_over import left_over, remove
 
     config = read_config(options.configuration)
     folders = list(left_over(config))

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas.costs import Costs
-from schemas.engines import HIGHS, Engine
-from schemas.graph import NONE, Graph
-from schemas.problem import Problem
-from stages.combine.moment.deciding import Moments
-from stages.combine.moment.limits import Limits
-from stages.combine.polish.views import views_of
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.engines import HIGHS, Engine
+from tightfit.schemas.graph import NONE, Graph
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.moment.deciding import Moments
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.polish.views import views_of
 
 
 def least_peak(problem: Problem) -> int:

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from schemas.budget import NO_BUDGET
-from schemas.costs import Costs
-from schemas.engines import HIGHS, Engine
-from schemas.frontier import ROUNDING, Frontier, Point
-from schemas.graph import Graph
-from schemas.link import HostLink
-from schemas.plan import Plan, PlanCost, Verdict, gap_of
-from schemas.problem import Problem
-from schemas.schedule import Step
-from schemas.telling import Report, Tally
-from stages.combine.bounds import (
+from tightfit.schemas.budget import NO_BUDGET
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.engines import HIGHS, Engine
+from tightfit.schemas.frontier import ROUNDING, Frontier, Point
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.plan import Plan, PlanCost, Verdict, gap_of
+from tightfit.schemas.problem import Problem
+from tightfit.schemas.schedule import Step
+from tightfit.schemas.telling import Report, Tally
+from tightfit.stages.combine.bounds import (
     Proven,
     least_peak,
     least_seconds,
@@ -25,16 +25,16 @@ from stages.combine.bounds import (
     proven_seconds,
     seconds_of_views,
 )
-from stages.combine.holding import holding, needing
-from stages.combine.in_all import InAll, margin
-from stages.combine.moment.deciding import WANTED
-from stages.combine.moment.limits import Limits
-from stages.combine.refine import Player, refined, searches
-from stages.combine.schedule.leaving import leaving
-from stages.combine.sources import of_costs, of_link
-from stages.combine.transfers.bound import least_seconds_linked
-from stages.combine.transfers.deciding import LinkedMoments
-from stages.replay.referee import Replay
+from tightfit.stages.combine.holding import holding, needing
+from tightfit.stages.combine.in_all import InAll, margin
+from tightfit.stages.combine.moment.deciding import WANTED
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.refine import Player, refined, searches
+from tightfit.stages.combine.schedule.leaving import leaving
+from tightfit.stages.combine.sources import of_costs, of_link
+from tightfit.stages.combine.transfers.bound import least_seconds_linked
+from tightfit.stages.combine.transfers.deciding import LinkedMoments
+from tightfit.stages.replay.referee import Replay
 
 BOUND = 1
 """Searches that a bound is counted as."""

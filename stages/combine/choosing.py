@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.budget import NO_BUDGET
-from schemas.derived import Derived
-from schemas.engines import ENGINES, HIGHS, Engine
-from schemas.errors import ConfigError
-from schemas.machine import machine_path
-from stages.combine.making import Makings
+from tightfit.schemas.budget import NO_BUDGET
+from tightfit.schemas.derived import Derived
+from tightfit.schemas.engines import ENGINES, HIGHS, Engine
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.machine import machine_path
+from tightfit.stages.combine.making import Makings
 
 if TYPE_CHECKING:
-    from schemas.frontier import Frontier
-    from schemas.link import HostLink
-    from schemas.plan import KernelsName, Plan
-    from schemas.schedule import Step
-    from schemas.sequence import Operation
+    from tightfit.schemas.frontier import Frontier
+    from tightfit.schemas.link import HostLink
+    from tightfit.schemas.plan import KernelsName, Plan
+    from tightfit.schemas.schedule import Step
+    from tightfit.schemas.sequence import Operation
 
 OUTPUTS = ("sequence.arrow", "schedule.arrow", "plan.json")
 FAR = 0.05
@@ -86,9 +86,9 @@ class _Chosen:
 
     def write(self, folder: Path) -> None:
         """Writes all of it."""
-        from schemas.plan import write_plan
-        from schemas.schedule import write_schedule
-        from schemas.sequence import write_sequence
+        from tightfit.schemas.plan import write_plan
+        from tightfit.schemas.schedule import write_schedule
+        from tightfit.schemas.sequence import write_sequence
 
         write_sequence(folder / OUTPUTS[0], self.sequence)
         write_schedule(folder / OUTPUTS[1], self.steps, self.graph, self.link)
@@ -142,10 +142,10 @@ class _Asked:
         be, where own plans lead to none, or to one whose gap is above `FAR`. `total` are the bytes
         of the budget where these are another's. Raises ConfigError where the frontier is of another
         graph, ArtifactError where what it is made of cannot be read."""
-        from schemas.frontier import read_frontier
-        from schemas.graph import GRAPH
-        from schemas.store import read
-        from stages.combine.strategies.registry import strategy as strategy_of
+        from tightfit.schemas.frontier import read_frontier
+        from tightfit.schemas.graph import GRAPH
+        from tightfit.schemas.store import read
+        from tightfit.stages.combine.strategies.registry import strategy as strategy_of
 
         frontier, digest = read_frontier(self.frontier), read(self.graph, GRAPH).digest
         if frontier.graph != digest:
@@ -162,12 +162,12 @@ class _Asked:
 
     def _from(self, frontier: Frontier, total: int | None) -> _Chosen:
         """The plan of one frontier."""
-        from schemas.costs import read_costs
-        from schemas.graph import is_fused, read_graph
-        from schemas.groups import run_groups
-        from schemas.telling import Printing
-        from stages.combine.choose import choose
-        from stages.replay.condense import condense
+        from tightfit.schemas.costs import read_costs
+        from tightfit.schemas.graph import is_fused, read_graph
+        from tightfit.schemas.groups import run_groups
+        from tightfit.schemas.telling import Printing
+        from tightfit.stages.combine.choose import choose
+        from tightfit.stages.replay.condense import condense
 
         graph, costs = read_graph(self.graph), read_costs(self.costs)
         problem = condense(graph, costs)
@@ -198,11 +198,11 @@ def run(options: argparse.Namespace) -> None:
     """Writes sequence.arrow, schedule.arrow and plan.json, those of eager's plan apart, too, and
     prints the verdict. Raises ConfigError where a frontier is of another graph, or what is given of
     eager's kernels or of the makings of a frontier is not whole."""
-    from schemas.compiled import tell_compiling
-    from schemas.costs import read_device
-    from schemas.words import tell
-    from stages.combine.polish.anneal import cool
-    from stages.combine.rivals import rival_of, taken
+    from tightfit.schemas.compiled import tell_compiling
+    from tightfit.schemas.costs import read_device
+    from tightfit.schemas.words import tell
+    from tightfit.stages.combine.polish.anneal import cool
+    from tightfit.stages.combine.rivals import rival_of, taken
 
     eager = _eager(options)
     asked = _Asked.of(options)
@@ -224,7 +224,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _eager(options: argparse.Namespace) -> _Asked | None:
     """What the plan of eager's kernels is chosen from, None where nothing is given."""
-    from schemas.graph import is_fused
+    from tightfit.schemas.graph import is_fused
 
     given = (options.eager_graph, options.eager_costs, options.eager_frontier, options.eager_out)
     made = (options.eager_blocks, options.eager_options, options.eager_hierarchy)
@@ -241,7 +241,7 @@ def _eager(options: argparse.Namespace) -> _Asked | None:
 
 def _forget_measurement(folder: Path) -> None:
     """Removes what was measured of an earlier plan: nothing will measure this one."""
-    from schemas.lineage import remove
+    from tightfit.schemas.lineage import remove
 
     for name in ("measurement.arrow", "line.arrow"):
         remove(folder / name)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from schemas.derived import Derived
-from schemas.digits import count
-from schemas.engines import ENGINES, HIGHS
-from schemas.frontier import BUDGETS
-from schemas.machine import machine_path
-from stages.combine.making import Makings
+from tightfit.schemas.derived import Derived
+from tightfit.schemas.digits import count
+from tightfit.schemas.engines import ENGINES, HIGHS
+from tightfit.schemas.frontier import BUDGETS
+from tightfit.schemas.machine import machine_path
+from tightfit.stages.combine.making import Makings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Writes the frontier. Raises ConfigError where the strategy cannot plan the model."""
-    from schemas.frontier import write_frontier
+    from tightfit.schemas.frontier import write_frontier
 
     files = (options.graph, options.costs, options.blocks, options.options, options.hierarchy)
     makings = Makings(*files, options.machine, options.engine)

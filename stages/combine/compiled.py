@@ -1,14 +1,14 @@
-"""`python -m stages.combine.compiled`: compiles the search, for all later runs to load."""
+"""`python -m tightfit.stages.combine.compiled`: compiles the search, for all later runs to load."""
 
 from __future__ import annotations
 
-from schemas.compiled import tell_compiling
-from schemas.link import HostLink
-from schemas.problem import Node, Problem, Storage
-from stages.combine.polish.anneal import cool
-from stages.combine.polish.polisher import Polisher
-from stages.combine.transfers.moving import Mover
-from stages.combine.transfers.placing import Placer
+from tightfit.schemas.compiled import tell_compiling
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.problem import Node, Problem, Storage
+from tightfit.stages.combine.polish.anneal import cool
+from tightfit.stages.combine.polish.polisher import Polisher
+from tightfit.stages.combine.transfers.moving import Mover
+from tightfit.stages.combine.transfers.placing import Placer
 
 
 def _smallest_step() -> Problem:

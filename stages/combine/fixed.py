@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from schemas.contributions import contributions
-from schemas.graph import NONE, Graph
-from schemas.plan import Fixed
+from tightfit.schemas.contributions import contributions
+from tightfit.schemas.graph import NONE, Graph
+from tightfit.schemas.plan import Fixed
 
 
 def fixed_bytes(graph: Graph) -> Fixed:

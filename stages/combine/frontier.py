@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from schemas.actions import Action, Compute, Free, Loss, Offload, Prefetch, Run, Write
-from schemas.costs import Costs
-from schemas.engines import HIGHS, Engine
-from schemas.errors import ArtifactError, ScheduleError
-from schemas.frontier import BUDGETS, Frontier, Point, pareto
-from schemas.graph import NONE, Graph
-from schemas.link import HostLink
-from schemas.plan import PlanCost
-from schemas.problem import Problem
-from schemas.telling import Report, TwoParts
-from stages.combine.bounds import least_peak, least_seconds
-from stages.combine.moment.deciding import MomentsOfMany
-from stages.combine.moment.limits import Limits
-from stages.combine.polish.polisher import Polisher
-from stages.combine.polish.searcher import Polished
-from stages.combine.polish.views import views_of
-from stages.combine.schedule.executions import runs
-from stages.combine.schedule.leaving import leaving
-from stages.combine.schedule.opening import Opener
-from stages.combine.strategies.strategy import About, Candidate
-from stages.combine.transfers.points import linked_point, next_to
-from stages.combine.transfers.search import EVERY, Linker, frees_early
-from stages.replay.line import executions
-from stages.replay.referee import replay
+from tightfit.schemas.actions import Action, Compute, Free, Loss, Offload, Prefetch, Run, Write
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.engines import HIGHS, Engine
+from tightfit.schemas.errors import ArtifactError, ScheduleError
+from tightfit.schemas.frontier import BUDGETS, Frontier, Point, pareto
+from tightfit.schemas.graph import NONE, Graph
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.plan import PlanCost
+from tightfit.schemas.problem import Problem
+from tightfit.schemas.telling import Report, TwoParts
+from tightfit.stages.combine.bounds import least_peak, least_seconds
+from tightfit.stages.combine.moment.deciding import MomentsOfMany
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.polish.polisher import Polisher
+from tightfit.stages.combine.polish.searcher import Polished
+from tightfit.stages.combine.polish.views import views_of
+from tightfit.stages.combine.schedule.executions import runs
+from tightfit.stages.combine.schedule.leaving import leaving
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.combine.strategies.strategy import About, Candidate
+from tightfit.stages.combine.transfers.points import linked_point, next_to
+from tightfit.stages.combine.transfers.search import EVERY, Linker, frees_early
+from tightfit.stages.replay.line import executions
+from tightfit.stages.replay.referee import replay
 
 
 @dataclass(frozen=True)

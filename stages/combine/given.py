@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from schemas.blocks import Block, Blocks
-from schemas.errors import ArtifactError
-from schemas.frontier import ROUNDING
-from schemas.graph import NONE
-from schemas.options import Option
-from schemas.problem import Node, Problem
-from stages.replay.block import BlockRun, simulate
+from tightfit.schemas.blocks import Block, Blocks
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.frontier import ROUNDING
+from tightfit.schemas.graph import NONE
+from tightfit.schemas.options import Option
+from tightfit.schemas.problem import Node, Problem
+from tightfit.stages.replay.block import BlockRun, simulate
 
 
 def check_blocks(chain: Blocks, problem: Problem, where: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from schemas.actions import Loss, Optimise
-from schemas.graph import NONE, Graph, Op
-from schemas.plan import Fixed
-from schemas.problem import Problem
-from stages.replay.referee import Replay
-from stages.replay.walk import effects, there_after
+from tightfit.schemas.actions import Loss, Optimise
+from tightfit.schemas.graph import NONE, Graph, Op
+from tightfit.schemas.plan import Fixed
+from tightfit.schemas.problem import Problem
+from tightfit.stages.replay.referee import Replay
+from tightfit.stages.replay.walk import effects, there_after
 
 
 def holding(graph: Graph, played: Replay, fixed: Fixed) -> str:

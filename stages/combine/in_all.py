@@ -9,20 +9,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from schemas.budget import parse_budget
-from schemas.costs import Costs
-from schemas.engines import HIGHS, Engine
-from schemas.frontier import Frontier, Point, pareto
-from schemas.graph import Graph
-from schemas.link import HostLink
-from schemas.plan import Fixed, GpuMemory
-from schemas.problem import Problem
-from schemas.schedule import Step
-from schemas.telling import Tally
-from stages.combine.fixed import fixed_bytes
-from stages.combine.refine import Player, refined
-from stages.combine.schedule.opening import Opener
-from stages.replay.gpu_memory import on_gpu, reserving_least
+from tightfit.schemas.budget import parse_budget
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.engines import HIGHS, Engine
+from tightfit.schemas.frontier import Frontier, Point, pareto
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.plan import Fixed, GpuMemory
+from tightfit.schemas.problem import Problem
+from tightfit.schemas.schedule import Step
+from tightfit.schemas.telling import Tally
+from tightfit.stages.combine.fixed import fixed_bytes
+from tightfit.stages.combine.refine import Player, refined
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.replay.gpu_memory import on_gpu, reserving_least
 
 TRIES = 8
 """How often the requested bytes are lowered until those that are reserved fit."""

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from schemas.blocks import read_blocks
-from schemas.costs import Costs, read_costs
-from schemas.engines import HIGHS, Engine
-from schemas.frontier import BUDGETS, Frontier
-from schemas.graph import GRAPH, Graph, read_graph
-from schemas.hierarchy import read_hierarchy
-from schemas.link import HostLink, host_link
-from schemas.machine import read_machine
-from schemas.options import read_options
-from schemas.store import read
-from schemas.telling import Report
-from stages.combine.frontier import Subject, frontier
-from stages.combine.given import check_blocks, check_options
-from stages.combine.strategies.registry import strategy as strategy_of
-from stages.combine.strategies.strategy import About, Strategy, TrainingStep
-from stages.replay.condense import condense
+from tightfit.schemas.blocks import read_blocks
+from tightfit.schemas.costs import Costs, read_costs
+from tightfit.schemas.engines import HIGHS, Engine
+from tightfit.schemas.frontier import BUDGETS, Frontier
+from tightfit.schemas.graph import GRAPH, Graph, read_graph
+from tightfit.schemas.hierarchy import read_hierarchy
+from tightfit.schemas.link import HostLink, host_link
+from tightfit.schemas.machine import read_machine
+from tightfit.schemas.options import read_options
+from tightfit.schemas.store import read
+from tightfit.schemas.telling import Report
+from tightfit.stages.combine.frontier import Subject, frontier
+from tightfit.stages.combine.given import check_blocks, check_options
+from tightfit.stages.combine.strategies.registry import strategy as strategy_of
+from tightfit.stages.combine.strategies.strategy import About, Strategy, TrainingStep
+from tightfit.stages.replay.condense import condense
 
 
 @dataclass(frozen=True)

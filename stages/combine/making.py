@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from schemas.engines import HIGHS, Engine
-from schemas.errors import ConfigError
-from schemas.frontier import BUDGETS, Frontier
+from tightfit.schemas.engines import HIGHS, Engine
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.frontier import BUDGETS, Frontier
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Makings:
 
     def check(self) -> None:
         """Raises ArtifactError or ConfigError where one of them cannot be read."""
-        from schemas.blocks import read_blocks
-        from schemas.hierarchy import read_hierarchy
-        from schemas.machine import read_machine
-        from schemas.options import read_options
+        from tightfit.schemas.blocks import read_blocks
+        from tightfit.schemas.hierarchy import read_hierarchy
+        from tightfit.schemas.machine import read_machine
+        from tightfit.schemas.options import read_options
 
         read_blocks(self.blocks)
         read_options(self.options)
@@ -45,12 +45,12 @@ class Makings:
         `given`, else for at most so many `budgets`. Raises ConfigError where the strategy cannot
         plan the model, or takes a link and there is none, or another one than its options were made
         for."""
-        from schemas.compiled import tell_compiling
-        from schemas.options import clock_of
-        from schemas.telling import Printing
-        from stages.combine.inputs import Inputs
-        from stages.combine.polish.anneal import cool
-        from stages.combine.strategies.registry import strategy as strategy_of
+        from tightfit.schemas.compiled import tell_compiling
+        from tightfit.schemas.options import clock_of
+        from tightfit.schemas.telling import Printing
+        from tightfit.stages.combine.inputs import Inputs
+        from tightfit.stages.combine.polish.anneal import cool
+        from tightfit.stages.combine.strategies.registry import strategy as strategy_of
 
         strategy = strategy_of(name)
         about = replace(strategy.about, baseline=strategy.about.baseline or given)
@@ -74,7 +74,7 @@ class Makings:
 
 def _check_speed(path: Path, speed: str) -> None:
     """Raises ConfigError where options were made for another link, or for none."""
-    from schemas.options import speed_of
+    from tightfit.schemas.options import speed_of
 
     if speed_of(path) != speed:
         made = f"a link of {speed_of(path)}" if speed_of(path) else "no link"

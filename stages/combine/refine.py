@@ -8,26 +8,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from schemas.costs import Costs
-from schemas.engines import HIGHS, Engine
-from schemas.errors import ArtifactError
-from schemas.frontier import Frontier, Point
-from schemas.graph import Graph
-from schemas.link import HostLink
-from schemas.plan import PlanCost
-from schemas.schedule import Step
-from schemas.telling import Tally
-from stages.combine.bounds import seconds_of_views
-from stages.combine.polish.polisher import Polisher
-from stages.combine.polish.refining import MOST
-from stages.combine.polish.searcher import Polished
-from stages.combine.polish.views import Views, views_of
-from stages.combine.schedule.executions import runs
-from stages.combine.schedule.leaving import leaving
-from stages.combine.schedule.opening import Opener
-from stages.combine.transfers.points import linked_point, next_to
-from stages.combine.transfers.search import AGAIN, ASKED, Effort, Linker, frees_early
-from stages.replay.referee import Replay, replay
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.engines import HIGHS, Engine
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.frontier import Frontier, Point
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.plan import PlanCost
+from tightfit.schemas.schedule import Step
+from tightfit.schemas.telling import Tally
+from tightfit.stages.combine.bounds import seconds_of_views
+from tightfit.stages.combine.polish.polisher import Polisher
+from tightfit.stages.combine.polish.refining import MOST
+from tightfit.stages.combine.polish.searcher import Polished
+from tightfit.stages.combine.polish.views import Views, views_of
+from tightfit.stages.combine.schedule.executions import runs
+from tightfit.stages.combine.schedule.leaving import leaving
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.combine.transfers.points import linked_point, next_to
+from tightfit.stages.combine.transfers.search import AGAIN, ASKED, Effort, Linker, frees_early
+from tightfit.stages.replay.referee import Replay, replay
 
 AROUND = 2
 """How many points on either side of the budget the search starts from."""

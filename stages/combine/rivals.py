@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from schemas.budget import NO_BUDGET
-from schemas.plan import Plan, Rival
+from tightfit.schemas.budget import NO_BUDGET
+from tightfit.schemas.plan import Plan, Rival
 
 
 def is_better(other: Plan, plan: Plan) -> bool:

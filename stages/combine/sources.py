@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from schemas.costs import BUSY, Costs
-from schemas.graph import Graph
-from schemas.link import HostLink
+from tightfit.schemas.costs import BUSY, Costs
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.link import HostLink
 
 
 def of_costs(graph: Graph, costs: Costs) -> str:

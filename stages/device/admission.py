@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from stages.device.foreign import OWN
+from tightfit.stages.device.foreign import OWN
 
 _PLAIN = ("BoolType", "FloatType", "IntType", "NumberType", "SymIntType", "SymBoolType")
 _SETTINGS = (*_PLAIN, "StringType", "DeviceObjType", "GeneratorType", "ComplexType")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from stages.device.devices import kept_random_states
+from tightfit.stages.device.devices import kept_random_states
 
 SEEDS = {
     "aten::_scaled_dot_product_flash_attention": (6, 7),

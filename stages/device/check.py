@@ -10,16 +10,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from schemas.arguments import decode_arguments
-from schemas.errors import ArtifactError
-from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op, Value
-from schemas.groups import is_group, overwritten_output
-from stages.device.admission import hidden_writes
-from stages.device.attention import SEEDS
-from stages.device.groups import register_groups
-from stages.device.norms import true_dtypes
-from stages.device.operators import WRITE_TARGET, decode, is_random, resolve
-from stages.device.recurrent import BACKWARD, LAYER, WORKSPACE
+from tightfit.schemas.arguments import decode_arguments
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op, Value
+from tightfit.schemas.groups import is_group, overwritten_output
+from tightfit.stages.device.admission import hidden_writes
+from tightfit.stages.device.attention import SEEDS
+from tightfit.stages.device.groups import register_groups
+from tightfit.stages.device.norms import true_dtypes
+from tightfit.stages.device.operators import WRITE_TARGET, decode, is_random, resolve
+from tightfit.stages.device.recurrent import BACKWARD, LAYER, WORKSPACE
 
 _MOST = 2**60
 """Bytes that no tensor has; PyTorch's own arithmetic overflows not far above."""

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from schemas.costs import BUSY
-from stages.device.delays import delays, longest
+from tightfit.schemas.costs import BUSY
+from tightfit.stages.device.delays import delays, longest
 
 Call = Callable[[], Any]
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from schemas.errors import ModelError
-from schemas.machine import machine_names
-from stages.device.settings import refuse_settings
+from tightfit.schemas.errors import ModelError
+from tightfit.schemas.machine import machine_names
+from tightfit.stages.device.settings import refuse_settings
 
 
 def device_named(name: torch.device | str) -> torch.device:

@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 from torch._ops import OpOverload
 
-from schemas.arguments import decode_arguments
-from schemas.errors import ArtifactError
-from schemas.graph import NONE
-from schemas.groups import Body
-from stages.device.operators import decode, resolve
+from tightfit.schemas.arguments import decode_arguments
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import NONE
+from tightfit.schemas.groups import Body
+from tightfit.stages.device.operators import decode, resolve
 
 
 def evaluate(body: Body, inputs: Sequence[Tensor]) -> list[Tensor]:

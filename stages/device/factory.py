@@ -18,12 +18,12 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from schemas.errors import ModelError
-from stages.device.devices import device_named
-from stages.device.devices import require_device as require_device
-from stages.device.fake import without_memory
-from stages.device.leaves import leaves_of, map_leaves
-from stages.device.trees import flatten
+from tightfit.schemas.errors import ModelError
+from tightfit.stages.device.devices import device_named
+from tightfit.stages.device.devices import require_device as require_device
+from tightfit.stages.device.fake import without_memory
+from tightfit.stages.device.leaves import leaves_of, map_leaves
+from tightfit.stages.device.trees import flatten
 
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
 

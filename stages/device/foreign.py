@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
-from schemas.errors import ConfigError
-from stages.device.factory import search
+from tightfit.schemas.errors import ConfigError
+from tightfit.stages.device.factory import search
 
 OWN = ("aten", "prims")
 """The namespaces of PyTorch's own operators."""

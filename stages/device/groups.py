@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from schemas.errors import ArtifactError
-from schemas.graph import Graph, Op
-from schemas.groups import (
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import Graph, Op
+from tightfit.schemas.groups import (
     DIGITS,
     Body,
     Leaf,
@@ -25,8 +25,8 @@ from schemas.groups import (
     is_group,
     overwritten_output,
 )
-from stages.device.evaluate import evaluate
-from stages.device.kernels import (
+from tightfit.stages.device.evaluate import evaluate
+from tightfit.stages.device.kernels import (
     Form,
     Kernel,
     Over,

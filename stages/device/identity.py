@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from schemas.costs import Device
-from stages.device.devices import device_named
-from stages.device.settings import cuda_settings, deterministic_settings
+from tightfit.schemas.costs import Device
+from tightfit.stages.device.devices import device_named
+from tightfit.stages.device.settings import cuda_settings, deterministic_settings
 
 
 def describe_device(device: torch.device | str) -> Device:

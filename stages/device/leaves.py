@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stages.device.trees import flatten, read_tree
+from tightfit.stages.device.trees import flatten, read_tree
 
 
 def leaves_of(value: Any) -> list[Any]:

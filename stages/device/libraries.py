@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from schemas.groups import DIGITS, Body, body_digest, body_text
-from stages.device.evaluate import evaluate
-from stages.device.groups import file_name, forms_of, kernel
-from stages.device.kernels import (
+from tightfit.schemas.groups import DIGITS, Body, body_digest, body_text
+from tightfit.stages.device.evaluate import evaluate
+from tightfit.stages.device.groups import file_name, forms_of, kernel
+from tightfit.stages.device.kernels import (
     CompilerError,
     Form,
     KernelError,
@@ -34,8 +34,8 @@ from stages.device.kernels import (
     traced_function,
     zeros_of,
 )
-from stages.device.opened import open_library
-from stages.device.plain import plain_state
+from tightfit.stages.device.opened import open_library
+from tightfit.stages.device.plain import plain_state
 
 _SETTINGS = {
     "cpp_wrapper": True,

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from stages.device.factory import Built, Sample
-from stages.device.trees import flatten, read_tree
+from tightfit.stages.device.factory import Built, Sample
+from tightfit.stages.device.trees import flatten, read_tree
 
 
 def leaves_of_ones(built: Built) -> list[int]:

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from stages.device.clocks import CudaClock, HostClock
-from stages.device.devices import device_named, entered, wait_for
+from tightfit.stages.device.clocks import CudaClock, HostClock
+from tightfit.stages.device.devices import device_named, entered, wait_for
 
 Line = list[tuple[float, int]]
 """Seconds since the first mark and bytes above what was allocated there, one entry a change."""

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from schemas.dtypes import DTYPES
-from schemas.errors import ArtifactError
-from stages.device.admission import objection
-from stages.device.foreign import is_foreign, may_call
-from stages.device.recurrent import LAYER, recurrent_layer
+from tightfit.schemas.dtypes import DTYPES
+from tightfit.schemas.errors import ArtifactError
+from tightfit.stages.device.admission import objection
+from tightfit.stages.device.foreign import is_foreign, may_call
+from tightfit.stages.device.recurrent import LAYER, recurrent_layer
 
 WRITE_TARGET = "aten.copy_.default"
 """The one operator with a side effect that a graph may call: it writes a buffer."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from schemas.errors import ConfigError
-from stages.replay.allocator_settings import NAMES, named, parse_settings
+from tightfit.schemas.errors import ConfigError
+from tightfit.stages.replay.allocator_settings import NAMES, named, parse_settings
 
 _VARIABLES = (
     "PYTORCH_NO_CUDA_MEMORY_CACHING",

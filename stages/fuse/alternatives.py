@@ -9,15 +9,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from schemas.arguments import encode_arguments
-from schemas.graph import NONE, Graph, Op
-from schemas.groups import GROUP_PREFIX, Body, body_digest, body_of, body_text, is_group
-from schemas.held import held_storages
-from stages.device.devices import kept_random_states
-from stages.device.groups import filled, forms_of, kernel
-from stages.fuse.overwriting import WORTH, positive, same_bits
-from stages.fuse.pace import least_seconds
-from stages.fuse.parts import Part, parts_of
+from tightfit.schemas.arguments import encode_arguments
+from tightfit.schemas.graph import NONE, Graph, Op
+from tightfit.schemas.groups import GROUP_PREFIX, Body, body_digest, body_of, body_text, is_group
+from tightfit.schemas.held import held_storages
+from tightfit.stages.device.devices import kept_random_states
+from tightfit.stages.device.groups import filled, forms_of, kernel
+from tightfit.stages.fuse.overwriting import WORTH, positive, same_bits
+from tightfit.stages.fuse.pace import least_seconds
+from tightfit.stages.fuse.parts import Part, parts_of
 
 Judge = Callable[[Body, Part], bool]
 """Whether a part of a body may run in its place."""

@@ -12,10 +12,10 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from schemas.arguments import argument_values, decode_arguments, encode_arguments
-from schemas.graph import NONE, Graph, Op
-from schemas.groups import Body, GroupCall, Leaf
-from stages.fuse.grouping import is_replayed
+from tightfit.schemas.arguments import argument_values, decode_arguments, encode_arguments
+from tightfit.schemas.graph import NONE, Graph, Op
+from tightfit.schemas.groups import Body, GroupCall, Leaf
+from tightfit.stages.fuse.grouping import is_replayed
 
 
 def body_for(

@@ -7,9 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-from schemas.derived import Derived
-from schemas.digits import count
-from schemas.errors import ConfigError
+from tightfit.schemas.derived import Derived
+from tightfit.schemas.digits import count
+from tightfit.schemas.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,12 +28,12 @@ def run(options: argparse.Namespace) -> None:
     a device that the graph was not traced for."""
     import torch
 
-    from schemas.graph import read_graph, write_graph
-    from schemas.groups import is_group
-    from stages.device.check import check_program
-    from stages.device.devices import device_named, entered, require_device
-    from stages.device.plain import plain_state
-    from stages.fuse.compiling import fuse_compiled
+    from tightfit.schemas.graph import read_graph, write_graph
+    from tightfit.schemas.groups import is_group
+    from tightfit.stages.device.check import check_program
+    from tightfit.stages.device.devices import device_named, entered, require_device
+    from tightfit.stages.device.plain import plain_state
+    from tightfit.stages.fuse.compiling import fuse_compiled
 
     require_device(options.device)
     graph = read_graph(options.graph)

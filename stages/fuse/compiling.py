@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 import torch
 
-from schemas.errors import ModelError
-from schemas.graph import Graph
-from schemas.groups import Body, body_of, is_group, may_group
-from stages.device import kernels as device_kernels
-from stages.device.groups import forms_of, kernel
-from stages.device.kernels import Kernel, KernelError, Over, zeros_of
-from stages.fuse.alternatives import distinct_parts, exact_and_faster, with_alternatives
-from stages.fuse.fusing import fuse
-from stages.fuse.overwriting import distinct_forms, exact_and_smaller, with_forms_in_place
-from stages.fuse.pace import slower_than_aten
-from stages.fuse.together import compile_together
+from tightfit.schemas.errors import ModelError
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.groups import Body, body_of, is_group, may_group
+from tightfit.stages.device import kernels as device_kernels
+from tightfit.stages.device.groups import forms_of, kernel
+from tightfit.stages.device.kernels import Kernel, KernelError, Over, zeros_of
+from tightfit.stages.fuse.alternatives import distinct_parts, exact_and_faster, with_alternatives
+from tightfit.stages.fuse.fusing import fuse
+from tightfit.stages.fuse.overwriting import distinct_forms, exact_and_smaller, with_forms_in_place
+from tightfit.stages.fuse.pace import slower_than_aten
+from tightfit.stages.fuse.together import compile_together
 
 Report = Callable[[int, int], None]
 

@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Collection
 from dataclasses import replace
 
-from schemas.arguments import encode_arguments
-from schemas.graph import NONE, Graph, Op
-from schemas.groups import GROUP_PREFIX, body_digest, body_text
-from schemas.held import loss_values
-from stages.fuse.bodies import body_for
-from stages.fuse.grouping import (
+from tightfit.schemas.arguments import encode_arguments
+from tightfit.schemas.graph import NONE, Graph, Op
+from tightfit.schemas.groups import GROUP_PREFIX, body_digest, body_text
+from tightfit.schemas.held import loss_values
+from tightfit.stages.fuse.bodies import body_for
+from tightfit.stages.fuse.grouping import (
     Units,
     group_ops,
     is_groupable,
@@ -20,8 +20,8 @@ from stages.fuse.grouping import (
     ordered_pairs,
     phase_of,
 )
-from stages.fuse.renumbering import renumbered
-from stages.fuse.saving import computed_again
+from tightfit.stages.fuse.renumbering import renumbered
+from tightfit.stages.fuse.saving import computed_again
 
 
 def fuse(graph: Graph, refused: Collection[str] = ()) -> Graph:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 import math
 
-from schemas.contributions import further_contributions
-from schemas.dtypes import DTYPES
-from schemas.graph import NONE, PHASES, Graph, Op
-from schemas.groups import may_group, may_replay
+from tightfit.schemas.contributions import further_contributions
+from tightfit.schemas.dtypes import DTYPES
+from tightfit.schemas.graph import NONE, PHASES, Graph, Op
+from tightfit.schemas.groups import may_group, may_replay
 
 
 def roots_of(graph: Graph, makers: dict[int, Op], op: Op) -> list[int]:

@@ -9,12 +9,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from schemas.graph import NONE, Graph, Op
-from schemas.groups import Body, body_of, is_group, overwritten_output
-from stages.device.devices import kept_random_states
-from stages.device.groups import filled, forms_of, kernel
-from stages.device.kernels import Form, Kernel, Over
-from stages.device.meter import measure
+from tightfit.schemas.graph import NONE, Graph, Op
+from tightfit.schemas.groups import Body, body_of, is_group, overwritten_output
+from tightfit.stages.device.devices import kept_random_states
+from tightfit.stages.device.groups import filled, forms_of, kernel
+from tightfit.stages.device.kernels import Form, Kernel, Over
+from tightfit.stages.device.meter import measure
 
 Judge = Callable[[Body, Over], bool]
 """Whether a group may write an output over an input."""

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from schemas.arguments import argument_values, decode_arguments
-from schemas.graph import NONE
-from schemas.groups import Body
-from stages.device.clocks import host_seconds
-from stages.device.devices import kept_random_states
-from stages.device.groups import filled, forms_of, kernel
-from stages.device.meter import time_calls
-from stages.device.operators import decode, resolve
+from tightfit.schemas.arguments import argument_values, decode_arguments
+from tightfit.schemas.graph import NONE
+from tightfit.schemas.groups import Body
+from tightfit.stages.device.clocks import host_seconds
+from tightfit.stages.device.devices import kept_random_states
+from tightfit.stages.device.groups import filled, forms_of, kernel
+from tightfit.stages.device.meter import time_calls
+from tightfit.stages.device.operators import decode, resolve
 
 ROUNDS = 9
 """On the CPU both run so many times, in turn: the least counts, which other work disturbs least."""

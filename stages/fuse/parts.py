@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.arguments import argument_values, decode_arguments, encode_arguments
-from schemas.graph import NONE
-from schemas.groups import Body, GroupCall, Leaf
+from tightfit.schemas.arguments import argument_values, decode_arguments, encode_arguments
+from tightfit.schemas.graph import NONE
+from tightfit.schemas.groups import Body, GroupCall, Leaf
 
 _LAYER_NORM = "aten.native_layer_norm.default"
 STATISTICS = 16

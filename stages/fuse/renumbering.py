@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from schemas.arguments import decode_arguments, encode_arguments
-from schemas.graph import FIXED_KINDS, NONE, Graph, Op
+from tightfit.schemas.arguments import decode_arguments, encode_arguments
+from tightfit.schemas.graph import FIXED_KINDS, NONE, Graph, Op
 
 
 def renumbered(graph: Graph, ops: Sequence[Op]) -> Graph:

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import networkx as nx
 
-from schemas.graph import NONE, Graph, Op
-from schemas.groups import is_pointwise
-from stages.fuse.grouping import is_groupable, is_replayed
+from tightfit.schemas.graph import NONE, Graph, Op
+from tightfit.schemas.groups import is_pointwise
+from tightfit.stages.fuse.grouping import is_groupable, is_replayed
 
 _SOURCE, _SINK = "source", "sink"
 _Node = tuple[int, str] | str

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import torch
 
-from schemas.groups import Body, body_text
-from stages.device.groups import is_compiled
-from stages.device.kernels import Over
+from tightfit.schemas.groups import Body, body_text
+from tightfit.stages.device.groups import is_compiled
+from tightfit.stages.device.kernels import Over
 
 EACH = 4
 """So many groups are worth a process."""
@@ -67,7 +67,7 @@ def _apart(task: str, running: list[subprocess.Popen[str]], done: Callable[[], N
     """Has a process compile kernels; `done` is called for each. What it does not do is left."""
     paths = [str(_ABOVE), os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "stages.fuse.worker"],
+        [sys.executable, "-m", "tightfit.stages.fuse.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

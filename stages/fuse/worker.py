@@ -19,10 +19,10 @@ def main() -> None:
     task = json.load(sys.stdin)
     import torch
 
-    from schemas.errors import ModelError
-    from schemas.groups import read_body
-    from stages.device.kernels import Over
-    from stages.fuse.compiling import compile_group
+    from tightfit.schemas.errors import ModelError
+    from tightfit.schemas.groups import read_body
+    from tightfit.stages.device.kernels import Over
+    from tightfit.stages.fuse.compiling import compile_group
 
     torch.set_num_threads(task["threads"])
     for text, over in task["kernels"]:

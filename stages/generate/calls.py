@@ -9,20 +9,20 @@ from typing import Any
 
 import torch
 
-from schemas.arguments import decode_arguments
-from schemas.errors import ArtifactError
-from schemas.graph import NONE, Graph, Op
-from schemas.groups import group_name, is_group, over_name, overwritten_output
-from stages.device.foreign import is_foreign
-from stages.device.operators import (
+from tightfit.schemas.arguments import decode_arguments
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import NONE, Graph, Op
+from tightfit.schemas.groups import group_name, is_group, over_name, overwritten_output
+from tightfit.stages.device.foreign import is_foreign
+from tightfit.stages.device.operators import (
     WRITE_TARGET,
     decode,
     in_place_calls,
     position_of,
     resolve,
 )
-from stages.device.recurrent import LAYER
-from stages.generate.naming import Names, identifier
+from tightfit.stages.device.recurrent import LAYER
+from tightfit.stages.generate.naming import Names, identifier
 
 
 @dataclass(frozen=True)

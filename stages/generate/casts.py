@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from schemas.graph import NONE, Graph, Op
+from tightfit.schemas.graph import NONE, Graph, Op
 
 _DTYPES = ("bfloat16", "float16", "float32")
 """The dtypes that autocast can be on with."""

@@ -7,11 +7,11 @@ import json
 import math
 from typing import Any
 
-from schemas.errors import ArtifactError
-from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Value
-from schemas.held import loss_values
-from stages.device.asked import FACTS
-from stages.device.trees import called, read_tree
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Value
+from tightfit.schemas.held import loss_values
+from tightfit.stages.device.asked import FACTS
+from tightfit.stages.device.trees import called, read_tree
 
 _SIZES = {
     "float64": 8,

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.derived import Derived
-from stages.device.operators_option import add_operators_argument, operators_settings
+from tightfit.schemas.derived import Derived
+from tightfit.stages.device.operators_option import add_operators_argument, operators_settings
 
 if TYPE_CHECKING:
-    from stages.generate.package import Planned
-    from stages.generate.whole import Adding
+    from tightfit.stages.generate.package import Planned
+    from tightfit.stages.generate.whole import Adding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,15 +57,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Writes the package; where the plan is infeasible, one whose `load` says so. Raises ModelError
     where libraries of its groups cannot be compiled."""
-    from schemas.errors import ConfigError, ModelError
-    from schemas.graph import GRAPH
-    from schemas.plan import plan_digest
-    from schemas.schedule import SCHEDULE, graph_of
-    from schemas.store import read
-    from stages.device.foreign import registered
-    from stages.device.kernels import CompilerError, KernelError
-    from stages.generate.package import infeasible_package, package, signed, write_directory
-    from stages.generate.registry import backend
+    from tightfit.schemas.errors import ConfigError, ModelError
+    from tightfit.schemas.graph import GRAPH
+    from tightfit.schemas.plan import plan_digest
+    from tightfit.schemas.schedule import SCHEDULE, graph_of
+    from tightfit.schemas.store import read
+    from tightfit.stages.device.foreign import registered
+    from tightfit.stages.device.kernels import CompilerError, KernelError
+    from tightfit.stages.generate.package import (
+        infeasible_package,
+        package,
+        signed,
+        write_directory,
+    )
+    from tightfit.stages.generate.registry import backend
 
     if (options.schedule is None) == (options.pipeline is None):
         raise ConfigError("generate takes either a --schedule or a --pipeline")
@@ -100,12 +105,12 @@ def run(options: argparse.Namespace) -> None:
 
 def _planned(graph: Path, schedule: Path, plan: Path) -> Planned:
     """A plan of files; raises ArtifactError where they do not belong together."""
-    from schemas.errors import ArtifactError
-    from schemas.graph import GRAPH, read_graph
-    from schemas.plan import read_plan
-    from schemas.schedule import SCHEDULE, read_schedule, schedule_updates
-    from schemas.store import read
-    from stages.generate.package import Planned
+    from tightfit.schemas.errors import ArtifactError
+    from tightfit.schemas.graph import GRAPH, read_graph
+    from tightfit.schemas.plan import read_plan
+    from tightfit.schemas.schedule import SCHEDULE, read_schedule, schedule_updates
+    from tightfit.schemas.store import read
+    from tightfit.stages.generate.package import Planned
 
     if read(schedule, SCHEDULE).metadata.get("graph") not in (None, "", read(graph, GRAPH).digest):
         raise ArtifactError(f"{schedule}: is the schedule of another graph")
@@ -115,10 +120,10 @@ def _planned(graph: Path, schedule: Path, plan: Path) -> Planned:
 
 def _adding(path: Path | None, graph: Path) -> Adding:
     """The schedule of the microbatches that are not the last one, None where none is given."""
-    from schemas.errors import ArtifactError
-    from schemas.graph import GRAPH
-    from schemas.schedule import SCHEDULE, read_schedule, schedule_updates
-    from schemas.store import read
+    from tightfit.schemas.errors import ArtifactError
+    from tightfit.schemas.graph import GRAPH
+    from tightfit.schemas.schedule import SCHEDULE, read_schedule, schedule_updates
+    from tightfit.schemas.store import read
 
     if path is None:
         return None
@@ -129,7 +134,7 @@ def _adding(path: Path | None, graph: Path) -> Adding:
 
 def _beside(options: argparse.Namespace) -> Planned | None:
     """The plan of eager's kernels to put beside, None where none is asked for."""
-    from schemas.errors import ConfigError
+    from tightfit.schemas.errors import ConfigError
 
     given = (options.eager_graph, options.eager_schedule, options.eager_plan)
     if all(path is None for path in given):
@@ -146,16 +151,16 @@ def _beside(options: argparse.Namespace) -> Planned | None:
 
 def _pipeline(options: argparse.Namespace) -> None:
     """Writes the package of a pipeline."""
-    from schemas.errors import ArtifactError
-    from schemas.graph import GRAPH, read_graph
-    from schemas.pipeline import FILE, read_pipeline, stage_folder
-    from schemas.pipeline_plan import read_pipeline_plan
-    from schemas.plan import plan_digest
-    from schemas.schedule import SCHEDULE, read_schedule
-    from schemas.store import read
-    from stages.device.foreign import registered
-    from stages.generate.package import signed, write_directory
-    from stages.generate.pipeline import pipeline_package
+    from tightfit.schemas.errors import ArtifactError
+    from tightfit.schemas.graph import GRAPH, read_graph
+    from tightfit.schemas.pipeline import FILE, read_pipeline, stage_folder
+    from tightfit.schemas.pipeline_plan import read_pipeline_plan
+    from tightfit.schemas.plan import plan_digest
+    from tightfit.schemas.schedule import SCHEDULE, read_schedule
+    from tightfit.schemas.store import read
+    from tightfit.stages.device.foreign import registered
+    from tightfit.stages.generate.package import signed, write_directory
+    from tightfit.stages.generate.pipeline import pipeline_package
 
     pipeline, plan = read_pipeline(options.pipeline / FILE), read_pipeline_plan(options.plan)
     [graph] = options.graph
@@ -183,8 +188,8 @@ def _digest_of(folder: Path) -> str:
     """The SHA-256 of what `split` wrote."""
     import hashlib
 
-    from schemas.pipeline import FILE
-    from schemas.store import read_bytes
+    from tightfit.schemas.pipeline import FILE
+    from tightfit.schemas.store import read_bytes
 
     return hashlib.sha256(read_bytes(folder / FILE)).hexdigest()
 
@@ -194,11 +199,11 @@ def derived(options: argparse.Namespace) -> list[Derived]:
     libraries = {"libraries": "compiled"} if options.libraries else {}
     settings = {"backend": options.backend, **libraries, **operators_settings(options)}
     if options.pipeline is not None:
-        from schemas.pipeline import FILE
+        from tightfit.schemas.pipeline import FILE
 
         graph, run_by = options.graph[0], options.pipeline / FILE
     else:
-        from schemas.schedule import graph_of
+        from tightfit.schemas.schedule import graph_of
 
         graph, run_by = graph_of(options.schedule, options.graph), options.schedule
     beside = (options.eager_graph, options.eager_schedule, options.eager_plan)

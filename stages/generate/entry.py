@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, cast
 
-from schemas.errors import ArtifactError
-from schemas.graph import Graph
-from stages.generate.naming import comment, megabytes
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import Graph
+from tightfit.stages.generate.naming import comment, megabytes
 
 _FACTS: dict[str, tuple[type, ...]] = {
     "strategy": (str,),

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import torch
 
-from schemas.arguments import decode_arguments
-from schemas.graph import NONE, Graph, Op
-from schemas.groups import Body, GroupCall, Leaf, body_of, group_name, is_group, over_name
-from stages.device.kernels import Over, build_key, build_said
-from stages.device.libraries import compile_libraries
-from stages.device.operators import decode, resolve
-from stages.generate.calls import Text, literal
-from stages.generate.naming import comment
+from tightfit.schemas.arguments import decode_arguments
+from tightfit.schemas.graph import NONE, Graph, Op
+from tightfit.schemas.groups import Body, GroupCall, Leaf, body_of, group_name, is_group, over_name
+from tightfit.stages.device.kernels import Over, build_key, build_said
+from tightfit.stages.device.libraries import compile_libraries
+from tightfit.stages.device.operators import decode, resolve
+from tightfit.stages.generate.calls import Text, literal
+from tightfit.stages.generate.naming import comment
 
 
 class Library(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.graph import Graph, Op
+from tightfit.schemas.graph import Graph, Op
 
 _COPY = "aten.clone.default"
 _TURN = "aten.permute.default"

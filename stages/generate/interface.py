@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from schemas.errors import ArtifactError
-from schemas.graph import NONE, Graph, Output
-from stages.device.operators import decode
-from stages.generate.calls import literal
-from stages.generate.casts import kept_casts, spared_dtypes
-from stages.generate.check import (
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import NONE, Graph, Output
+from tightfit.stages.device.operators import decode
+from tightfit.stages.generate.calls import literal
+from tightfit.stages.generate.casts import kept_casts, spared_dtypes
+from tightfit.stages.generate.check import (
     alike,
     all_arrive,
     asked,
@@ -26,10 +26,10 @@ from stages.generate.check import (
     ones,
     unread,
 )
-from stages.generate.handed import eager_strides
-from stages.generate.lifetimes import depending
-from stages.generate.programs import Program
-from stages.generate.spaced import copied, spaced
+from tightfit.stages.generate.handed import eager_strides
+from tightfit.stages.generate.lifetimes import depending
+from tightfit.stages.generate.programs import Program
+from tightfit.stages.generate.spaced import copied, spaced
 
 _MOST_COMPARED = 2**24
 """Values of larger storages are taken to share elements where they share the storage."""

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from schemas.actions import Compute, Write
-from schemas.arguments import decode_arguments
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value
-from schemas.schedule import Step
-from stages.device.operators import decode, resolve
-from stages.generate.check import guards_in
+from tightfit.schemas.actions import Compute, Write
+from tightfit.schemas.arguments import decode_arguments
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value
+from tightfit.schemas.schedule import Step
+from tightfit.stages.device.operators import decode, resolve
+from tightfit.stages.generate.check import guards_in
 
 AS_IT_IS, LAID_OUT, REFUSED = "as it is", "laid out", "refused"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from schemas.actions import Gradient, Loss, Offload
-from schemas.errors import ScheduleError
-from schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op
-from schemas.groups import body_of, is_group
-from schemas.held import gradient_storages, held_storages
-from stages.replay.walk import Effect, last_named
+from tightfit.schemas.actions import Gradient, Loss, Offload
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.graph import FIXED_KINDS, LOSS_TARGET, NONE, Graph, Op
+from tightfit.schemas.groups import body_of, is_group
+from tightfit.schemas.held import gradient_storages, held_storages
+from tightfit.stages.replay.walk import Effect, last_named
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@ memory in the margin."""
 
 from __future__ import annotations
 
-from stages.generate.calls import Statement
-from stages.generate.naming import megabytes
+from tightfit.stages.generate.calls import Statement
+from tightfit.stages.generate.naming import megabytes
 
 WIDTH = 84
 INDENT = "    "

@@ -6,7 +6,7 @@ import builtins
 import keyword
 import re
 
-from schemas.graph import Graph, Value
+from tightfit.schemas.graph import Graph, Value
 
 _LONGEST = 60
 

@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from schemas.costs import RANDOM_STATE_TARGET, Cost, Costs, Device
-from schemas.errors import ArtifactError
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op
-from schemas.groups import is_group
-from schemas.module import MADE_FROM, MadeFrom, digests_of, made_from_bytes
-from schemas.schedule import Step
-from schemas.updates import Updates
-from stages.device.groups import register_groups
-from stages.generate.check import check_interface
-from stages.generate.entry import (
+from tightfit.schemas.costs import RANDOM_STATE_TARGET, Cost, Costs, Device
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from tightfit.schemas.groups import is_group
+from tightfit.schemas.module import MADE_FROM, MadeFrom, digests_of, made_from_bytes
+from tightfit.schemas.schedule import Step
+from tightfit.schemas.updates import Updates
+from tightfit.stages.device.groups import register_groups
+from tightfit.stages.generate.check import check_interface
+from tightfit.stages.generate.entry import (
     CONSTANTS,
     beside_text,
     entry_text,
@@ -27,12 +27,12 @@ from stages.generate.entry import (
     infeasible_text,
     shown,
 )
-from stages.generate.groups import groups_text, library_file
-from stages.generate.interface import constants, interface_text
-from stages.generate.registry import ATEN, BACKENDS, Backend
-from stages.generate.transfers import any_link, any_updates
-from stages.generate.watched import watched_bytes
-from stages.generate.whole import (
+from tightfit.stages.generate.groups import groups_text, library_file
+from tightfit.stages.generate.interface import constants, interface_text
+from tightfit.stages.generate.registry import ATEN, BACKENDS, Backend
+from tightfit.stages.generate.transfers import any_link, any_updates
+from tightfit.stages.generate.watched import watched_bytes
+from tightfit.stages.generate.whole import (
     ADDING,
     Adding,
     check_microbatches,
@@ -42,7 +42,7 @@ from stages.generate.whole import (
     whole_files,
     whole_init,
 )
-from stages.replay.referee import replay
+from tightfit.stages.replay.referee import replay
 
 _RUNTIME = Path(__file__).parent / "runtime"
 _COPIED = (

@@ -7,21 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from schemas.contributions import contributions
-from schemas.errors import ArtifactError
-from schemas.graph import FIXED_KINDS, NONE, Graph
-from schemas.pipeline import FORWARD, Pipeline, pipeline_document
-from schemas.schedule import Step
-from stages.generate.calls import Operators, statements
-from stages.generate.check import check_interface
-from stages.generate.interface import constants, interface_text
-from stages.generate.naming import Names, comment, megabytes, value_names
-from stages.generate.package import runtime_files, timeless
-from stages.generate.program import interface_program, write_program
-from stages.generate.programs import Program
-from stages.generate.watched import watched_bytes
-from stages.replay.complete import check_ranks
-from stages.replay.referee import replay
+from tightfit.schemas.contributions import contributions
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import FIXED_KINDS, NONE, Graph
+from tightfit.schemas.pipeline import FORWARD, Pipeline, pipeline_document
+from tightfit.schemas.schedule import Step
+from tightfit.stages.generate.calls import Operators, statements
+from tightfit.stages.generate.check import check_interface
+from tightfit.stages.generate.interface import constants, interface_text
+from tightfit.stages.generate.naming import Names, comment, megabytes, value_names
+from tightfit.stages.generate.package import runtime_files, timeless
+from tightfit.stages.generate.program import interface_program, write_program
+from tightfit.stages.generate.programs import Program
+from tightfit.stages.generate.watched import watched_bytes
+from tightfit.stages.replay.complete import check_ranks
+from tightfit.stages.replay.referee import replay
 
 _RUNTIME = Path(__file__).parent / "runtime"
 _OWN = ("messages.py", "pipeline.py", "stepping.py")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from schemas.actions import (
+from tightfit.schemas.actions import (
     Accumulate,
     Compute,
     Free,
@@ -24,21 +24,29 @@ from schemas.actions import (
     Wait,
     Write,
 )
-from schemas.contributions import contributions
-from schemas.errors import ScheduleError
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op
-from schemas.repeat import repeat_of
-from schemas.schedule import Step
-from schemas.updates import Updates
-from stages.generate.calls import Operators, Statement, joining, joining_names, statements
-from stages.generate.layouts import RESHAPE, VIEW, layouts, view_shape
-from stages.generate.lifetimes import flowing, joined, uses, watched
-from stages.generate.lines import INDENT, WIDTH, line, statement_lines
-from stages.generate.naming import Names, comment, value_names
-from stages.generate.programs import Program, arguments_of
-from stages.generate.remote import NAMES, OTHER_MEMORY, Remote
-from stages.generate.transfers import SENDING, TRANSFERS, places, sent, transfer, vacated, vacating
-from stages.replay.walk import Effect, effects
+from tightfit.schemas.contributions import contributions
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from tightfit.schemas.repeat import repeat_of
+from tightfit.schemas.schedule import Step
+from tightfit.schemas.updates import Updates
+from tightfit.stages.generate.calls import Operators, Statement, joining, joining_names, statements
+from tightfit.stages.generate.layouts import RESHAPE, VIEW, layouts, view_shape
+from tightfit.stages.generate.lifetimes import flowing, joined, uses, watched
+from tightfit.stages.generate.lines import INDENT, WIDTH, line, statement_lines
+from tightfit.stages.generate.naming import Names, comment, value_names
+from tightfit.stages.generate.programs import Program, arguments_of
+from tightfit.stages.generate.remote import NAMES, OTHER_MEMORY, Remote
+from tightfit.stages.generate.transfers import (
+    SENDING,
+    TRANSFERS,
+    places,
+    sent,
+    transfer,
+    vacated,
+    vacating,
+)
+from tightfit.stages.replay.walk import Effect, effects
 
 _RUNTIME = (
     "torch", "step", "random_state", "drawing_from", "batch_norm_repeat", "recurrent_layer",

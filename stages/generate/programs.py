@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schemas.graph import NONE, Graph
+from tightfit.schemas.graph import NONE, Graph
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from schemas.graph import Graph
-from schemas.registry import entry
-from schemas.schedule import Step
-from schemas.updates import Updates
-from stages.generate.program import write_program
-from stages.generate.programs import Program
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.registry import entry
+from tightfit.schemas.schedule import Step
+from tightfit.schemas.updates import Updates
+from tightfit.stages.generate.program import write_program
+from tightfit.stages.generate.programs import Program
 
 
 class Backend(Protocol):

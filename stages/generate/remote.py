@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from schemas.actions import (
+from tightfit.schemas.actions import (
     Accumulate,
     FreeCopy,
     Linked,
@@ -14,14 +14,14 @@ from schemas.actions import (
     Prefetch,
     Wait,
 )
-from schemas.contributions import contributions
-from schemas.errors import ScheduleError
-from schemas.graph import Graph
-from schemas.schedule import Step
-from schemas.updates import Updates
-from stages.generate.calls import Statement
-from stages.generate.lines import INDENT, line
-from stages.generate.transfers import SENDING
+from tightfit.schemas.contributions import contributions
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.schedule import Step
+from tightfit.schemas.updates import Updates
+from tightfit.stages.generate.calls import Statement
+from tightfit.stages.generate.lines import INDENT, line
+from tightfit.stages.generate.transfers import SENDING
 
 HOME, VISIT = "home", "parameters"
 """The names, in a program, of where such parameters live, and of its visit there."""

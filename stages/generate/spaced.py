@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from schemas.graph import NONE, Graph, Op, Value
-from stages.device.operators import resolve
-from stages.generate.check import guards_in
-from stages.generate.runtime.strides import in_order
+from tightfit.schemas.graph import NONE, Graph, Op, Value
+from tightfit.stages.device.operators import resolve
+from tightfit.stages.generate.check import guards_in
+from tightfit.stages.generate.runtime.strides import in_order
 
 _LOOKING_UP = frozenset(
     f"aten.{name}"

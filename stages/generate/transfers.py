@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from schemas.actions import Free, FreeCopy, Linked, Offload, Prefetch, Updating, Wait
-from schemas.graph import Graph
-from schemas.link import HostLink
-from schemas.schedule import Step
-from schemas.updates import LinkSpeed, UpdateCost, Updates
-from stages.generate.calls import Statement
-from stages.replay.walk import Effect
+from tightfit.schemas.actions import Free, FreeCopy, Linked, Offload, Prefetch, Updating, Wait
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.schedule import Step
+from tightfit.schemas.updates import LinkSpeed, UpdateCost, Updates
+from tightfit.stages.generate.calls import Statement
+from tightfit.stages.replay.walk import Effect
 
 TRANSFERS, SENDING = "transfers", "sending"
 """The names, in a program, of what does its transfers, and of what says how."""

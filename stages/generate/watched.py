@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from schemas.graph import Graph
-from stages.device.form import check_form
-from stages.generate.check import guards_in, malformed
+from tightfit.schemas.graph import Graph
+from tightfit.stages.device.form import check_form
+from tightfit.stages.generate.check import guards_in, malformed
 
 
 def watched_bytes(graph: Graph) -> bytes:

@@ -8,19 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from schemas.actions import Gradient, Optimise, OptimiseAway
-from schemas.contributions import contributions
-from schemas.errors import ScheduleError
-from schemas.graph import Graph
-from schemas.held import held_storages
-from schemas.link import HOST, HostLink
-from schemas.schedule import Step
-from schemas.updates import LinkSpeed, UpdateCost, Updates
-from stages.device.far import BUFFERS
-from stages.generate.naming import comment
-from stages.generate.remote import away_of
-from stages.generate.transfers import places
-from stages.replay.referee import device_memory
+from tightfit.schemas.actions import Gradient, Optimise, OptimiseAway
+from tightfit.schemas.contributions import contributions
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.held import held_storages
+from tightfit.schemas.link import HOST, HostLink
+from tightfit.schemas.schedule import Step
+from tightfit.schemas.updates import LinkSpeed, UpdateCost, Updates
+from tightfit.stages.device.far import BUFFERS
+from tightfit.stages.generate.naming import comment
+from tightfit.stages.generate.remote import away_of
+from tightfit.stages.generate.transfers import places
+from tightfit.stages.replay.referee import device_memory
 
 _RUNTIME = Path(__file__).parent / "runtime"
 _DEVICE = Path(__file__).parents[1] / "device"

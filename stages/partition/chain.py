@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from schemas.blocks import Block, Blocks
-from schemas.costs import Costs
-from schemas.graph import Graph
-from schemas.problem import Problem
-from stages.partition.cuts import find_segments
-from stages.partition.facts import Facts, common_path, gather_facts
-from stages.partition.joins import branch_problem, find_branches
-from stages.partition.local import Division, describe_block, divide
-from stages.replay.condense import condense
+from tightfit.schemas.blocks import Block, Blocks
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.problem import Problem
+from tightfit.stages.partition.cuts import find_segments
+from tightfit.stages.partition.facts import Facts, common_path, gather_facts
+from tightfit.stages.partition.joins import branch_problem, find_branches
+from tightfit.stages.partition.local import Division, describe_block, divide
+from tightfit.stages.replay.condense import condense
 
 
 def partition(graph: Graph, costs: Costs) -> Blocks:

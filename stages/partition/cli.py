@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.derived import Derived
+from tightfit.schemas.derived import Derived
 
 if TYPE_CHECKING:
-    from schemas.costs import Costs
-    from schemas.graph import Graph
+    from tightfit.schemas.costs import Costs
+    from tightfit.schemas.graph import Graph
 
 LIMITS = {
     "nodes": (20, "nodes of a lowest cluster"),
@@ -43,9 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Reads graph and costs, writes what is asked for and prints how much there is of it."""
-    from schemas.costs import read_costs
-    from schemas.errors import ConfigError
-    from schemas.graph import read_graph
+    from tightfit.schemas.costs import read_costs
+    from tightfit.schemas.errors import ConfigError
+    from tightfit.schemas.graph import read_graph
 
     if options.out is None and options.hierarchy is None and options.chain is None:
         raise ConfigError(
@@ -59,10 +59,10 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _blocks(options: argparse.Namespace, graph: Graph, costs: Costs) -> None:
-    from schemas.blocks import write_blocks
-    from schemas.chain import write_chain
-    from stages.partition.positions import chain_of_blocks
-    from stages.partition.registry import partitioner
+    from tightfit.schemas.blocks import write_blocks
+    from tightfit.schemas.chain import write_chain
+    from tightfit.stages.partition.positions import chain_of_blocks
+    from tightfit.stages.partition.registry import partitioner
 
     blocks = partitioner(options.partitioner)(graph, costs)
     if options.out is not None:
@@ -73,9 +73,9 @@ def _blocks(options: argparse.Namespace, graph: Graph, costs: Costs) -> None:
 
 
 def _hierarchy(options: argparse.Namespace, graph: Graph, costs: Costs) -> None:
-    from schemas.hierarchy import write_hierarchy
-    from stages.partition.hierarchy.flow import Limits
-    from stages.partition.hierarchy.step import hierarchy_of
+    from tightfit.schemas.hierarchy import write_hierarchy
+    from tightfit.stages.partition.hierarchy.flow import Limits
+    from tightfit.stages.partition.hierarchy.step import hierarchy_of
 
     limits = Limits(**{name: getattr(options, name) for name in LIMITS})
     hierarchy = hierarchy_of(graph, costs, limits, options.alpha)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from schemas.graph import NONE
-from stages.partition.facts import Facts, common_path
+from tightfit.schemas.graph import NONE
+from tightfit.stages.partition.facts import Facts, common_path
 
 PIECE = 3
 """Runs of single ops between cuts (convolution, normalisation, activation) are put together to

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 
-from schemas.contributions import contributions
-from schemas.graph import NONE, Graph
-from schemas.problem import Problem
+from tightfit.schemas.contributions import contributions
+from tightfit.schemas.graph import NONE, Graph
+from tightfit.schemas.problem import Problem
 
 _DIFFERENTIABLE = ("float", "bfloat", "complex")
 _NORM = "batch_norm"

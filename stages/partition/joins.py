@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from schemas.graph import NONE
-from schemas.problem import Node, Problem
-from stages.partition.facts import Facts
+from tightfit.schemas.graph import NONE
+from tightfit.schemas.problem import Node, Problem
+from tightfit.stages.partition.facts import Facts
 
 MOST_BRANCHES = 4
 LEAST_WORK = 4

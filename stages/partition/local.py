@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from schemas.blocks import Block, problem_digest
-from schemas.graph import NONE
-from schemas.problem import Node, Problem, Storage
-from stages.partition.cuts import Segments
-from stages.partition.facts import Facts
-from stages.replay.part import StepPart
+from tightfit.schemas.blocks import Block, problem_digest
+from tightfit.schemas.graph import NONE
+from tightfit.schemas.problem import Node, Problem, Storage
+from tightfit.stages.partition.cuts import Segments
+from tightfit.stages.partition.facts import Facts
+from tightfit.stages.replay.part import StepPart
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from schemas.blocks import Block, Blocks
-from schemas.chain import Chain, Position
-from schemas.graph import NONE, Graph
-from schemas.problem import Problem
-from stages.replay.line import executions
+from tightfit.schemas.blocks import Block, Blocks
+from tightfit.schemas.chain import Chain, Position
+from tightfit.schemas.graph import NONE, Graph
+from tightfit.schemas.problem import Problem
+from tightfit.stages.replay.line import executions
 
 LOSS = "loss"
 """The label of the last position."""

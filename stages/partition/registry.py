@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from schemas.blocks import Blocks
-from schemas.costs import Costs
-from schemas.graph import Graph
-from schemas.registry import entry
-from stages.partition.chain import partition
+from tightfit.schemas.blocks import Blocks
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.registry import entry
+from tightfit.stages.partition.chain import partition
 
 
 class Partitioner(Protocol):

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from schemas.graph import Graph
+from tightfit.schemas.graph import Graph
 
 
 @contextmanager

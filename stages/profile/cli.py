@@ -7,13 +7,13 @@ import json
 import sys
 from pathlib import Path
 
-from schemas.costs import Costs, write_costs
-from schemas.derived import Derived
-from schemas.digits import count
-from schemas.errors import ConfigError
-from schemas.graph import Graph, read_graph
-from schemas.machine import machine_file
-from stages.device.operators_option import add_operators_argument, operators_settings
+from tightfit.schemas.costs import Costs, write_costs
+from tightfit.schemas.derived import Derived
+from tightfit.schemas.digits import count
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.graph import Graph, read_graph
+from tightfit.schemas.machine import machine_file
+from tightfit.stages.device.operators_option import add_operators_argument, operators_settings
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 """The optimisers of `torch.optim` whose updates are measured; "momentum" is SGD with momentum."""
@@ -75,16 +75,16 @@ def run(options: argparse.Namespace) -> None:
             )
     graph = read_graph(options.graph)
     if options.source == "roofline":
-        from stages.profile.roofline import roofline
+        from tightfit.stages.profile.roofline import roofline
 
         _required(options, "machine")
         costs = roofline(graph, _machine(options))
     elif options.source == "file":
-        from stages.profile.forms import from_file
+        from tightfit.stages.profile.forms import from_file
 
         costs = from_file(graph, _required(options, "costs"))
     else:
-        from stages.device.foreign import registered
+        from tightfit.stages.device.foreign import registered
 
         with registered(options.operators, options.search_path):
             costs = _measure(graph, options)
@@ -99,8 +99,8 @@ def run(options: argparse.Namespace) -> None:
 
 def _measure_link(options: argparse.Namespace) -> None:
     """Writes the description of this machine with the link to the slow memory of the device."""
-    from stages.device.devices import require_device
-    from stages.profile.kept_links import kept_far_link, kept_link, write_machine
+    from tightfit.stages.device.devices import require_device
+    from tightfit.stages.profile.kept_links import kept_far_link, kept_link, write_machine
 
     if options.source == "roofline":
         raise ConfigError("--link: is measured, and a described device has links of its own")
@@ -121,9 +121,9 @@ def _measure_updates(graph: Graph, options: argparse.Namespace) -> None:
     memory; raises ConfigError where that has no room for one."""
     import torch
 
-    from schemas.measured_updates import write_measured
-    from stages.device.devices import device_named, require_device
-    from stages.profile.updates import measured_of
+    from tightfit.schemas.measured_updates import write_measured
+    from tightfit.stages.device.devices import device_named, require_device
+    from tightfit.stages.profile.updates import measured_of
 
     require_device(options.device)
     device = device_named(options.device)
@@ -181,13 +181,13 @@ def _machine(options: argparse.Namespace) -> Path:
 def _measure(graph: Graph, options: argparse.Namespace) -> Costs:
     import torch
 
-    from stages.device.check import check_program
-    from stages.device.devices import device_named, entered, require_device
-    from stages.device.factory import build
-    from stages.device.identity import describe_device
-    from stages.profile.library import open_library
-    from stages.profile.loss import working_loss
-    from stages.profile.profile import profile
+    from tightfit.stages.device.check import check_program
+    from tightfit.stages.device.devices import device_named, entered, require_device
+    from tightfit.stages.device.factory import build
+    from tightfit.stages.device.identity import describe_device
+    from tightfit.stages.profile.library import open_library
+    from tightfit.stages.profile.loss import working_loss
+    from tightfit.stages.profile.profile import profile
 
     library = Path(_required(options, "library"))
     require_device(options.device)

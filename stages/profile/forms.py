@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from schemas.costs import RANDOM_STATE_TARGET, REPEATED, Costs, op_key, read_costs
-from schemas.errors import ArtifactError
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op
-from schemas.repeat import repeat_of
+from tightfit.schemas.costs import RANDOM_STATE_TARGET, REPEATED, Costs, op_key, read_costs
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from tightfit.schemas.repeat import repeat_of
 
 RANDOM_STATE_KEY = hashlib.sha256(RANDOM_STATE_TARGET.encode()).hexdigest()
 """The key of the row that prices the random state."""

@@ -7,16 +7,23 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from schemas.errors import ArtifactError, ConfigError
-from schemas.link import HOST
-from schemas.measured_link import FAR, MeasuredLink, read_link, write_link
-from schemas.store import read_json, write_json
-from stages.device.clocks import is_quiet
-from stages.device.devices import device_named
-from stages.device.disk import folder_of
-from stages.device.identity import describe_device
-from stages.profile.library import device_digest, open_library
-from stages.profile.links import has_room, machine_of, measured, measured_far, sample, sample_far
+from tightfit.schemas.errors import ArtifactError, ConfigError
+from tightfit.schemas.link import HOST
+from tightfit.schemas.measured_link import FAR, MeasuredLink, read_link, write_link
+from tightfit.schemas.store import read_json, write_json
+from tightfit.stages.device.clocks import is_quiet
+from tightfit.stages.device.devices import device_named
+from tightfit.stages.device.disk import folder_of
+from tightfit.stages.device.identity import describe_device
+from tightfit.stages.profile.library import device_digest, open_library
+from tightfit.stages.profile.links import (
+    has_room,
+    machine_of,
+    measured,
+    measured_far,
+    sample,
+    sample_far,
+)
 
 KEPT_SIZE = 64 << 20
 """Bytes that are moved each way to measure a link that is kept."""

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from schemas.costs import Cost, Costs, Device, read_costs, write_costs
-from schemas.errors import ArtifactError
+from tightfit.schemas.costs import Cost, Costs, Device, read_costs, write_costs
+from tightfit.schemas.errors import ArtifactError
 
 
 class Library:

@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from schemas.link import HOST
-from schemas.machine import ARTIFACT
-from schemas.measured_link import FAR, MeasuredLink
-from schemas.updates import LinkSpeed
-from stages.device.clocks import HostClock
-from stages.device.devices import device_named, wait_for
-from stages.device.disk import folder_of
-from stages.device.far import FAR_DISK, Behind
-from stages.device.memories import slow_memory
-from stages.device.ring import Passed
-from stages.device.slow import Area
-from stages.profile.overhead import measure_overhead
+from tightfit.schemas.link import HOST
+from tightfit.schemas.machine import ARTIFACT
+from tightfit.schemas.measured_link import FAR, MeasuredLink
+from tightfit.schemas.updates import LinkSpeed
+from tightfit.stages.device.clocks import HostClock
+from tightfit.stages.device.devices import device_named, wait_for
+from tightfit.stages.device.disk import folder_of
+from tightfit.stages.device.far import FAR_DISK, Behind
+from tightfit.stages.device.memories import slow_memory
+from tightfit.stages.device.ring import Passed
+from tightfit.stages.device.slow import Area
+from tightfit.stages.profile.overhead import measure_overhead
 
 PIECE = 4 << 20
 """Bytes of one transfer."""

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from schemas.costs import Allocations, Cost, op_key
-from schemas.errors import ModelError
-from schemas.graph import LOSS_TARGET, NONE, Graph
-from stages.device.devices import device_named
-from stages.device.factory import Built
-from stages.device.meter import Timing, session, time_calls
-from stages.device.plain import plain_state
-from stages.device.trees import read_tree
-from stages.profile.ambient import trained_state
-from stages.profile.code import code_of
-from stages.profile.measure import make_cost
-from stages.profile.operands import make_tensor, normal
+from tightfit.schemas.costs import Allocations, Cost, op_key
+from tightfit.schemas.errors import ModelError
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph
+from tightfit.stages.device.devices import device_named
+from tightfit.stages.device.factory import Built
+from tightfit.stages.device.meter import Timing, session, time_calls
+from tightfit.stages.device.plain import plain_state
+from tightfit.stages.device.trees import read_tree
+from tightfit.stages.profile.ambient import trained_state
+from tightfit.stages.profile.code import code_of
+from tightfit.stages.profile.measure import make_cost
+from tightfit.stages.profile.operands import make_tensor, normal
 
 Loss = Callable[[Any], Tensor]
 

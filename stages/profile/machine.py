@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.budget import parse_budget
-from schemas.derived import Derived
-from schemas.errors import ConfigError
-from schemas.machine import read_machine
+from tightfit.schemas.budget import parse_budget
+from tightfit.schemas.derived import Derived
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.machine import read_machine
 
 if TYPE_CHECKING:
-    from schemas.measured_link import MeasuredLink
+    from tightfit.schemas.measured_link import MeasuredLink
 
 _ALONE = 256 << 20
 """Bytes that are moved where nothing is kept."""
@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Runs the stage."""
-    from stages.device.devices import require_device
-    from stages.profile.kept_links import write_machine
+    from tightfit.stages.device.devices import require_device
+    from tightfit.stages.profile.kept_links import write_machine
 
     size = _size(options.size)
     if options.library is None and options.remeasure:
@@ -80,8 +80,8 @@ def _size(written: str | None) -> int | None:
 
 def _far_link(options: argparse.Namespace, size: int | None) -> MeasuredLink:
     """The link behind the slow memory, as `_link`."""
-    from stages.profile.kept_links import kept_far_link
-    from stages.profile.links import measured_far
+    from tightfit.stages.profile.kept_links import kept_far_link
+    from tightfit.stages.profile.links import measured_far
 
     more = (options.device, options.disk, options.far_disk)
     if options.library is not None:
@@ -95,8 +95,8 @@ def _far_link(options: argparse.Namespace, size: int | None) -> MeasuredLink:
 
 def _link(options: argparse.Namespace, size: int | None) -> MeasuredLink:
     """The link as it is kept, or as it is measured now."""
-    from stages.profile.kept_links import kept_link
-    from stages.profile.links import measured
+    from tightfit.stages.profile.kept_links import kept_link
+    from tightfit.stages.profile.links import measured
 
     if options.library is not None:
         again = options.remeasure or size is not None

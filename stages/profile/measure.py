@@ -11,21 +11,21 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from schemas.arguments import decode_arguments
-from schemas.costs import BUSY, RANDOM_STATE_TARGET, REPEATED, Allocations, Cost, op_key
-from schemas.errors import ModelError
-from schemas.graph import NONE, Graph, Op
-from schemas.groups import is_group
-from schemas.repeat import repeat_of
-from stages.device.groups import kernel_over
-from stages.device.meter import Timing, measure, time_calls
-from stages.device.operators import decode, in_place_calls, position_of, resolve, runner
-from stages.device.plain import plain_state
-from stages.device.repeat import batch_norm_repeat
-from stages.profile.forms import RANDOM_STATE_KEY
-from stages.profile.operands import contents_of, extent, refill
-from stages.profile.origins import REFUSALS, attempts
-from stages.profile.sweep import make_sweep
+from tightfit.schemas.arguments import decode_arguments
+from tightfit.schemas.costs import BUSY, RANDOM_STATE_TARGET, REPEATED, Allocations, Cost, op_key
+from tightfit.schemas.errors import ModelError
+from tightfit.schemas.graph import NONE, Graph, Op
+from tightfit.schemas.groups import is_group
+from tightfit.schemas.repeat import repeat_of
+from tightfit.stages.device.groups import kernel_over
+from tightfit.stages.device.meter import Timing, measure, time_calls
+from tightfit.stages.device.operators import decode, in_place_calls, position_of, resolve, runner
+from tightfit.stages.device.plain import plain_state
+from tightfit.stages.device.repeat import batch_norm_repeat
+from tightfit.stages.profile.forms import RANDOM_STATE_KEY
+from tightfit.stages.profile.operands import contents_of, extent, refill
+from tightfit.stages.profile.origins import REFUSALS, attempts
+from tightfit.stages.profile.sweep import make_sweep
 
 HOST_BYTES = 64 << 20
 """Ops of a GPU that take no more than this are tried on the CPU first."""

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from schemas.arguments import argument_values, decode_arguments
-from schemas.graph import Graph, Op, Value
-from stages.device.operators import decode
+from tightfit.schemas.arguments import argument_values, decode_arguments
+from tightfit.schemas.graph import Graph, Op, Value
+from tightfit.stages.device.operators import decode
 
 Fill = Callable[[Tensor], None]
 """Writes contents into a flat tensor."""

@@ -14,10 +14,18 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from schemas.arguments import decode_arguments
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value
-from stages.device.operators import decode, resolve
-from stages.profile.operands import Fill, extent, make_operands, make_tensor, normal, positive, unit
+from tightfit.schemas.arguments import decode_arguments
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value
+from tightfit.stages.device.operators import decode, resolve
+from tightfit.stages.profile.operands import (
+    Fill,
+    extent,
+    make_operands,
+    make_tensor,
+    normal,
+    positive,
+    unit,
+)
 
 Attempt = Callable[[], dict[int, Tensor]]
 """Makes the operands of an op, by value id."""

@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 import torch
 
-from stages.device.clocks import HostClock
-from stages.device.devices import wait_for
-from stages.device.memories import slow_memory
-from stages.device.slow import Slow
-from stages.device.transfers import Moving
-from stages.profile.updates import has_spare
+from tightfit.stages.device.clocks import HostClock
+from tightfit.stages.device.devices import wait_for
+from tightfit.stages.device.memories import slow_memory
+from tightfit.stages.device.slow import Slow
+from tightfit.stages.device.transfers import Moving
+from tightfit.stages.profile.updates import has_spare
 
 SHORT, LONG = 4096, 1 << 20
 """Bytes of a transfer."""

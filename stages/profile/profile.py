@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import torch
 
-from schemas.costs import Cost, Costs
-from schemas.errors import ConfigError, ModelError
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op
-from stages.device.devices import device_named, entered, kept_random_states
-from stages.device.foreign import is_foreign
-from stages.device.groups import register_groups
-from stages.profile.forms import RANDOM_STATE_KEY, distinct_forms
-from stages.profile.library import Library
-from stages.profile.loss import Loss, library_key, measure_loss
-from stages.profile.measure import footprint, measure_op, measure_random_state
+from tightfit.schemas.costs import Cost, Costs
+from tightfit.schemas.errors import ConfigError, ModelError
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from tightfit.stages.device.devices import device_named, entered, kept_random_states
+from tightfit.stages.device.foreign import is_foreign
+from tightfit.stages.device.groups import register_groups
+from tightfit.stages.profile.forms import RANDOM_STATE_KEY, distinct_forms
+from tightfit.stages.profile.library import Library
+from tightfit.stages.profile.loss import Loss, library_key, measure_loss
+from tightfit.stages.profile.measure import footprint, measure_op, measure_random_state
 
 ROUNDING = 512
 """Bytes to whose multiples PyTorch's allocator on CUDA rounds up."""

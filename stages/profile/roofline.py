@@ -5,15 +5,15 @@ from __future__ import annotations
 from math import prod
 from pathlib import Path
 
-from schemas.costs import RANDOM_STATE_TARGET, REPEATED, ROOFLINE, Cost, Costs, op_key
-from schemas.costs import Device as CostDevice
-from schemas.dtypes import DTYPES
-from schemas.errors import ArtifactError
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op
-from schemas.machine import Device, read_machine
-from schemas.repeat import makes_of, reads_of
-from stages.profile.forms import RANDOM_STATE_KEY, distinct_forms
-from stages.profile.work import dtype_of, operations, temporaries
+from tightfit.schemas.costs import RANDOM_STATE_TARGET, REPEATED, ROOFLINE, Cost, Costs, op_key
+from tightfit.schemas.costs import Device as CostDevice
+from tightfit.schemas.dtypes import DTYPES
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from tightfit.schemas.machine import Device, read_machine
+from tightfit.schemas.repeat import makes_of, reads_of
+from tightfit.stages.profile.forms import RANDOM_STATE_KEY, distinct_forms
+from tightfit.stages.profile.work import dtype_of, operations, temporaries
 
 _NO_TRAFFIC = ("empty", "new_empty")
 _GATHERS = ("embedding", "gather", "index", "index_select")

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from schemas.cores import usable_cores
-from schemas.graph import Graph
-from schemas.measured_updates import MeasuredUpdates
-from schemas.updates import UpdateCost
-from stages.device.lane import PART_BYTES, Bench
-from stages.device.memories import slow_memory
-from stages.device.meter import measure, session, time_calls
-from stages.device.optimiser import PIECE_BYTES
-from stages.device.slow import Access, Slow, Ticket, Work
-from stages.device.spans import Span
-from stages.device.updating import Updates, settings_of
+from tightfit.schemas.cores import usable_cores
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.measured_updates import MeasuredUpdates
+from tightfit.schemas.updates import UpdateCost
+from tightfit.stages.device.lane import PART_BYTES, Bench
+from tightfit.stages.device.memories import slow_memory
+from tightfit.stages.device.meter import measure, session, time_calls
+from tightfit.stages.device.optimiser import PIECE_BYTES
+from tightfit.stages.device.slow import Access, Slow, Ticket, Work
+from tightfit.stages.device.spans import Span
+from tightfit.stages.device.updating import Updates, settings_of
 
 _CACHES = 32 << 20
 """Bytes that caches of a CPU do not have beside what they are filled with."""

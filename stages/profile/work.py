@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value, decode_arguments
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value, decode_arguments
 
 _PRODUCTS = {
     "mm": 0,

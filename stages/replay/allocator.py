@@ -20,8 +20,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.errors import TightfitError
-from stages.replay.allocator_settings import MIB, UNIT, AllocatorSettings
+from tightfit.schemas.errors import TightfitError
+from tightfit.stages.replay.allocator_settings import MIB, UNIT, AllocatorSettings
 
 SMALL, SMALL_SEGMENT = MIB, 2 * MIB
 MIDDLE, ROUND_LARGE = 10 * MIB, 2 * MIB

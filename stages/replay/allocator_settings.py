@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from schemas.digits import is_number
-from schemas.errors import ConfigError
+from tightfit.schemas.digits import is_number
+from tightfit.schemas.errors import ConfigError
 
 MIB = 1 << 20
 UNIT = 512

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas.problem import Problem
-from stages.replay.line import FASTEST, executions, forms
+from tightfit.schemas.problem import Problem
+from tightfit.stages.replay.line import FASTEST, executions, forms
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from schemas.contributions import contributions
-from schemas.errors import ScheduleError
-from schemas.graph import LOSS_TARGET, Graph
-from schemas.pipeline import (
+from tightfit.schemas.contributions import contributions
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.graph import LOSS_TARGET, Graph
+from tightfit.schemas.pipeline import (
     BACKWARD,
     FORWARD,
     LOSS,

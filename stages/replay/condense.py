@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from schemas.contributions import further_contributions
-from schemas.costs import REPEATED, Costs
-from schemas.errors import ArtifactError
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op
-from schemas.held import held_storages
-from schemas.problem import Alternative, Node, Problem, Repeat, Reuse, Storage
-from schemas.repeat import repeat_of
+from tightfit.schemas.contributions import further_contributions
+from tightfit.schemas.costs import REPEATED, Costs
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from tightfit.schemas.held import held_storages
+from tightfit.schemas.problem import Alternative, Node, Problem, Repeat, Reuse, Storage
+from tightfit.schemas.repeat import repeat_of
 
 
 def condense(graph: Graph, costs: Costs, ordered: bool = True) -> Problem:

@@ -15,14 +15,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from schemas.actions import Compute, FreeRandom, Loss, RestoreRandom, SaveRandom, Write
-from schemas.costs import REPEATED, Allocations, Cost, Costs
-from schemas.graph import NONE, Graph, Op
-from schemas.repeat import repeat_of
-from schemas.schedule import Step
-from stages.replay.allocator import MIDDLE, ROUND_LARGE, CachingAllocator, Taken
-from stages.replay.allocator_settings import settings_of
-from stages.replay.walk import Effect, effects
+from tightfit.schemas.actions import Compute, FreeRandom, Loss, RestoreRandom, SaveRandom, Write
+from tightfit.schemas.costs import REPEATED, Allocations, Cost, Costs
+from tightfit.schemas.graph import NONE, Graph, Op
+from tightfit.schemas.repeat import repeat_of
+from tightfit.schemas.schedule import Step
+from tightfit.stages.replay.allocator import MIDDLE, ROUND_LARGE, CachingAllocator, Taken
+from tightfit.stages.replay.allocator_settings import settings_of
+from tightfit.stages.replay.walk import Effect, effects
 
 STEPS = 2
 """The steps that are played on the same inputs: the second finds free what the first has left."""

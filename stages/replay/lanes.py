@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas.errors import ScheduleError
-from schemas.lanes import LaneStep
-from schemas.sequence import Move, Store
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.lanes import LaneStep
+from tightfit.schemas.sequence import Move, Store
 
 _LANES: dict[Move | None, str] = {"offload": "to-", "prefetch": "from-"}
 

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from schemas.graph import NONE
-from schemas.problem import Node, Problem, Repeat, Reuse
+from tightfit.schemas.graph import NONE
+from tightfit.schemas.problem import Node, Problem, Repeat, Reuse
 
 FASTEST = 1 << 62
 """A ceiling under which a node overwrites an input only where that takes no longer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from schemas.link import HostLink
+from tightfit.schemas.link import HostLink
 
 
 @dataclass

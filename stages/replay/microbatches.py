@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schemas.plan import Transfers
-from stages.replay.referee import Replay
+from tightfit.schemas.plan import Transfers
+from tightfit.stages.replay.referee import Replay
 
 
 @dataclass(frozen=True)

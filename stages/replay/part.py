@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from schemas.problem import Node, Problem, Repeat, Reuse
+from tightfit.schemas.problem import Node, Problem, Repeat, Reuse
 
 
 class StepPart:

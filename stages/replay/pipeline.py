@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from schemas.errors import ScheduleError
-from schemas.pattern import Pattern, PatternKind, PatternOperation
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.pattern import Pattern, PatternKind, PatternOperation
 
 ROUNDING = 1e-9
 """In shares of a period, what a sum of times may be off by."""

@@ -12,15 +12,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from schemas.actions import Gradient as HandedOver
-from schemas.actions import Loss
-from schemas.contributions import contributions
-from schemas.errors import ScheduleError
-from schemas.graph import NONE, Graph
-from schemas.held import gradient_storages, held_storages
-from schemas.pipeline import BACKWARD, FORWARD, LOSS, SUM, Pipeline, RankAction, SharedGradient
-from schemas.schedule import Step
-from stages.replay.walk import effects, last_named
+from tightfit.schemas.actions import Gradient as HandedOver
+from tightfit.schemas.actions import Loss
+from tightfit.schemas.contributions import contributions
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.graph import NONE, Graph
+from tightfit.schemas.held import gradient_storages, held_storages
+from tightfit.schemas.pipeline import (
+    BACKWARD,
+    FORWARD,
+    LOSS,
+    SUM,
+    Pipeline,
+    RankAction,
+    SharedGradient,
+)
+from tightfit.schemas.schedule import Step
+from tightfit.stages.replay.walk import effects, last_named
 
 BatchStorage = tuple[int, int]
 """A storage on a microbatch."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from schemas.actions import Accumulate, Compute, FreeCopy, Offload, OptimiseAway, Prefetch
-from schemas.costs import Costs
-from schemas.graph import NONE, Graph
-from schemas.link import HostLink
-from schemas.plan import Transfers
-from schemas.schedule import Step
-from schemas.updates import Updates
-from stages.replay.rules.registry import RULE_OF, RULES
-from stages.replay.rules.updates import begin_updates
-from stages.replay.state import State
-from stages.replay.uncollected import uncollected
-from stages.replay.walk import Effect, effects, summed_storages
+from tightfit.schemas.actions import Accumulate, Compute, FreeCopy, Offload, OptimiseAway, Prefetch
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.graph import NONE, Graph
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.plan import Transfers
+from tightfit.schemas.schedule import Step
+from tightfit.schemas.updates import Updates
+from tightfit.stages.replay.rules.registry import RULE_OF, RULES
+from tightfit.stages.replay.rules.updates import begin_updates
+from tightfit.stages.replay.state import State
+from tightfit.stages.replay.uncollected import uncollected
+from tightfit.stages.replay.walk import Effect, effects, summed_storages
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from schemas.updates import UpdateCost, Updates
-from stages.replay.link_lanes import LinkLanes
+from tightfit.schemas.updates import UpdateCost, Updates
+from tightfit.stages.replay.link_lanes import LinkLanes
 
 TransferTimes = Callable[[int, bool, float], tuple[float, float]]
 """From bytes, whether they leave, and a moment before which they do not: begin and end."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from schemas.contributions import contributions, contributors, further_contributions
-from schemas.costs import Costs
-from schemas.errors import ScheduleError
-from schemas.graph import FIXED_KINDS, NONE, Graph
-from schemas.held import held_storages
-from schemas.link import HostLink
-from schemas.updates import Updates
-from stages.replay.link_lanes import LinkLanes
-from stages.replay.staging import AwayLane, StagingClocks
+from tightfit.schemas.contributions import contributions, contributors, further_contributions
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.graph import FIXED_KINDS, NONE, Graph
+from tightfit.schemas.held import held_storages
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.updates import Updates
+from tightfit.stages.replay.link_lanes import LinkLanes
+from tightfit.stages.replay.staging import AwayLane, StagingClocks
 
 
 @dataclass

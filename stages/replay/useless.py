@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from schemas.problem import Problem
-from stages.replay.line import forms
+from tightfit.schemas.problem import Problem
+from tightfit.stages.replay.line import forms
 
 
 def without_useless(

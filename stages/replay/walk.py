@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from schemas.actions import (
+from tightfit.schemas.actions import (
     Accumulate,
     Compute,
     Free,
@@ -23,12 +23,12 @@ from schemas.actions import (
     Wait,
     Write,
 )
-from schemas.contributions import contributions, further_contributions
-from schemas.errors import ScheduleError
-from schemas.graph import NONE, Graph, Op
-from schemas.held import held_storages
-from schemas.repeat import makes_of, reads_of
-from schemas.schedule import Step
+from tightfit.schemas.contributions import contributions, further_contributions
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.graph import NONE, Graph, Op
+from tightfit.schemas.held import held_storages
+from tightfit.schemas.repeat import makes_of, reads_of
+from tightfit.schemas.schedule import Step
 
 
 class Effect(NamedTuple):

@@ -1,4 +1,4 @@
-"""`python -m stages report`: the page of a model, the index of a run, or a trace for Perfetto."""
+"""`python -m tightfit report`: the page of a model, the index of a run, or a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from schemas.derived import Derived
-from schemas.errors import ArtifactError, ConfigError
+from tightfit.schemas.derived import Derived
+from tightfit.schemas.errors import ArtifactError, ConfigError
 
 PATTERN = "pattern.arrow"
 DONE = "report.done"
@@ -76,17 +76,17 @@ def run(options: argparse.Namespace) -> None:
 
 def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
-    from stages.report.load import PAGE, files_of_model, files_of_run
+    from tightfit.stages.report.load import PAGE, files_of_model, files_of_run
 
     if options.pipeline is not None:
-        from schemas.pipeline import FILE
+        from tightfit.schemas.pipeline import FILE
 
         known = (options.measurement, options.trace)
         read = [options.pipeline / FILE, options.plan / "plan.json", options.plan / PATTERN]
         read += [path for path in known[:1] if path]
         return [Derived([options.out, *(path for path in known[1:] if path)], read)]
     if options.perfetto is not None:
-        from schemas.schedule import graph_of
+        from tightfit.schemas.schedule import graph_of
 
         graph = graph_of(options.perfetto, options.graph)
         more = [path for path in (options.costs, options.line) if path is not None]
@@ -104,13 +104,13 @@ def derived(options: argparse.Namespace) -> list[Derived]:
 def _pipeline(options: argparse.Namespace) -> None:
     import json
 
-    from schemas.pattern import read_pattern
-    from schemas.pipeline import FILE, read_pipeline
-    from schemas.pipeline_measurement import read_pipeline_measurement
-    from schemas.pipeline_plan import read_pipeline_plan
-    from schemas.store import write_bytes
-    from stages.report.pipeline import pipeline_events, pipeline_page
-    from stages.report.render import render_pipeline
+    from tightfit.schemas.pattern import read_pattern
+    from tightfit.schemas.pipeline import FILE, read_pipeline
+    from tightfit.schemas.pipeline_measurement import read_pipeline_measurement
+    from tightfit.schemas.pipeline_plan import read_pipeline_plan
+    from tightfit.schemas.store import write_bytes
+    from tightfit.stages.report.pipeline import pipeline_events, pipeline_page
+    from tightfit.stages.report.render import render_pipeline
 
     if options.plan is None:
         raise ConfigError("report needs --plan, the folder of the plan, with --pipeline")
@@ -131,10 +131,10 @@ def _pipeline(options: argparse.Namespace) -> None:
 
 
 def _model(folder: Path, path: Path, curves: bool, planned: Sequence[str] = ()) -> None:
-    from schemas.store import write_bytes
-    from stages.report.load import load_model
-    from stages.report.page import model_page
-    from stages.report.render import render_model
+    from tightfit.schemas.store import write_bytes
+    from tightfit.stages.report.load import load_model
+    from tightfit.stages.report.page import model_page
+    from tightfit.stages.report.render import render_model
 
     results = load_model(folder, planned=planned, curves=curves)
     write_bytes(path, render_model(model_page(results)).encode())
@@ -143,10 +143,10 @@ def _model(folder: Path, path: Path, curves: bool, planned: Sequence[str] = ()) 
 def _index(
     folder: Path, path: Path, curves: bool, planned: Mapping[str, Sequence[str]] | None = None
 ) -> None:
-    from schemas.store import write_bytes
-    from stages.report.index import run_index
-    from stages.report.load import load_run
-    from stages.report.render import render_index
+    from tightfit.schemas.store import write_bytes
+    from tightfit.stages.report.index import run_index
+    from tightfit.stages.report.load import load_run
+    from tightfit.stages.report.render import render_index
 
     write_bytes(path, render_index(run_index(load_run(folder, planned, curves))).encode())
 
@@ -154,8 +154,8 @@ def _index(
 def _failed(options: argparse.Namespace) -> None:
     """The pages of the models that are not done and the index, without the marks that they are
     done; raises ArtifactError behind these, where a model whose files are damaged has none."""
-    from schemas.lineage import remove
-    from stages.report.load import PAGE
+    from tightfit.schemas.lineage import remove
+    from tightfit.stages.report.load import PAGE
 
     planned, damaged = _planned(options), []
     for folder in _failed_models(options):
@@ -174,7 +174,7 @@ def _failed(options: argparse.Namespace) -> None:
 
 def _failed_models(options: argparse.Namespace) -> list[Path]:
     """The folders of models of which something failed, or whose page a run has not come to."""
-    from stages.report.load import load_run
+    from tightfit.stages.report.load import load_run
 
     folders = []
     for model in load_run(options.failed, _planned(options)):
@@ -199,13 +199,13 @@ def _planned(options: argparse.Namespace) -> dict[str, list[str]]:
 def _trace(options: argparse.Namespace) -> None:
     import json
 
-    from schemas.costs import read_costs
-    from schemas.graph import read_graph
-    from schemas.measurement import read_line
-    from schemas.schedule import graph_of, read_schedule, schedule_link, schedule_updates
-    from schemas.store import write_bytes
-    from stages.replay.referee import replay
-    from stages.report.perfetto import trace_events
+    from tightfit.schemas.costs import read_costs
+    from tightfit.schemas.graph import read_graph
+    from tightfit.schemas.measurement import read_line
+    from tightfit.schemas.schedule import graph_of, read_schedule, schedule_link, schedule_updates
+    from tightfit.schemas.store import write_bytes
+    from tightfit.stages.replay.referee import replay
+    from tightfit.stages.report.perfetto import trace_events
 
     if options.graph is None:
         raise ConfigError("report needs --graph with --perfetto")

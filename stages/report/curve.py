@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from schemas.budget import NO_BUDGET
-from schemas.frontier import Frontier
-from schemas.plan import Plan
-from schemas.strategies import baselines
-from stages.report.load import ModelResults, PlanResult
-from stages.report.scales import Scale, Tick, levels, spanning, stairs
-from stages.report.verdicts import unvalidated
-from stages.report.words import ratio, size, tick
+from tightfit.schemas.budget import NO_BUDGET
+from tightfit.schemas.frontier import Frontier
+from tightfit.schemas.plan import Plan
+from tightfit.schemas.strategies import baselines
+from tightfit.stages.report.load import ModelResults, PlanResult
+from tightfit.stages.report.scales import Scale, Tick, levels, spanning, stairs
+from tightfit.stages.report.verdicts import unvalidated
+from tightfit.stages.report.words import ratio, size, tick
 
 _INKS = {"rockmate": 1, "rotor": 2, "checkpoint": 3, "unplanned": 0}
 _SPARE_INKS = (4, 5, 6, 7)

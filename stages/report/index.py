@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from schemas.budget import NO_BUDGET
-from stages.report.curve import frontiers_of, inks, relative_points, strategy_order
-from stages.report.load import PAGE, UNTOLD, ModelResults, PlanResult
-from stages.report.page import panel_id
-from stages.report.scales import Scale, spanning, stairs
-from stages.report.verdicts import Severity, outcome, proof, unvalidated
+from tightfit.schemas.budget import NO_BUDGET
+from tightfit.stages.report.curve import frontiers_of, inks, relative_points, strategy_order
+from tightfit.stages.report.load import PAGE, UNTOLD, ModelResults, PlanResult
+from tightfit.stages.report.page import panel_id
+from tightfit.stages.report.scales import Scale, spanning, stairs
+from tightfit.stages.report.verdicts import Severity, outcome, proof, unvalidated
 
 _MARGIN = 0.08
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas.blocks import Blocks
-from schemas.graph import NONE, Graph
-from schemas.options import Option
-from schemas.repeat import makes_of
-from schemas.sequence import NO_OPTION, Operation
-from stages.report.timeline import Timeline
-from stages.report.words import pattern
+from tightfit.schemas.blocks import Blocks
+from tightfit.schemas.graph import NONE, Graph
+from tightfit.schemas.options import Option
+from tightfit.schemas.repeat import makes_of
+from tightfit.schemas.sequence import NO_OPTION, Operation
+from tightfit.stages.report.timeline import Timeline
+from tightfit.stages.report.words import pattern
 
 
 @dataclass(frozen=True)

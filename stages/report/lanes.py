@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from schemas.actions import Compute, Loss, Offload, Prefetch, Transfer, Updating, Wait
-from schemas.measurement import LinePoint
-from schemas.schedule import Step
-from stages.report.aligning import aligned
-from stages.report.scales import Scale, Tick
-from stages.report.words import duration, size, tick
+from tightfit.schemas.actions import Compute, Loss, Offload, Prefetch, Transfer, Updating, Wait
+from tightfit.schemas.measurement import LinePoint
+from tightfit.schemas.schedule import Step
+from tightfit.stages.report.aligning import aligned
+from tightfit.stages.report.scales import Scale, Tick
+from tightfit.stages.report.words import duration, size, tick
 
 CELLS = 960
 """Widths that the step is cut into; a lane that is busy in one of them has a mark there."""

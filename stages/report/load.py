@@ -10,20 +10,20 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from schemas.blocks import Blocks, read_blocks
-from schemas.config import BESIDE
-from schemas.costs import Costs, Device, read_costs, read_device
-from schemas.errors import ArtifactError
-from schemas.frontier import Frontier, read_frontier
-from schemas.graph import Graph, is_fused, read_graph
-from schemas.link import HostLink
-from schemas.measurement import LinePoint, Measurement, read_line, read_measurement
-from schemas.options import Option, read_options
-from schemas.plan import Plan, read_plan
-from schemas.schedule import Step, read_schedule, schedule_link, schedule_updates
-from schemas.sequence import Operation, read_sequence
-from schemas.strategies import STRATEGIES, UNPLANNED, baselines
-from schemas.updates import Updates
+from tightfit.schemas.blocks import Blocks, read_blocks
+from tightfit.schemas.config import BESIDE
+from tightfit.schemas.costs import Costs, Device, read_costs, read_device
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.frontier import Frontier, read_frontier
+from tightfit.schemas.graph import Graph, is_fused, read_graph
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.measurement import LinePoint, Measurement, read_line, read_measurement
+from tightfit.schemas.options import Option, read_options
+from tightfit.schemas.plan import Plan, read_plan
+from tightfit.schemas.schedule import Step, read_schedule, schedule_link, schedule_updates
+from tightfit.schemas.sequence import Operation, read_sequence
+from tightfit.schemas.strategies import STRATEGIES, UNPLANNED, baselines
+from tightfit.schemas.updates import Updates
 
 T = TypeVar("T")
 

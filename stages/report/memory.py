@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.graph import NONE, Graph
-from schemas.measurement import LinePoint
-from stages.report.aligning import aligned
-from stages.report.scales import Scale, Tick
-from stages.report.timeline import OWNERS, Occupant, Segment, Timeline
-from stages.report.words import count, duration, listing, named, pattern, size, tick
+from tightfit.schemas.graph import NONE, Graph
+from tightfit.schemas.measurement import LinePoint
+from tightfit.stages.report.aligning import aligned
+from tightfit.stages.report.scales import Scale, Tick
+from tightfit.stages.report.timeline import OWNERS, Occupant, Segment, Timeline
+from tightfit.stages.report.words import count, duration, listing, named, pattern, size, tick
 
 COLUMNS = 480
 """Widths that the step is cut into; each shows the highest moment within it."""

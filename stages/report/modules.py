@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from schemas.costs import Costs
-from schemas.graph import NONE, Graph
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.graph import NONE, Graph
 
 
 @dataclass

@@ -6,18 +6,26 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas.measurement import Measurement
-from schemas.plan import GpuMemory, Plan
-from stages.replay.referee import replay
-from stages.report.curve import Curve, inks, plan_name, strategy_order, trade_off
-from stages.report.keeping import BlockRow, Column, Repeated, block_rows, repeated_ops
-from stages.report.lanes import LanesPlot, lanes_plot
-from stages.report.load import ModelResults, PlanResult
-from stages.report.memory import MemoryPlot, memory_plot
-from stages.report.modules import ModuleShare, module_tree
-from stages.report.timeline import Timeline, timeline
-from stages.report.verdicts import Card, Outcome, bound_words, cards, outcome, proof, unvalidated
-from stages.report.words import count, duration, exact, ratio, size
+from tightfit.schemas.measurement import Measurement
+from tightfit.schemas.plan import GpuMemory, Plan
+from tightfit.stages.replay.referee import replay
+from tightfit.stages.report.curve import Curve, inks, plan_name, strategy_order, trade_off
+from tightfit.stages.report.keeping import BlockRow, Column, Repeated, block_rows, repeated_ops
+from tightfit.stages.report.lanes import LanesPlot, lanes_plot
+from tightfit.stages.report.load import ModelResults, PlanResult
+from tightfit.stages.report.memory import MemoryPlot, memory_plot
+from tightfit.stages.report.modules import ModuleShare, module_tree
+from tightfit.stages.report.timeline import Timeline, timeline
+from tightfit.stages.report.verdicts import (
+    Card,
+    Outcome,
+    bound_words,
+    cards,
+    outcome,
+    proof,
+    unvalidated,
+)
+from tightfit.stages.report.words import count, duration, exact, ratio, size
 
 Fact = tuple[str, str]
 """A label and what it says."""

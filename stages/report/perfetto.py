@@ -9,13 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from schemas.actions import NAMES, Accumulate, Loss, OptimiseAway, Transfer, Updating, Wait, row_of
-from schemas.graph import NONE, Graph
-from schemas.measurement import LinePoint
-from schemas.schedule import Step
-from stages.replay.walk import effects
-from stages.report.lanes import measured_lanes
-from stages.report.words import named
+from tightfit.schemas.actions import (
+    NAMES,
+    Accumulate,
+    Loss,
+    OptimiseAway,
+    Transfer,
+    Updating,
+    Wait,
+    row_of,
+)
+from tightfit.schemas.graph import NONE, Graph
+from tightfit.schemas.measurement import LinePoint
+from tightfit.schemas.schedule import Step
+from tightfit.stages.replay.walk import effects
+from tightfit.stages.report.lanes import measured_lanes
+from tightfit.stages.report.words import named
 
 TraceEvent = dict[str, Any]
 

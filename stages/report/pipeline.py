@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.pattern import Pattern
-from schemas.pipeline import BACKWARD, FORWARD, LOSS, Pipeline
-from schemas.pipeline_measurement import FAILED, MeasuredRank, PipelineMeasurement
-from schemas.pipeline_plan import PipelinePlan
-from stages.replay.pipeline import unrolled
-from stages.report.words import duration
+from tightfit.schemas.pattern import Pattern
+from tightfit.schemas.pipeline import BACKWARD, FORWARD, LOSS, Pipeline
+from tightfit.schemas.pipeline_measurement import FAILED, MeasuredRank, PipelineMeasurement
+from tightfit.schemas.pipeline_plan import PipelinePlan
+from tightfit.stages.replay.pipeline import unrolled
+from tightfit.stages.report.words import duration
 
 WIDTH = 1000.0
 TURN = 47

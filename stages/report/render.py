@@ -15,10 +15,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from stages.report import words
-from stages.report.index import Index
-from stages.report.page import Page
-from stages.report.pipeline import PipelinePage
+from tightfit.stages.report import words
+from tightfit.stages.report.index import Index
+from tightfit.stages.report.page import Page
+from tightfit.stages.report.pipeline import PipelinePage
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "reports"
 """Templates, styles and script of the pages."""

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.budget import NO_BUDGET
-from schemas.config import Config, read_config
-from schemas.errors import ConfigError
-from schemas.plan import Plan
-from schemas.running import is_held
-from stages.report.load import (
+from tightfit.schemas.budget import NO_BUDGET
+from tightfit.schemas.config import Config, read_config
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.plan import Plan
+from tightfit.schemas.running import is_held
+from tightfit.stages.report.load import (
     PAGE,
     ModelResults,
     PlanResult,
@@ -22,7 +22,7 @@ from stages.report.load import (
     log_of_model,
     sentence_in,
 )
-from stages.report.tables import (
+from tightfit.stages.report.tables import (
     GPU_HEADS,
     GPU_TITLE,
     SLOW_HEADS,
@@ -31,8 +31,8 @@ from stages.report.tables import (
     SlowRow,
     table_of,
 )
-from stages.report.verdicts import outcome, unvalidated
-from stages.report.words import percent, ratio, size
+from tightfit.stages.report.verdicts import outcome, unvalidated
+from tightfit.stages.report.words import percent, ratio, size
 
 WIDTH = 140
 """Columns of the table where the output is no terminal."""

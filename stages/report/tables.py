@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from schemas.measurement import Measurement
-from schemas.plan import GpuMemory, Plan
-from stages.report.words import duration, size
+from tightfit.schemas.measurement import Measurement
+from tightfit.schemas.plan import GpuMemory, Plan
+from tightfit.stages.report.words import duration, size
 
 if TYPE_CHECKING:
     from rich.table import Table

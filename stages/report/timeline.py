@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from schemas.actions import Loss, Optimise, Wait
-from schemas.graph import NONE, Graph, Value
-from schemas.held import loss_values
-from schemas.schedule import Step
-from schemas.updates import Updates
-from stages.replay.referee import gradients_there
-from stages.replay.walk import Effect, effects, there_after
+from tightfit.schemas.actions import Loss, Optimise, Wait
+from tightfit.schemas.graph import NONE, Graph, Value
+from tightfit.schemas.held import loss_values
+from tightfit.schemas.schedule import Step
+from tightfit.schemas.updates import Updates
+from tightfit.stages.replay.referee import gradients_there
+from tightfit.stages.replay.walk import Effect, effects, there_after
 
 OWNERS = ("held", "gradients", "brought", "kept", "working")
 """Who memory belongs to: outputs and their gradients, finished parameter and input gradients,

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from schemas.budget import NO_BUDGET
-from schemas.measurement import FAILED, Measurement
-from schemas.plan import Plan
-from schemas.strategies import baselines
-from stages.report.load import PlanResult
-from stages.report.timeline import OWNERS, Timeline
-from stages.report.words import duration, percent, ratio, size
+from tightfit.schemas.budget import NO_BUDGET
+from tightfit.schemas.measurement import FAILED, Measurement
+from tightfit.schemas.plan import Plan
+from tightfit.schemas.strategies import baselines
+from tightfit.stages.report.load import PlanResult
+from tightfit.stages.report.timeline import OWNERS, Timeline
+from tightfit.stages.report.words import duration, percent, ratio, size
 
 Severity = Literal["good", "warning", "bad"]
 

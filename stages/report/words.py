@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from schemas.graph import Op
-from schemas.groups import body_of, is_group
-from schemas.words import duration as duration
+from tightfit.schemas.graph import Op
+from tightfit.schemas.groups import body_of, is_group
+from tightfit.schemas.words import duration as duration
 
 _SIZES = ((1e9, "GB", 2), (1e6, "MB", 1), (1e3, "kB", 1))
 

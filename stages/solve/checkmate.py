@@ -23,11 +23,11 @@ from typing import TypeAlias
 
 import pulp
 
-from schemas.problem import Node, Problem, Repeat
-from stages.replay.block import BlockRun
-from stages.replay.line import limits
-from stages.replay.unrolling import ProgramStage, every_stage, stages_after_loss
-from stages.solve.hand import needed_only
+from tightfit.schemas.problem import Node, Problem, Repeat
+from tightfit.stages.replay.block import BlockRun
+from tightfit.stages.replay.line import limits
+from tightfit.stages.replay.unrolling import ProgramStage, every_stage, stages_after_loss
+from tightfit.stages.solve.hand import needed_only
 
 Term: TypeAlias = int | pulp.LpVariable
 """A 0/1 quantity: a constant where the class of runs decides it, a variable otherwise."""

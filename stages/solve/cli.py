@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.derived import Derived
-from schemas.digits import count
-from schemas.engines import SOLVERS
-from schemas.machine import machine_path
+from tightfit.schemas.derived import Derived
+from tightfit.schemas.digits import count
+from tightfit.schemas.engines import SOLVERS
+from tightfit.schemas.machine import machine_path
 
 if TYPE_CHECKING:
-    from schemas.link import HostLink
+    from tightfit.schemas.link import HostLink
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Solves the distinct blocks that the store lacks and writes the options of all."""
-    from schemas.blocks import read_blocks
-    from schemas.options import Option, write_options
-    from stages.solve.search import Grid
-    from stages.solve.shelf import clock_limited, solve_all
+    from tightfit.schemas.blocks import read_blocks
+    from tightfit.schemas.options import Option, write_options
+    from tightfit.stages.solve.search import Grid
+    from tightfit.stages.solve.shelf import clock_limited, solve_all
 
     blocks, link = read_blocks(options.blocks), _link(options)
     labels, problems = blocks.labels, blocks.problems
@@ -73,8 +73,8 @@ def run(options: argparse.Namespace) -> None:
 
 def _link(options: argparse.Namespace) -> HostLink | None:
     """The link that options are made for."""
-    from schemas.link import host_link
-    from schemas.machine import read_machine
+    from tightfit.schemas.link import host_link
+    from tightfit.schemas.machine import read_machine
 
     if options.machine is None:
         return None
@@ -90,9 +90,9 @@ def derived(options: argparse.Namespace) -> list[Derived]:
 
 
 def _shelved(options: argparse.Namespace) -> list[Path]:
-    from schemas.blocks import read_blocks
-    from stages.solve.search import Grid
-    from stages.solve.shelf import shelf_path
+    from tightfit.schemas.blocks import read_blocks
+    from tightfit.stages.solve.search import Grid
+    from tightfit.stages.solve.shelf import shelf_path
 
     grid = Grid(peaks=options.peaks, saves=options.saves)
     digests, link = sorted(read_blocks(options.blocks).problems), _link(options)

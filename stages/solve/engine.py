@@ -13,9 +13,9 @@ from typing import Literal
 
 import pulp
 
-from schemas.cbc import run_cbc
-from schemas.engines import Engine
-from schemas.highs import Checks, ended_by_clock, has_solution, is_infeasible, proven
+from tightfit.schemas.cbc import run_cbc
+from tightfit.schemas.engines import Engine
+from tightfit.schemas.highs import Checks, ended_by_clock, has_solution, is_infeasible, proven
 
 Outcome = Literal["solved", "infeasible", "unknown"]
 TOLERANCE = 1e-6

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
-from schemas.problem import Node, Problem, Repeat
-from stages.replay.block import BlockRun
-from stages.replay.line import forms
-from stages.replay.useless import without_useless
+from tightfit.schemas.problem import Node, Problem, Repeat
+from tightfit.stages.replay.block import BlockRun
+from tightfit.stages.replay.line import forms
+from tightfit.stages.replay.useless import without_useless
 
 STEPS = 32
 """At most so many numbers of dropped storages are tried."""

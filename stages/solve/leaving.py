@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from schemas.link import HostLink
-from schemas.problem import Problem
-from stages.replay.block import BlockRun
-from stages.replay.line import ended, forms
-from stages.solve.hand import drop, droppable
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.problem import Problem
+from tightfit.stages.replay.block import BlockRun
+from tightfit.stages.replay.line import ended, forms
+from tightfit.stages.solve.hand import drop, droppable
 
 PART = 64
 """Storages of less than this part of the largest one that is kept stay."""

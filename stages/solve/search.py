@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from schemas.engines import Engine, Solver
-from schemas.link import HostLink
-from schemas.options import Option
-from schemas.problem import Problem
-from stages.replay.block import BlockFigures, BlockRun, simulate
-from stages.solve.checkmate import Checkmate, choose_stages
-from stages.solve.engine import TOLERANCE, Limits, solve
-from stages.solve.hand import droppable, forward_nodes, keep_all, output_only, recompute_cheap
-from stages.solve.leaving import leaving, recompute_quick
+from tightfit.schemas.engines import Engine, Solver
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.options import Option
+from tightfit.schemas.problem import Problem
+from tightfit.stages.replay.block import BlockFigures, BlockRun, simulate
+from tightfit.stages.solve.checkmate import Checkmate, choose_stages
+from tightfit.stages.solve.engine import TOLERANCE, Limits, solve
+from tightfit.stages.solve.hand import (
+    droppable,
+    forward_nodes,
+    keep_all,
+    output_only,
+    recompute_cheap,
+)
+from tightfit.stages.solve.leaving import leaving, recompute_quick
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from schemas.blocks import problem_row
-from schemas.engines import Solver
-from schemas.errors import ArtifactError, TightfitError
-from schemas.fingerprint import stage_code
-from schemas.link import HostLink
-from schemas.options import Option, clock_of, read_options, write_options
-from schemas.problem import Problem
-from stages.solve.search import Grid, search_block
+from tightfit.schemas.blocks import problem_row
+from tightfit.schemas.engines import Solver
+from tightfit.schemas.errors import ArtifactError, TightfitError
+from tightfit.schemas.fingerprint import stage_code
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.options import Option, clock_of, read_options, write_options
+from tightfit.schemas.problem import Problem
+from tightfit.stages.solve.search import Grid, search_block
 
 REVISION = 4
 """Goes up whenever the same block, grid and engine would get other options than before."""
@@ -164,7 +164,7 @@ class _Workers:
     def run(self, task: str, environment: Mapping[str, str]) -> tuple[int, str]:
         """The exit code of a worker and what it wrote to standard error."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "stages.solve.worker"],
+            [sys.executable, "-m", "tightfit.stages.solve.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

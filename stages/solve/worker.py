@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from schemas.blocks import problem_from_row
-from schemas.errors import TightfitError
-from schemas.link import HostLink
-from stages.solve.search import Grid
-from stages.solve.shelf import solve_to_shelf
+from tightfit.schemas.blocks import problem_from_row
+from tightfit.schemas.errors import TightfitError
+from tightfit.schemas.link import HostLink
+from tightfit.stages.solve.search import Grid
+from tightfit.stages.solve.shelf import solve_to_shelf
 
 
 def main() -> None:

@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import nn
 
-from schemas.errors import ModelError
-from stages.device.readings import bound_to, slots_of
-from stages.trace.spaces import users_class
+from tightfit.schemas.errors import ModelError
+from tightfit.stages.device.readings import bound_to, slots_of
+from tightfit.stages.trace.spaces import users_class
 
 _TAKEN = (queue.Queue, queue.SimpleQueue, random.SystemRandom)
 _OF_NUMPY = ("BitGenerator", "SeedSequence")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stages.device.operators import is_random
-from stages.trace.program import Call, Program, Variable
+from tightfit.stages.device.operators import is_random
+from tightfit.stages.trace.program import Call, Program, Variable
 
 
 def arrange(program: Program) -> None:

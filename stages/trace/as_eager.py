@@ -21,7 +21,7 @@ from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import collect_metadata_analysis
 from torch.fx.experimental import proxy_tensor
 
-from stages.trace.source import short_path
+from tightfit.stages.trace.source import short_path
 
 _KEPT = ("dropout", "native_batch_norm", "cudnn_batch_norm")
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")

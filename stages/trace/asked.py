@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch.nn.parameter import Buffer, Parameter
 
-from stages.device.readings import fields_of, installed_class, installed_code
-from stages.trace.cached import Making
-from stages.trace.functions import own_code
-from stages.trace.source import is_foreign, short_path
+from tightfit.stages.device.readings import fields_of, installed_class, installed_code
+from tightfit.stages.trace.cached import Making
+from tightfit.stages.trace.functions import own_code
+from tightfit.stages.trace.source import is_foreign, short_path
 
 _OF_FACT = {
     **dict.fromkeys(("is_leaf", "grad_fn", "_grad_fn", "output_nr", "retains_grad"), "leaf"),

@@ -7,7 +7,7 @@ import types
 
 from torch import nn
 
-_READER = "stages.trace.reader"
+_READER = "tightfit.stages.trace.reader"
 
 
 def asked_by_torch() -> bool:

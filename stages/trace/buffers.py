@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from schemas.errors import ModelError
-from stages.trace.layout import fake_mode_of, run_fake, storage_of
-from stages.trace.program import Call, Program, Variable
+from tightfit.schemas.errors import ModelError
+from tightfit.stages.trace.layout import fake_mode_of, run_fake, storage_of
+from tightfit.stages.trace.program import Call, Program, Variable
 
 aten = torch.ops.aten
 

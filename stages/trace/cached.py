@@ -17,10 +17,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from schemas.errors import ModelError
-from stages.device.devices import kept_random_states
-from stages.device.kept import WRAPPER, kept_by, tensors_in
-from stages.device.readings import digest_of
+from tightfit.schemas.errors import ModelError
+from tightfit.stages.device.devices import kept_random_states
+from tightfit.stages.device.kept import WRAPPER, kept_by, tensors_in
+from tightfit.stages.device.readings import digest_of
 
 _DRAWING = (
     *("rand", "normal", "bernoulli", "multinomial", "poisson", "exponential", "dropout"),

@@ -18,11 +18,11 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from schemas.errors import ModelError
-from stages.device.caches import register_caches
-from stages.device.factory import Built, all_tensors
-from stages.device.trees import called
-from stages.trace.as_eager import (
+from tightfit.schemas.errors import ModelError
+from tightfit.stages.device.caches import register_caches
+from tightfit.stages.device.factory import Built, all_tensors
+from tightfit.stages.device.trees import called
+from tightfit.stages.trace.as_eager import (
     RECURRENT,
     compiling,
     packed_sequences,
@@ -30,12 +30,12 @@ from stages.trace.as_eager import (
     replaced,
     whole_operators,
 )
-from stages.trace.changes import single_numbers_kept
-from stages.trace.following import first_difference
-from stages.trace.forward import FakeConstantError, Forward, Leaf
-from stages.trace.ones import looking_through, shorter_way
-from stages.trace.pythonic import PythonInBackward, is_sum, made_of_none
-from stages.trace.refusals import (
+from tightfit.stages.trace.changes import single_numbers_kept
+from tightfit.stages.trace.following import first_difference
+from tightfit.stages.trace.forward import FakeConstantError, Forward, Leaf
+from tightfit.stages.trace.ones import looking_through, shorter_way
+from tightfit.stages.trace.pythonic import PythonInBackward, is_sum, made_of_none
+from tightfit.stages.trace.refusals import (
     UNDERIVED,
     check_asked,
     check_derivatives,
@@ -47,9 +47,9 @@ from stages.trace.refusals import (
     reason,
     tensor_constant,
 )
-from stages.trace.source import location_of
-from stages.trace.unread import unread_leaves
-from stages.trace.watching import Watcher, watching
+from tightfit.stages.trace.source import location_of
+from tightfit.stages.trace.unread import unread_leaves
+from tightfit.stages.trace.watching import Watcher, watching
 
 aten = torch.ops.aten
 

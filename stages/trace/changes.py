@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from stages.trace.holders import Kept, contents, put_back
+from tightfit.stages.trace.holders import Kept, contents, put_back
 
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 

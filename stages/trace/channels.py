@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import torch
 
-from schemas.groups import POINTWISE, VIEWS
-from stages.trace.gradients import copy_calls
-from stages.trace.layout import Layout, fake_mode_of, run_fake, storage_of
-from stages.trace.program import Call, Program
+from tightfit.schemas.groups import POINTWISE, VIEWS
+from tightfit.stages.trace.gradients import copy_calls
+from tightfit.stages.trace.layout import Layout, fake_mode_of, run_fake, storage_of
+from tightfit.stages.trace.program import Call, Program
 
 aten = torch.ops.aten
 

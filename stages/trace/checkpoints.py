@@ -12,10 +12,10 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stages.device.operators import is_random
-from stages.trace.as_eager import replaced
-from stages.trace.following import calling_place
-from stages.trace.source import short_path
+from tightfit.stages.device.operators import is_random
+from tightfit.stages.trace.as_eager import replaced
+from tightfit.stages.trace.following import calling_place
+from tightfit.stages.trace.source import short_path
 
 
 class Checkpoints:

@@ -7,13 +7,13 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from schemas.derived import Derived
-from schemas.errors import ConfigError
-from stages.device.operators_option import add_operators_argument, operators_settings
+from tightfit.schemas.derived import Derived
+from tightfit.schemas.errors import ConfigError
+from tightfit.stages.device.operators_option import add_operators_argument, operators_settings
 
 if TYPE_CHECKING:
-    from schemas.graph import Graph
-    from stages.device.factory import Built
+    from tightfit.schemas.graph import Graph
+    from tightfit.stages.device.factory import Built
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,10 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Builds the model without memory where it can be, captures it and writes the graph. Where it
     may rest on ones, the model is built with memory: inputs without have no contents."""
-    from schemas.graph import write_graph
-    from stages.device.factory import build
-    from stages.device.foreign import registered
-    from stages.trace.program import FakeConstantError
+    from tightfit.schemas.graph import write_graph
+    from tightfit.stages.device.factory import build
+    from tightfit.stages.device.foreign import registered
+    from tightfit.stages.trace.program import FakeConstantError
 
     arguments = parse_arguments(options.arguments)
     where = (options.search_path, options.device)
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _traced(built: Built, options: argparse.Namespace) -> Graph:
-    from stages.trace.trace import trace
+    from tightfit.stages.trace.trace import trace
 
     given = replace(built, ones=options.ones)
     return trace(given, options.name, options.device, options.channels_last)

@@ -8,7 +8,7 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from stages.trace.source import short_path
+from tightfit.stages.trace.source import short_path
 
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
 _FIELD = ("LOAD_ATTR", "LOAD_METHOD")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from stages.trace.program import Call, Program, Variable
+from tightfit.stages.trace.program import Call, Program, Variable
 
 aten = torch.ops.aten
 

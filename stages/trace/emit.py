@@ -8,16 +8,26 @@ from typing import Any
 
 import torch
 
-from schemas.arguments import argument_values, encode_arguments
-from schemas.dtypes import DTYPES
-from schemas.errors import ModelError
-from schemas.graph import FIXED_KINDS, NONE, Graph, Op, Output, OwnedGradient, Phase, Value, loss_op
-from stages.device.operators import encode_plain, is_random, position_of
-from stages.device.trees import flatten
-from stages.trace.buffers import ignores_statistics
-from stages.trace.forward import Leaf
-from stages.trace.layout import device_of_step, fills_its_storage, storage_of
-from stages.trace.program import Call, Program, Variable
+from tightfit.schemas.arguments import argument_values, encode_arguments
+from tightfit.schemas.dtypes import DTYPES
+from tightfit.schemas.errors import ModelError
+from tightfit.schemas.graph import (
+    FIXED_KINDS,
+    NONE,
+    Graph,
+    Op,
+    Output,
+    OwnedGradient,
+    Phase,
+    Value,
+    loss_op,
+)
+from tightfit.stages.device.operators import encode_plain, is_random, position_of
+from tightfit.stages.device.trees import flatten
+from tightfit.stages.trace.buffers import ignores_statistics
+from tightfit.stages.trace.forward import Leaf
+from tightfit.stages.trace.layout import device_of_step, fills_its_storage, storage_of
+from tightfit.stages.trace.program import Call, Program, Variable
 
 
 class Emitter:

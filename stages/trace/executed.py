@@ -6,13 +6,13 @@ import sys
 import types
 from typing import Any
 
-from stages.device.readings import ABSENT, is_context
-from stages.trace.codes import nested
-from stages.trace.functions import cells_of, content_of, is_of_functools
-from stages.trace.holders import NOWHERE, Holder, Place
-from stages.trace.reader import Reader
-from stages.trace.source import short_path
-from stages.trace.spaces import is_plain
+from tightfit.stages.device.readings import ABSENT, is_context
+from tightfit.stages.trace.codes import nested
+from tightfit.stages.trace.functions import cells_of, content_of, is_of_functools
+from tightfit.stages.trace.holders import NOWHERE, Holder, Place
+from tightfit.stages.trace.reader import Reader
+from tightfit.stages.trace.source import short_path
+from tightfit.stages.trace.spaces import is_plain
 
 Found = tuple[Place, Any]
 

@@ -20,11 +20,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from stages.device.readings import digest_of
-from stages.trace.asked import Asked
-from stages.trace.known import Known
-from stages.trace.source import is_foreign
-from stages.trace.unlike import check_call
+from tightfit.stages.device.readings import digest_of
+from tightfit.stages.trace.asked import Asked
+from tightfit.stages.trace.known import Known
+from tightfit.stages.trace.source import is_foreign
+from tightfit.stages.trace.unlike import check_call
 
 Event = tuple[str, str]
 """A call in words that are the same in two equal runs, and its "file:line"."""

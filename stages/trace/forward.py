@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from schemas.errors import ModelError
-from stages.device.factory import Built
-from stages.device.masks import leaves_of_masks, leaves_of_ones
-from stages.device.trees import flatten, read_tree
-from stages.trace.advancing import check_advancing
-from stages.trace.asked import Asked
-from stages.trace.checkpoints import Checkpoints
-from stages.trace.following import Event, Follower, first_difference
-from stages.trace.known import Known
-from stages.trace.parts import TrueParts
+from tightfit.schemas.errors import ModelError
+from tightfit.stages.device.factory import Built
+from tightfit.stages.device.masks import leaves_of_masks, leaves_of_ones
+from tightfit.stages.device.trees import flatten, read_tree
+from tightfit.stages.trace.advancing import check_advancing
+from tightfit.stages.trace.asked import Asked
+from tightfit.stages.trace.checkpoints import Checkpoints
+from tightfit.stages.trace.following import Event, Follower, first_difference
+from tightfit.stages.trace.known import Known
+from tightfit.stages.trace.parts import TrueParts
 
 aten = torch.ops.aten
 

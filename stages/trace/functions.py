@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from stages.device.readings import ABSENT
+from tightfit.stages.device.readings import ABSENT
 
 
 def of_plan(names: dict[str, Any]) -> bool:

@@ -10,8 +10,14 @@ from typing import Any
 
 import torch
 
-from stages.trace.layout import fake_mode_of, fills_its_storage, is_dense, run_fake, storage_of
-from stages.trace.program import Call, Program, Variable
+from tightfit.stages.trace.layout import (
+    fake_mode_of,
+    fills_its_storage,
+    is_dense,
+    run_fake,
+    storage_of,
+)
+from tightfit.stages.trace.program import Call, Program, Variable
 
 aten = torch.ops.aten
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stages.device.readings import (
+from tightfit.stages.device.readings import (
     ABSENT,
     VIEWS,
     installed_code,

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from stages.device.readings import ABSENT, encode, slots_of
-from stages.trace.functions import cells_of, content_of, defaults_of
-from stages.trace.holders import Holder, Kept
-from stages.trace.known import Known
-from stages.trace.reach import REGISTERED
-from stages.trace.reader import Reader
-from stages.trace.structure import only_computes, structure
+from tightfit.stages.device.readings import ABSENT, encode, slots_of
+from tightfit.stages.trace.functions import cells_of, content_of, defaults_of
+from tightfit.stages.trace.holders import Holder, Kept
+from tightfit.stages.trace.known import Known
+from tightfit.stages.trace.reach import REGISTERED
+from tightfit.stages.trace.reader import Reader
+from tightfit.stages.trace.structure import only_computes, structure
 
 _DEEPEST = 6
 

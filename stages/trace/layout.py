@@ -11,12 +11,12 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from schemas.errors import ModelError
-from stages.device.attention import seeds_of
-from stages.device.devices import device_of, kept_random_states
-from stages.device.norms import true_dtypes
-from stages.device.recurrent import BACKWARD, LAYER, WORKSPACE, workspace_bytes
-from stages.trace.program import Call, Program, Variable
+from tightfit.schemas.errors import ModelError
+from tightfit.stages.device.attention import seeds_of
+from tightfit.stages.device.devices import device_of, kept_random_states
+from tightfit.stages.device.norms import true_dtypes
+from tightfit.stages.device.recurrent import BACKWARD, LAYER, WORKSPACE, workspace_bytes
+from tightfit.stages.trace.program import Call, Program, Variable
 
 aten = torch.ops.aten
 

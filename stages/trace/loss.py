@@ -10,12 +10,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from schemas.errors import ModelError
-from stages.device.factory import Built
-from stages.device.trees import read_tree
-from stages.trace.forward import Leaf
-from stages.trace.layout import storage_of
-from stages.trace.refusals import looks, shapes_by_data
+from tightfit.schemas.errors import ModelError
+from tightfit.stages.device.factory import Built
+from tightfit.stages.device.trees import read_tree
+from tightfit.stages.trace.forward import Leaf
+from tightfit.stages.trace.layout import storage_of
+from tightfit.stages.trace.refusals import looks, shapes_by_data
 
 
 def output_gradients(

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from stages.device.readings import installed_code
-from stages.device.states import ATTENTION_STATES, STATES
-from stages.trace.codes import globals_read, line_that
-from stages.trace.functions import own_code
-from stages.trace.holders import set_torch_bytes, torch_bytes
-from stages.trace.source import short_path
+from tightfit.stages.device.readings import installed_code
+from tightfit.stages.device.states import ATTENTION_STATES, STATES
+from tightfit.stages.trace.codes import globals_read, line_that
+from tightfit.stages.trace.functions import own_code
+from tightfit.stages.trace.holders import set_torch_bytes, torch_bytes
+from tightfit.stages.trace.source import short_path
 
 _SEEDING = {
     function.__code__: f"torch.{name}"

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from stages.device.factory import Built
-from stages.device.masks import leaves_of_ones
-from stages.device.trees import called, flatten, read_tree
-from stages.trace.as_eager import replaced
-from stages.trace.refusals import looks
+from tightfit.stages.device.factory import Built
+from tightfit.stages.device.masks import leaves_of_ones
+from tightfit.stages.device.trees import called, flatten, read_tree
+from tightfit.stages.trace.as_eager import replaced
+from tightfit.stages.trace.refusals import looks
 
 _TRACING = "is_tracing"
 

@@ -10,12 +10,12 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from schemas.errors import ModelError
-from schemas.graph import ValueKind
-from stages.device.foreign import may_call
-from stages.trace.capture import Capture
-from stages.trace.forward import FakeConstantError
-from stages.trace.source import module_of, source_of
+from tightfit.schemas.errors import ModelError
+from tightfit.schemas.graph import ValueKind
+from tightfit.stages.device.foreign import may_call
+from tightfit.stages.trace.capture import Capture
+from tightfit.stages.trace.forward import FakeConstantError
+from tightfit.stages.trace.source import module_of, source_of
 
 aten = torch.ops.aten
 

@@ -15,7 +15,7 @@ from torch import fx
 from torch.autograd.function import BackwardCFunction
 from torch.fx import traceback as fx_traceback
 
-from stages.trace.as_eager import replaced
+from tightfit.stages.trace.as_eager import replaced
 
 _SUM = getattr(fx_traceback, "GRADIENT_ACC_SPECIAL_STACK", "Gradient addition node")
 """What AOTAutograd writes beside the sums that autograd makes of gradients that meet."""

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from stages.device.kept import WRAPPER, kept_by
-from stages.device.readings import (
+from tightfit.stages.device.kept import WRAPPER, kept_by
+from tightfit.stages.device.readings import (
     ABSENT,
     VIEWS,
     bound_to,
@@ -25,10 +25,10 @@ from stages.device.readings import (
     slots_of,
     underlying,
 )
-from stages.trace.cached import Caches, shown_of
-from stages.trace.codes import nested
-from stages.trace.functions import cells_of, content_of, has_own, is_of_functools, own_code
-from stages.trace.holders import (
+from tightfit.stages.trace.cached import Caches, shown_of
+from tightfit.stages.trace.codes import nested
+from tightfit.stages.trace.functions import cells_of, content_of, has_own, is_of_functools, own_code
+from tightfit.stages.trace.holders import (
     HOOKS,
     INTERNAL,
     NOWHERE,
@@ -43,7 +43,7 @@ from stages.trace.holders import (
     items_of,
     unplaced_in,
 )
-from stages.trace.spaces import Spaces
+from tightfit.stages.trace.spaces import Spaces
 
 REGISTERED = ("_modules", "_parameters", "_buffers")
 _CALLED = (types.FunctionType, types.MethodType, functools.partial, WRAPPER)

@@ -11,16 +11,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from stages.device.readings import ABSENT, class_of, fields_of, installed_code
-from stages.trace.advancing import AdvancingError, check_advancing
-from stages.trace.asking import asked_by_torch, walked_by_capture
-from stages.trace.cached import shown_of
-from stages.trace.codes import globals_read, globals_written, makes_texts, names_of, texts_of
-from stages.trace.functions import cells_of, content_of, of_plan, own_code
-from stages.trace.holders import INTERNAL, NOWHERE, Holder, Kept, Place, is_dunder
-from stages.trace.reach import REGISTERED, Reach, join
-from stages.trace.sentences import on_set
-from stages.trace.spaces import data_named, is_data
+from tightfit.stages.device.readings import ABSENT, class_of, fields_of, installed_code
+from tightfit.stages.trace.advancing import AdvancingError, check_advancing
+from tightfit.stages.trace.asking import asked_by_torch, walked_by_capture
+from tightfit.stages.trace.cached import shown_of
+from tightfit.stages.trace.codes import (
+    globals_read,
+    globals_written,
+    makes_texts,
+    names_of,
+    texts_of,
+)
+from tightfit.stages.trace.functions import cells_of, content_of, of_plan, own_code
+from tightfit.stages.trace.holders import INTERNAL, NOWHERE, Holder, Kept, Place, is_dunder
+from tightfit.stages.trace.reach import REGISTERED, Reach, join
+from tightfit.stages.trace.sentences import on_set
+from tightfit.stages.trace.spaces import data_named, is_data
 
 _HEAP_TYPE = 1 << 9
 

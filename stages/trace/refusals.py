@@ -13,14 +13,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
-from schemas.errors import ModelError
-from stages.device.asked import FACTS
-from stages.device.away import AWAY
-from stages.device.factory import Built, Sample
-from stages.device.operators import is_random
-from stages.device.trees import flatten
-from stages.trace.asked import Asked
-from stages.trace.source import source_of
+from tightfit.schemas.errors import ModelError
+from tightfit.stages.device.asked import FACTS
+from tightfit.stages.device.away import AWAY
+from tightfit.stages.device.factory import Built, Sample
+from tightfit.stages.device.operators import is_random
+from tightfit.stages.device.trees import flatten
+from tightfit.stages.trace.asked import Asked
+from tightfit.stages.trace.source import source_of
 
 _LOOKING = (
     *("data-dependent", "DataDependent", "GuardOnDataDependent", "_local_scalar_dense"),

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from schemas.arguments import decode_arguments
-from schemas.errors import ModelError
-from schemas.graph import LOSS_TARGET, NONE, Graph, Value
-from stages.device.operators import decode, runner
-from stages.device.trees import flatten
+from tightfit.schemas.arguments import decode_arguments
+from tightfit.schemas.errors import ModelError
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, Value
+from tightfit.stages.device.operators import decode, runner
+from tightfit.stages.device.trees import flatten
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from stages.trace.changes import of_capture
-from stages.trace.codes import line_that
-from stages.trace.holders import Holder, Kept
-from stages.trace.structure import name_of
+from tightfit.stages.trace.changes import of_capture
+from tightfit.stages.trace.codes import line_that
+from tightfit.stages.trace.holders import Holder, Kept
+from tightfit.stages.trace.structure import name_of
 
 
 def on_hook(path: str, field: str, hook: Any) -> str:

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from stages.device.readings import ABSENT, held_by, installed, made_at_run_time
-from stages.trace.codes import imported, looks_up_names, names_of
-from stages.trace.functions import defaults_of, of_plan, own_code
-from stages.trace.holders import Holder, Place, is_dunder
+from tightfit.stages.device.readings import ABSENT, held_by, installed, made_at_run_time
+from tightfit.stages.trace.codes import imported, looks_up_names, names_of
+from tightfit.stages.trace.functions import defaults_of, of_plan, own_code
+from tightfit.stages.trace.holders import Holder, Place, is_dunder
 
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
 _OF_TUPLES = ("_fields", "_field_defaults")

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from stages.device.readings import class_of, type_of
+from tightfit.stages.device.readings import class_of, type_of
 
 HOOK_FIELDS = (
     "_forward_hooks",

@@ -7,22 +7,22 @@ import json
 import torch
 from torch import nn
 
-from schemas.errors import ModelError
-from schemas.graph import Graph
-from stages.device.devices import device_named, device_of, entered
-from stages.device.factory import Built, all_tensors
-from stages.trace.arrange import arrange
-from stages.trace.buffers import place_writes
-from stages.trace.capture import Capture, capture
-from stages.trace.channels import ChannelsLast, may_be_last
-from stages.trace.checkpoints import ungraded_clause
-from stages.trace.dropout import exact_dropout
-from stages.trace.emit import Emitter, constant_text
-from stages.trace.gradients import own_gradients
-from stages.trace.layout import lay_out
-from stages.trace.library_norms import library_norms
-from stages.trace.loss import held_gradients, output_gradients
-from stages.trace.program import program_of
+from tightfit.schemas.errors import ModelError
+from tightfit.schemas.graph import Graph
+from tightfit.stages.device.devices import device_named, device_of, entered
+from tightfit.stages.device.factory import Built, all_tensors
+from tightfit.stages.trace.arrange import arrange
+from tightfit.stages.trace.buffers import place_writes
+from tightfit.stages.trace.capture import Capture, capture
+from tightfit.stages.trace.channels import ChannelsLast, may_be_last
+from tightfit.stages.trace.checkpoints import ungraded_clause
+from tightfit.stages.trace.dropout import exact_dropout
+from tightfit.stages.trace.emit import Emitter, constant_text
+from tightfit.stages.trace.gradients import own_gradients
+from tightfit.stages.trace.layout import lay_out
+from tightfit.stages.trace.library_norms import library_norms
+from tightfit.stages.trace.loss import held_gradients, output_gradients
+from tightfit.stages.trace.program import program_of
 
 
 def trace(built: Built, name: str, device: str = "cpu", channels_last: bool = False) -> Graph:

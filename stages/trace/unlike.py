@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from schemas.errors import ModelError
+from tightfit.schemas.errors import ModelError
 
 _CAST_INSIDE = ("affine_grid", "affine_grid_generator", "bilinear", "linalg_pinv", "pinv")
 """What multiplies matrices inside one operator, where eager's autocast casts and a step's does

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from stages.device.factory import Built
-from stages.trace.following import Event, first_difference
-from stages.trace.forward import Forward
-from stages.trace.functions import own_code
-from stages.trace.watching import watching
+from tightfit.stages.device.factory import Built
+from tightfit.stages.trace.following import Event, first_difference
+from tightfit.stages.trace.forward import Forward
+from tightfit.stages.trace.functions import own_code
+from tightfit.stages.trace.watching import watching
 
 _KINDS = (int, float, str)
 _OF_TYPES = {"type", "__class__"}

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from schemas.errors import ModelError
-from stages.device.readings import ABSENT, digest_of, encode
-from stages.device.states import ATTENTION_STATES
-from stages.device.written import agree
-from stages.trace.advancing import AdvancingError
-from stages.trace.asked import Asked
-from stages.trace.changes import (
+from tightfit.schemas.errors import ModelError
+from tightfit.stages.device.readings import ABSENT, digest_of, encode
+from tightfit.stages.device.states import ATTENTION_STATES
+from tightfit.stages.device.written import agree
+from tightfit.stages.trace.advancing import AdvancingError
+from tightfit.stages.trace.asked import Asked
+from tightfit.stages.trace.changes import (
     as_for_tensors,
     chosen,
     holds_the_same,
@@ -30,17 +30,17 @@ from stages.trace.changes import (
     unchanged,
     undo,
 )
-from stages.trace.codes import line_that
-from stages.trace.executed import decorated, executed
-from stages.trace.holders import INTERNAL, NOWHERE, Holder, Kept, is_generator
-from stages.trace.known import Known
-from stages.trace.lasting import Lasting
-from stages.trace.moved import Moved
-from stages.trace.profiling import profiled
-from stages.trace.reach import REGISTERED
-from stages.trace.reader import Reader
-from stages.trace.sentences import at, drawn, named, on_hook, on_new_hook, on_set
-from stages.trace.structure import (
+from tightfit.stages.trace.codes import line_that
+from tightfit.stages.trace.executed import decorated, executed
+from tightfit.stages.trace.holders import INTERNAL, NOWHERE, Holder, Kept, is_generator
+from tightfit.stages.trace.known import Known
+from tightfit.stages.trace.lasting import Lasting
+from tightfit.stages.trace.moved import Moved
+from tightfit.stages.trace.profiling import profiled
+from tightfit.stages.trace.reach import REGISTERED
+from tightfit.stages.trace.reader import Reader
+from tightfit.stages.trace.sentences import at, drawn, named, on_hook, on_new_hook, on_set
+from tightfit.stages.trace.structure import (
     HOOK_FIELDS,
     computed,
     name_of,

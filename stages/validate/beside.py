@@ -6,15 +6,15 @@ from pathlib import Path
 
 from torch import nn
 
-from schemas.graph import Graph
-from stages.device.devices import device_named, entered
-from stages.device.factory import Built
-from stages.validate.comparison import SEED, copied, quick_collections
-from stages.validate.load import load_package, planned_by
-from stages.validate.measure import measure_memory
-from stages.validate.rounds import other_numbers
-from stages.validate.step import Stepper, fresh_sample
-from stages.validate.validate import check
+from tightfit.schemas.graph import Graph
+from tightfit.stages.device.devices import device_named, entered
+from tightfit.stages.device.factory import Built
+from tightfit.stages.validate.comparison import SEED, copied, quick_collections
+from tightfit.stages.validate.load import load_package, planned_by
+from tightfit.stages.validate.measure import measure_memory
+from tightfit.stages.validate.rounds import other_numbers
+from tightfit.stages.validate.step import Stepper, fresh_sample
+from tightfit.stages.validate.validate import check
 
 PART = "eager"
 """The name of that plan in a package."""

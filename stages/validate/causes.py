@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from stages.device.factory import Built, Sample
-from stages.device.masks import leaves_of_ones, with_masks
-from stages.device.trees import called, flatten, read_tree
-from stages.validate.compare import compare, leave_trail
-from stages.validate.contents import own_copy
-from stages.validate.rounds import KEEPS, OTHER_SEEDS, Round, other_numbers
-from stages.validate.step import Stepper
+from tightfit.stages.device.factory import Built, Sample
+from tightfit.stages.device.masks import leaves_of_ones, with_masks
+from tightfit.stages.device.trees import called, flatten, read_tree
+from tightfit.stages.validate.compare import compare, leave_trail
+from tightfit.stages.validate.contents import own_copy
+from tightfit.stages.validate.rounds import KEEPS, OTHER_SEEDS, Round, other_numbers
+from tightfit.stages.validate.step import Stepper
 
 if TYPE_CHECKING:
-    from stages.validate.comparison import Comparer
+    from tightfit.stages.validate.comparison import Comparer
 
 RANDOM = (
     "the forward may draw from Python's or NumPy's random numbers, of which the plan has those "

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from schemas.graph import Graph
+from tightfit.schemas.graph import Graph
 
 _FORMS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """The form by the number of dimensions."""

@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas import store
-from schemas.budget import NO_BUDGET
-from schemas.derived import Derived
-from schemas.errors import ConfigError
-from schemas.graph import Graph, is_fused, read_graph
-from schemas.measurement import write_line, write_measurement
-from schemas.module import check_made_from, module_digest
-from schemas.plan import plan_digest
-from stages.validate.model_options import (
+from tightfit.schemas import store
+from tightfit.schemas.budget import NO_BUDGET
+from tightfit.schemas.derived import Derived
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.graph import Graph, is_fused, read_graph
+from tightfit.schemas.measurement import write_line, write_measurement
+from tightfit.schemas.module import check_made_from, module_digest
+from tightfit.schemas.plan import plan_digest
+from tightfit.stages.validate.model_options import (
     add_model_arguments,
     arguments_of,
     building,
@@ -25,9 +25,9 @@ from stages.validate.model_options import (
 )
 
 if TYPE_CHECKING:
-    from stages.device.factory import Built
-    from stages.validate.reference import Original
-    from stages.validate.validate import Validation
+    from tightfit.stages.device.factory import Built
+    from tightfit.stages.validate.reference import Original
+    from tightfit.stages.validate.validate import Validation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,9 +73,9 @@ def run(options: argparse.Namespace) -> int:
     """Runs the stage, prints the verdict, and returns the exit code: 1 for a plan that failed,
     unless many are validated at a time. Of a plan without a program (verdict "infeasible") nothing
     is built."""
-    from schemas.module import graph_of
-    from schemas.words import by_hand, tell
-    from stages.validate.foretold import base_of, read_foretold
+    from tightfit.schemas.module import graph_of
+    from tightfit.schemas.words import by_hand, tell
+    from tightfit.stages.validate.foretold import base_of, read_foretold
 
     if options.pipeline is not None:
         _pipeline(options)
@@ -112,10 +112,10 @@ def _validation(
     options: argparse.Namespace, path: Path, graph: Graph, plan: dict[str, Any]
 ) -> Validation:
     """What a module of the graph at `path` is found to do."""
-    from schemas.telling import Printing
-    from stages.validate.load import sending_to
-    from stages.validate.lodged import is_lodged, validate_lodged
-    from stages.validate.validate import validate
+    from tightfit.schemas.telling import Printing
+    from tightfit.stages.validate.load import sending_to
+    from tightfit.stages.validate.lodged import is_lodged, validate_lodged
+    from tightfit.stages.validate.validate import validate
 
     _take_threads(options, plan)
     asked = "" if plan["budget"] == NO_BUDGET else f" {plan['budget']}"
@@ -164,9 +164,9 @@ def _original(options: argparse.Namespace) -> Original | None:
     """What was measured of the model's own step, None where nothing is given, or where it was
     measured on another device, with another build of PyTorch or other threads. Raises ConfigError
     where it is another model's."""
-    from schemas.measurement import read_line
-    from schemas.reference import read_reference
-    from stages.validate.reference import Original
+    from tightfit.schemas.measurement import read_line
+    from tightfit.schemas.reference import read_reference
+    from tightfit.stages.validate.reference import Original
 
     if options.reference is None:
         return None
@@ -182,8 +182,8 @@ def _original(options: argparse.Namespace) -> Original | None:
 
 def _with_beside(options: argparse.Namespace, built: Built, result: Validation) -> Validation:
     """The result with what is found of a plan of eager's kernels that the module carries."""
-    from schemas.measurement import FAILED
-    from stages.validate.beside import carries_eager, check_beside
+    from tightfit.schemas.measurement import FAILED
+    from tightfit.stages.validate.beside import carries_eager, check_beside
 
     found = result.measurement
     if found.verdict == FAILED or not carries_eager(options.module):
@@ -202,15 +202,15 @@ def _with_beside(options: argparse.Namespace, built: Built, result: Validation) 
 
 def _pipeline(options: argparse.Namespace) -> None:
     """Runs the ranks of a pipeline on this machine."""
-    from schemas.errors import ModelError
-    from schemas.graph import GRAPH
-    from schemas.pipeline import FILE, read_pipeline
-    from schemas.pipeline_measurement import FAILED, write_pipeline_measurement
-    from schemas.pipeline_plan import read_pipeline_plan
-    from schemas.telling import Printing
-    from stages.device.foreign import registered
-    from stages.validate.load import load_package
-    from stages.validate.pipeline import Source, validate_pipeline
+    from tightfit.schemas.errors import ModelError
+    from tightfit.schemas.graph import GRAPH
+    from tightfit.schemas.pipeline import FILE, read_pipeline
+    from tightfit.schemas.pipeline_measurement import FAILED, write_pipeline_measurement
+    from tightfit.schemas.pipeline_plan import read_pipeline_plan
+    from tightfit.schemas.telling import Printing
+    from tightfit.stages.device.foreign import registered
+    from tightfit.stages.validate.load import load_package
+    from tightfit.stages.validate.pipeline import Source, validate_pipeline
 
     pipeline, plan = read_pipeline(options.pipeline / FILE), read_pipeline_plan(options.plan)
     if [store.read(path, GRAPH).digest for path in options.graph] != [pipeline.graph]:
@@ -229,7 +229,7 @@ def _pipeline(options: argparse.Namespace) -> None:
 def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
     far = {} if options.far_disk is None else {"far_disk": options.far_disk}
-    from schemas.module import graph_of
+    from tightfit.schemas.module import graph_of
 
     graph = options.graph[0]
     if options.pipeline is None:
@@ -238,7 +238,7 @@ def derived(options: argparse.Namespace) -> list[Derived]:
     read += [options.unplanned] if options.unplanned is not None and is_fused(graph) else []
     read += [] if options.reference is None else [options.reference]
     if options.pipeline is not None:
-        from schemas.pipeline import FILE
+        from tightfit.schemas.pipeline import FILE
 
         read.append(str(options.pipeline / FILE))
     outputs = [options.out, *([] if options.pipeline is not None else [line_of(options)])]

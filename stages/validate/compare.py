@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.device.factory import Sample
-from stages.device.trees import flatten
-from stages.validate.contents import own_copy
-from stages.validate.step import Stepper, random_tangents
+from tightfit.stages.device.factory import Sample
+from tightfit.stages.device.trees import flatten
+from tightfit.stages.validate.contents import own_copy
+from tightfit.stages.validate.step import Stepper, random_tangents
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,19 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from schemas.errors import ModelError
-from schemas.graph import Graph
-from schemas.reference import Digests
-from schemas.telling import Doing
-from stages.device.devices import (
+from tightfit.schemas.errors import ModelError
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.reference import Digests
+from tightfit.schemas.telling import Doing
+from tightfit.stages.device.devices import (
     is_out_of_memory,
     kept_random_states,
     move_tensors,
     release,
 )
-from stages.device.factory import Sample
-from stages.validate.causes import cause_of
-from stages.validate.compare import (
+from tightfit.stages.device.factory import Sample
+from tightfit.stages.validate.causes import cause_of
+from tightfit.stages.validate.compare import (
     Difference,
     Trail,
     compare,
@@ -31,17 +31,17 @@ from stages.validate.compare import (
     equal_digests,
     has_nan,
 )
-from stages.validate.contents import own_copy
-from stages.validate.libraries import of_libraries
-from stages.validate.load import describe
-from stages.validate.rounds import (
+from tightfit.stages.validate.contents import own_copy
+from tightfit.stages.validate.libraries import of_libraries
+from tightfit.stages.validate.load import describe
+from tightfit.stages.validate.rounds import (
     KEEPS,
     LOSS_ALONE,
     ROUNDS,
     Round,
     quick_round,
 )
-from stages.validate.step import Stepper
+from tightfit.stages.validate.step import Stepper
 
 SEED = 20
 REPEATS = 3

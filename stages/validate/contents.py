@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.device.factory import Sample
-from stages.device.leaves import map_leaves
+from tightfit.stages.device.factory import Sample
+from tightfit.stages.device.leaves import map_leaves
 
 
 def fresh_contents(sample: Sample, seed: int, tied: bool = False) -> Sample:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from schemas import store
-from schemas.errors import ArtifactError
-from schemas.graph import Graph
-from schemas.measurement import Measurement
-from schemas.plan import Transfers
+from tightfit.schemas import store
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.measurement import Measurement
+from tightfit.schemas.plan import Transfers
 
 _PLAN_KEYS = ("strategy", "budget", "budget_bytes", "verdict", "sentence", "time", "peak", "gap")
 _FIGURES = ("budget_total", "time", "peak", "gap")

@@ -10,14 +10,14 @@ from dataclasses import astuple, dataclass
 import torch
 from torch import Tensor, nn
 
-from schemas.graph import Graph
-from stages.device.devices import is_out_of_memory, kept_random_states
-from stages.device.factory import Built, Sample
-from stages.device.leaves import map_leaves
-from stages.validate.channels import ChannelsLast, convolves_last
-from stages.validate.compare import Trail, leave_trail
-from stages.validate.comparison import SEED, copied
-from stages.validate.step import Stepper
+from tightfit.schemas.graph import Graph
+from tightfit.stages.device.devices import is_out_of_memory, kept_random_states
+from tightfit.stages.device.factory import Built, Sample
+from tightfit.stages.device.leaves import map_leaves
+from tightfit.stages.validate.channels import ChannelsLast, convolves_last
+from tightfit.stages.validate.compare import Trail, leave_trail
+from tightfit.stages.validate.comparison import SEED, copied
+from tightfit.stages.validate.step import Stepper
 
 TIMES_EAGER = 4.0
 """How many times as far from float64 as eager the results may be."""

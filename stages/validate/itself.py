@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from schemas.graph import Graph
+from tightfit.schemas.graph import Graph
 
 
 def checkpoints_itself(graph: Graph) -> bool:

@@ -9,9 +9,9 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from schemas.graph import Graph
-from stages.device.factory import Sample
-from stages.validate.step import Stepper, forget_gradients
+from tightfit.schemas.graph import Graph
+from tightfit.stages.device.factory import Sample
+from tightfit.stages.validate.step import Stepper, forget_gradients
 
 KERNELS = {
     "aten.cudnn_batch_norm.default": (

@@ -18,11 +18,11 @@ from typing import Any
 
 from torch import nn
 
-from schemas import store
-from schemas.errors import ArtifactError, TightfitError
-from schemas.module import check_unchanged, digests_of
-from schemas.sources import code_of
-from stages.device.disk import FOLDER
+from tightfit.schemas import store
+from tightfit.schemas.errors import ArtifactError, TightfitError
+from tightfit.schemas.module import check_unchanged, digests_of
+from tightfit.schemas.sources import code_of
+from tightfit.stages.device.disk import FOLDER
 
 _MOST_SOURCE = 2**28
 _DATA = (".bin", ".pt2")

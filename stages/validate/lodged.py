@@ -13,26 +13,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from schemas.errors import ConfigError, ModelError
-from schemas.graph import Graph
-from schemas.measurement import FAILED, LinePoint, Measurement, thin
-from schemas.telling import Doing, Telling
-from schemas.words import duration
-from stages.device.devices import kept_random_states
-from stages.device.factory import Built, Sample
-from stages.device.leaves import leaves_of
-from stages.device.meter import Usage, session
-from stages.validate.compare import same_bits
-from stages.validate.comparison import SEED, sentence
-from stages.validate.contents import fresh_contents
-from stages.validate.foretold import base_of
-from stages.validate.load import describe, load_lodged, load_package
-from stages.validate.sent import slow_memory_of
-from stages.validate.step import Stepper, random_tangents
-from stages.validate.unordered import unordered
-from stages.validate.updates import copied
-from stages.validate.validate import Validation
-from stages.validate.whole_steps import Steps, waiting
+from tightfit.schemas.errors import ConfigError, ModelError
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.measurement import FAILED, LinePoint, Measurement, thin
+from tightfit.schemas.telling import Doing, Telling
+from tightfit.schemas.words import duration
+from tightfit.stages.device.devices import kept_random_states
+from tightfit.stages.device.factory import Built, Sample
+from tightfit.stages.device.leaves import leaves_of
+from tightfit.stages.device.meter import Usage, session
+from tightfit.stages.validate.compare import same_bits
+from tightfit.stages.validate.comparison import SEED, sentence
+from tightfit.stages.validate.contents import fresh_contents
+from tightfit.stages.validate.foretold import base_of
+from tightfit.stages.validate.load import describe, load_lodged, load_package
+from tightfit.stages.validate.sent import slow_memory_of
+from tightfit.stages.validate.step import Stepper, random_tangents
+from tightfit.stages.validate.unordered import unordered
+from tightfit.stages.validate.updates import copied
+from tightfit.stages.validate.validate import Validation
+from tightfit.stages.validate.whole_steps import Steps, waiting
 
 STEPS = 3
 PLAIN, PLANNED = "a plain step with its optimiser", "a planned step with its optimiser"

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from schemas.telling import Doing
-from stages.device.clocks import HostClock
-from stages.device.devices import kept_random_states, release, wait_for, waiting_on_host
-from stages.device.factory import Sample
-from stages.device.meter import Timing, Usage, session, summarise
-from stages.device.trees import flatten
-from stages.replay.allocator import Taken
-from stages.validate.sent import last_moved
-from stages.validate.step import Stepper, forget_gradients
+from tightfit.schemas.telling import Doing
+from tightfit.stages.device.clocks import HostClock
+from tightfit.stages.device.devices import kept_random_states, release, wait_for, waiting_on_host
+from tightfit.stages.device.factory import Sample
+from tightfit.stages.device.meter import Timing, Usage, session, summarise
+from tightfit.stages.device.trees import flatten
+from tightfit.stages.replay.allocator import Taken
+from tightfit.stages.validate.sent import last_moved
+from tightfit.stages.validate.step import Stepper, forget_gradients
 
 TIMING = "timing"
 """What is told of steps that are timed."""

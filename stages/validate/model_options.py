@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.digits import count
-from schemas.errors import ConfigError
-from schemas.graph import Graph
-from stages.device.operators_option import add_operators_argument, operators_settings
+from tightfit.schemas.digits import count
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.graph import Graph
+from tightfit.stages.device.operators_option import add_operators_argument, operators_settings
 
 if TYPE_CHECKING:
-    from stages.device.factory import Built
+    from tightfit.stages.device.factory import Built
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, runs: int, timed: str) -> None:
@@ -61,10 +61,10 @@ def building(options: argparse.Namespace, graph: Graph) -> Iterator[Built]:
     for. Raises ConfigError where the graph is of another kind of device."""
     import torch
 
-    from stages.device.devices import require_device
-    from stages.device.factory import build
-    from stages.device.foreign import registered
-    from stages.validate.comparison import SEED
+    from tightfit.stages.device.devices import require_device
+    from tightfit.stages.device.factory import build
+    from tightfit.stages.device.foreign import registered
+    from tightfit.stages.validate.comparison import SEED
 
     require_device(options.device)
     if torch.device(options.device).type != graph.device:

@@ -15,16 +15,21 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessException, spawn
 
-from schemas.errors import ModelError
-from schemas.pipeline import Pipeline
-from schemas.pipeline_measurement import FAILED, MeasuredRank, PipelineMeasurement, rank_of_row
-from schemas.pipeline_plan import PipelinePlan
-from schemas.telling import Doing, Telling
-from stages.device.factory import Built, Sample, build
-from stages.device.trees import flatten
-from stages.validate.contents import fresh_contents, own_copy
-from stages.validate.load import describe
-from stages.validate.rank import Job, work
+from tightfit.schemas.errors import ModelError
+from tightfit.schemas.pipeline import Pipeline
+from tightfit.schemas.pipeline_measurement import (
+    FAILED,
+    MeasuredRank,
+    PipelineMeasurement,
+    rank_of_row,
+)
+from tightfit.schemas.pipeline_plan import PipelinePlan
+from tightfit.schemas.telling import Doing, Telling
+from tightfit.stages.device.factory import Built, Sample, build
+from tightfit.stages.device.trees import flatten
+from tightfit.stages.validate.contents import fresh_contents, own_copy
+from tightfit.stages.validate.load import describe
+from tightfit.stages.validate.rank import Job, work
 
 SEED = 20_000
 STEPS = 3

@@ -16,15 +16,15 @@ import torch
 import torch.distributed
 from torch import nn
 
-from schemas.pipeline_measurement import TimedAction
-from stages.device.factory import Built
-from stages.device.meter import session
-from stages.device.trees import flatten
-from stages.validate.compare import difference, same_bits
-from stages.validate.load import load_package
+from tightfit.schemas.pipeline_measurement import TimedAction
+from tightfit.stages.device.factory import Built
+from tightfit.stages.device.meter import session
+from tightfit.stages.device.trees import flatten
+from tightfit.stages.validate.compare import difference, same_bits
+from tightfit.stages.validate.load import load_package
 
 if TYPE_CHECKING:
-    from stages.validate.pipeline import Source
+    from tightfit.stages.validate.pipeline import Source
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas.graph import Graph
-from schemas.measurement import LinePoint, thin
-from schemas.reference import Reference
-from schemas.telling import Doing, Telling
-from stages.device.devices import device_named, entered, is_out_of_memory, release
-from stages.device.factory import Built
-from stages.device.identity import describe_device
-from stages.validate.comparison import MOST, ORIGINAL_STEP, Comparer, quick_collections
-from stages.validate.measure import measure_alone, measure_memory
-from stages.validate.step import Stepper, fresh_sample
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.measurement import LinePoint, thin
+from tightfit.schemas.reference import Reference
+from tightfit.schemas.telling import Doing, Telling
+from tightfit.stages.device.devices import device_named, entered, is_out_of_memory, release
+from tightfit.stages.device.factory import Built
+from tightfit.stages.device.identity import describe_device
+from tightfit.stages.validate.comparison import MOST, ORIGINAL_STEP, Comparer, quick_collections
+from tightfit.stages.validate.measure import measure_alone, measure_memory
+from tightfit.stages.validate.step import Stepper, fresh_sample
 
 UNPLANNED = "unplanned"
 

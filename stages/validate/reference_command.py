@@ -5,9 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from schemas.derived import Derived
-from schemas.errors import ConfigError
-from stages.validate.model_options import add_model_arguments, building, line_of, settings_of
+from tightfit.schemas.derived import Derived
+from tightfit.schemas.errors import ConfigError
+from tightfit.stages.validate.model_options import (
+    add_model_arguments,
+    building,
+    line_of,
+    settings_of,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,12 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Runs the stage."""
-    from schemas.graph import read_graph
-    from schemas.measurement import write_line
-    from schemas.reference import write_reference
-    from schemas.store import header
-    from schemas.telling import Printing
-    from stages.validate.reference import measure_original
+    from tightfit.schemas.graph import read_graph
+    from tightfit.schemas.measurement import write_line
+    from tightfit.schemas.reference import write_reference
+    from tightfit.schemas.store import header
+    from tightfit.schemas.telling import Printing
+    from tightfit.stages.validate.reference import measure_original
 
     if options.pairs < 1:
         raise ConfigError(f"--pairs {options.pairs}: must be 1 or more")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from schemas.measurement import Measurement
-from schemas.reference import Reference
-from stages.replay.allocator import Taken
-from stages.validate.comparison import Comparison
-from stages.validate.measure import Times
+from tightfit.schemas.measurement import Measurement
+from tightfit.schemas.reference import Reference
+from tightfit.stages.replay.allocator import Taken
+from tightfit.stages.validate.comparison import Comparison
+from tightfit.stages.validate.measure import Times
 
 
 def is_within(base: Measurement, peak: int, taken: Taken | None) -> bool:

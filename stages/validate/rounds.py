@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from stages.device.devices import kept_random_states
-from stages.device.factory import Sample
-from stages.device.trees import flatten
-from stages.validate.compare import Trail, keep_results, leave_trail
-from stages.validate.contents import fresh_contents
-from stages.validate.step import Stepper, random_tangents
+from tightfit.stages.device.devices import kept_random_states
+from tightfit.stages.device.factory import Sample
+from tightfit.stages.device.trees import flatten
+from tightfit.stages.validate.compare import Trail, keep_results, leave_trail
+from tightfit.stages.validate.contents import fresh_contents
+from tightfit.stages.validate.step import Stepper, random_tangents
 
 OTHER_SEEDS = (4071, 5, 977, 31)
 """Seeds of Python's and NumPy's random numbers where they shall be others. Each round has its own,

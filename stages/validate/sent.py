@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import nn
 
-from schemas.graph import Graph
-from schemas.measurement import LinePoint, Measurement, thin
-from schemas.plan import Transfers
-from schemas.words import duration
-from stages.device.devices import kept_random_states
-from stages.device.factory import Built
-from stages.validate.comparison import copied, quick_collections
-from stages.validate.contents import own_copy
-from stages.validate.step import Stepper, forget_gradients
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.measurement import LinePoint, Measurement, thin
+from tightfit.schemas.plan import Transfers
+from tightfit.schemas.words import duration
+from tightfit.stages.device.devices import kept_random_states
+from tightfit.stages.device.factory import Built
+from tightfit.stages.validate.comparison import copied, quick_collections
+from tightfit.stages.validate.contents import own_copy
+from tightfit.stages.validate.step import Stepper, forget_gradients
 
 LANES = ("leaving", "returning")
 """The lines of the lanes, in the order of what a run counts."""

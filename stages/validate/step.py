@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from schemas.errors import ModelError
-from schemas.graph import NONE, Graph
-from stages.device.factory import Built, Sample
-from stages.device.leaves import map_leaves
-from stages.device.trees import flatten
+from tightfit.schemas.errors import ModelError
+from tightfit.schemas.graph import NONE, Graph
+from tightfit.stages.device.factory import Built, Sample
+from tightfit.stages.device.leaves import map_leaves
+from tightfit.stages.device.trees import flatten
 
 MakeTangent = Callable[[Tensor], Tensor]
 """Makes the gradient that arrives at an output."""

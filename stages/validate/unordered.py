@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from schemas.arguments import decode_arguments
-from schemas.graph import Graph, Op
+from tightfit.schemas.arguments import decode_arguments
+from tightfit.schemas.graph import Graph, Op
 
 _PUTS = ("aten.index_put.default", "aten._unsafe_index_put.default")
 

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from schemas.graph import Graph
-from schemas.telling import Doing, Telling
-from stages.device.devices import kept_random_states
-from stages.device.factory import Built
-from stages.device.optimiser import in_backward
-from stages.validate.compare import same_bits
-from stages.validate.comparison import SEED, sentence
-from stages.validate.step import Stepper, fresh_sample, random_tangents
-from stages.validate.unordered import unordered
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.telling import Doing, Telling
+from tightfit.stages.device.devices import kept_random_states
+from tightfit.stages.device.factory import Built
+from tightfit.stages.device.optimiser import in_backward
+from tightfit.stages.validate.compare import same_bits
+from tightfit.stages.validate.comparison import SEED, sentence
+from tightfit.stages.validate.step import Stepper, fresh_sample, random_tangents
+from tightfit.stages.validate.unordered import unordered
 
 STEPS = 3
 QUICK_STEPS = 2

@@ -12,17 +12,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from schemas.errors import ArtifactError, ModelError
-from schemas.graph import Graph
-from schemas.measurement import FAILED, LinePoint, Measurement, thin
-from schemas.plan import Transfers
-from schemas.reference import Reference
-from schemas.telling import Doing, Telling
-from stages.device.devices import device_named, device_of, entered, is_out_of_memory, release
-from stages.device.factory import Built, Sample, all_tensors
-from stages.device.leaves import leaves_of
-from stages.device.meter import Usage
-from stages.validate.comparison import (
+from tightfit.schemas.errors import ArtifactError, ModelError
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.measurement import FAILED, LinePoint, Measurement, thin
+from tightfit.schemas.plan import Transfers
+from tightfit.schemas.reference import Reference
+from tightfit.schemas.telling import Doing, Telling
+from tightfit.stages.device.devices import (
+    device_named,
+    device_of,
+    entered,
+    is_out_of_memory,
+    release,
+)
+from tightfit.stages.device.factory import Built, Sample, all_tensors
+from tightfit.stages.device.leaves import leaves_of
+from tightfit.stages.device.meter import Usage
+from tightfit.stages.validate.comparison import (
     MOST,
     ORIGINAL_STEP,
     PLANNED_STEP,
@@ -34,29 +40,29 @@ from stages.validate.comparison import (
     quick_collections,
     sentence,
 )
-from stages.validate.foretold import base_of, transfers_of
-from stages.validate.fused import beside_eager
-from stages.validate.itself import beside_itself, checkpoints_itself
-from stages.validate.load import describe, load_planned
-from stages.validate.measure import (
+from tightfit.stages.validate.foretold import base_of, transfers_of
+from tightfit.stages.validate.fused import beside_eager
+from tightfit.stages.validate.itself import beside_itself, checkpoints_itself
+from tightfit.stages.validate.load import describe, load_planned
+from tightfit.stages.validate.measure import (
     Times,
     measure_alone,
     measure_memory,
     measure_times,
     taken_memory,
 )
-from stages.validate.reference import Original
-from stages.validate.results import is_within, over_budget, with_results
-from stages.validate.rounds import ONE_STEP, other_numbers
-from stages.validate.sent import (
+from tightfit.stages.validate.reference import Original
+from tightfit.stages.validate.results import is_within, over_budget, with_results
+from tightfit.stages.validate.rounds import ONE_STEP, other_numbers
+from tightfit.stages.validate.sent import (
     complaint_of,
     last_moved,
     lines_of,
     with_sent,
     words_of,
 )
-from stages.validate.step import Stepper, forget_gradients, fresh_sample
-from stages.validate.unordered import unordered
+from tightfit.stages.validate.step import Stepper, forget_gradients, fresh_sample
+from tightfit.stages.validate.unordered import unordered
 
 PAIRS = 15
 ORIGINAL = "the original model"

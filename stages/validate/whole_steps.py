@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import nn
 
-from schemas.telling import Doing
-from stages.device.devices import wait_for
-from stages.device.factory import Sample
-from stages.device.meter import Usage, session
-from stages.validate.measure import TIMING
-from stages.validate.step import Stepper
+from tightfit.schemas.telling import Doing
+from tightfit.stages.device.devices import wait_for
+from tightfit.stages.device.factory import Sample
+from tightfit.stages.device.meter import Usage, session
+from tightfit.stages.validate.measure import TIMING
+from tightfit.stages.validate.step import Stepper
 
 
 @dataclass

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.device.factory import Built, Sample, check_result
-from stages.device.leaves import map_leaves
+from tightfit.stages.device.factory import Built, Sample, check_result
+from tightfit.stages.device.leaves import map_leaves
 
 SEED = 11
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stages.device.factory import Sample
 from tests.battery.case import Case
 from tests.battery.draws import normal, whole
 from tests.battery.models import (
@@ -38,6 +37,7 @@ from tests.battery.models import (
     Tied,
     Transformer,
 )
+from tightfit.stages.device.factory import Sample
 
 
 def rows(number: int) -> Sample:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from torch import nn
 
-from stages.trace.trace import trace
 from tests.battery.case import SEED, Case
 from tests.battery.cases import rows
 from tests.battery.models import Heads, Inside, Mlp
 from tests.stages.generate.plans import generated, recompute
+from tightfit.stages.trace.trace import trace
 
 
 def planned_part() -> nn.Module:

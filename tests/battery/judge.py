@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from schemas.errors import TightfitError
 from tests.battery.case import Case
 from tests.battery.registry import Use
 from tests.battery.run import NotApplicable, Run
+from tightfit.schemas.errors import TightfitError
 
 Load = Callable[[nn.Module], nn.Module]
 

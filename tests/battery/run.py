@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from stages.device.factory import Sample
 from tests.battery.case import Case
 from tests.battery.trail import Trail
+from tightfit.stages.device.factory import Sample
 
 
 class NotApplicable(Exception):  # noqa: N818

@@ -13,12 +13,12 @@ from typing import Any, cast
 from torch import nn
 
 import tightfit
-from schemas.errors import ConfigError, ModelError
-from stages.trace.trace import trace
-from stages.validate.validate import check
 from tests.battery.case import Case
 from tests.battery.judge import Load
 from tests.stages.generate.plans import generated, recompute
+from tightfit.schemas.errors import ConfigError, ModelError
+from tightfit.stages.trace.trace import trace
+from tightfit.stages.validate.validate import check
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from stages.device.factory import Sample, load_factory
-from stages.validate.contents import fresh_contents
 from tests.battery.case import Case
+from tightfit.stages.device.factory import Sample, load_factory
+from tightfit.stages.validate.contents import fresh_contents
 
 ROOT = Path(__file__).parents[2]
 

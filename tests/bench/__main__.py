@@ -63,7 +63,7 @@ def plan_from_nothing(case: Case, folder: Path) -> list[tuple[str, float]]:
     for stage, arguments in calls:
         name = stage.split()[0]
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "stages", name, *map(str, arguments)], check=True)
+        subprocess.run([sys.executable, "-m", "tightfit", name, *map(str, arguments)], check=True)
         taken.append((stage, time.perf_counter() - start))
         print(f"  {stage}: {taken[-1][1]:.1f} s", flush=True)
     return taken

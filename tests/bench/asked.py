@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from schemas.plan import Plan, read_plan
 from tests.bench.described import run_apart
+from tightfit.schemas.plan import Plan, read_plan
 
 BUDGETS = ("50%", "40%", "30%", "25%", "20%")
 HEAD = (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from schemas.chain import Chain, Position
-from stages.combine.chain.frontier import keep_all_sequence
-from stages.combine.chain.replay import chain_replay
-from stages.combine.chain.table import build_table
-from stages.combine.chain.ways import ways_of_chain
+from tightfit.schemas.chain import Chain, Position
+from tightfit.stages.combine.chain.frontier import keep_all_sequence
+from tightfit.stages.combine.chain.replay import chain_replay
+from tightfit.stages.combine.chain.table import build_table
+from tightfit.stages.combine.chain.ways import ways_of_chain
 
 SLOTS = 500
 SHARE = 0.5

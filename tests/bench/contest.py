@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from stages.device.factory import Sample
-from stages.device.meter import measure
-from stages.validate.step import Stepper, forget_gradients, random_tangents
 from tests.bench.peers import Contestant
+from tightfit.stages.device.factory import Sample
+from tightfit.stages.device.meter import measure
+from tightfit.stages.validate.step import Stepper, forget_gradients, random_tangents
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.costs import Costs, read_costs
-from schemas.frontier import Frontier, read_frontier
-from schemas.graph import Graph, read_graph
-from schemas.plan import read_plan
-from stages.combine.bounds import proven_seconds
-from stages.combine.fixed import fixed_bytes
-from stages.combine.refine import Player, refined
-from stages.combine.schedule.opening import Opener
-from stages.replay.condense import condense
 from tests.bench.running import run_stage
+from tightfit.schemas.costs import Costs, read_costs
+from tightfit.schemas.frontier import Frontier, read_frontier
+from tightfit.schemas.graph import Graph, read_graph
+from tightfit.schemas.plan import read_plan
+from tightfit.stages.combine.bounds import proven_seconds
+from tightfit.stages.combine.fixed import fixed_bytes
+from tightfit.stages.combine.refine import Player, refined
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.replay.condense import condense
 
 DEVICE = {
     "artifact": "tightfit.machine/1",

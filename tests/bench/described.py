@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from schemas.plan import read_plan
+from tightfit.schemas.plan import read_plan
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def run_apart(stage: str, words: list[str]) -> Taken:
     fails."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     start = time.perf_counter()
-    command = [sys.executable, "-m", "stages", stage, *words]
+    command = [sys.executable, "-m", "tightfit", stage, *words]
     process = os.posix_spawn(sys.executable, command, environment)
     _, status, used = os.wait4(process, 0)
     if status:

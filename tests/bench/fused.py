@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from schemas.graph import read_graph
-from stages.combine.fixed import fixed_bytes
-from stages.device.factory import Built, build
-from stages.validate.step import Stepper
 from tests.bench.cases import CASES, Case
 from tests.bench.contest import contest
 from tests.bench.peers import Contestant, compiled
 from tests.bench.tables import result_table
+from tightfit.schemas.graph import read_graph
+from tightfit.stages.combine.fixed import fixed_bytes
+from tightfit.stages.device.factory import Built, build
+from tightfit.stages.validate.step import Stepper
 
 LIMITS = {
     "gpt2": [204.0, 155.0, 143.0, 107.0],

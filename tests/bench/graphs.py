@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from schemas.graph import Graph
-    from stages.device.factory import Built
+    from tightfit.schemas.graph import Graph
+    from tightfit.stages.device.factory import Built
 
 BUDGETS = ("70%", "50%", "30%")
 HEAD = (
@@ -95,9 +95,9 @@ def figures(shape: Shape, store: Path) -> dict[str, Any]:
     took, and by budget the figures of its plan; or why it is refused."""
     import torch
 
-    from stages.device.factory import build
-    from stages.trace.trace import trace
     from tightfit import TightfitError
+    from tightfit.stages.device.factory import build
+    from tightfit.stages.trace.trace import trace
 
     torch.manual_seed(0)
     built = build(shape.factory, shape.arguments)
@@ -116,8 +116,8 @@ def _plan(graph: Graph, built: Built, budget: str, store: Path) -> str:
     the predicted and the measured peak; the least budget where this one is below it, and the op
     that no plan can do with less for."""
     import tightfit
-    from stages.validate.measure import measure_memory
-    from stages.validate.step import Stepper, fresh_sample
+    from tightfit.stages.validate.measure import measure_memory
+    from tightfit.stages.validate.step import Stepper, fresh_sample
 
     args, kwargs = built.samples[0]
     try:

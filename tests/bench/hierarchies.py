@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 
-from stages.partition.hierarchy.partition import h_partition
 from tests.stages.partition.hierarchy.flows import FAMILIES
+from tightfit.stages.partition.hierarchy.partition import h_partition
 
 COUNTS = (1_000, 10_000, 100_000, 1_000_000)
 HEAD = "| forward | nodes | CPU seconds | clusters by level (distinct) |\n|---|---|---|---|"

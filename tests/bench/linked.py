@@ -12,25 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from schemas.actions import Action
-from schemas.blocks import read_blocks
-from schemas.costs import read_costs
-from schemas.frontier import read_frontier
-from schemas.graph import read_graph
-from schemas.link import HostLink
-from schemas.problem import Problem
-from stages.__main__ import main
-from stages.combine.in_all import InAll
-from stages.combine.offmate.plans import OffmatePlan, OffmatePlanner
-from stages.combine.refine import Player, refined
-from stages.combine.schedule.leaving import leaving
-from stages.combine.schedule.opening import Opener
-from stages.combine.transfers.deciding import LinkedMoments
-from stages.combine.transfers.placing import Placed
-from stages.combine.transfers.search import Linker
-from stages.replay.condense import condense
-from stages.replay.referee import replay
-from stages.solve.search import Grid, solve_block
+from tightfit.__main__ import main
+from tightfit.schemas.actions import Action
+from tightfit.schemas.blocks import read_blocks
+from tightfit.schemas.costs import read_costs
+from tightfit.schemas.frontier import read_frontier
+from tightfit.schemas.graph import read_graph
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.in_all import InAll
+from tightfit.stages.combine.offmate.plans import OffmatePlan, OffmatePlanner
+from tightfit.stages.combine.refine import Player, refined
+from tightfit.stages.combine.schedule.leaving import leaving
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.combine.transfers.deciding import LinkedMoments
+from tightfit.stages.combine.transfers.placing import Placed
+from tightfit.stages.combine.transfers.search import Linker
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.referee import replay
+from tightfit.stages.solve.search import Grid, solve_block
 
 
 @dataclass(frozen=True)

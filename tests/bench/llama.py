@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.machine import MACHINES
-from schemas.plan import read_plan
-from schemas.schedule import schedule_updates
 from tests.bench.running import run_stage
+from tightfit.schemas.machine import MACHINES
+from tightfit.schemas.plan import read_plan
+from tightfit.schemas.schedule import schedule_updates
 
 BUDGET = "12GB"
 HOST = {"name": "host", "memory": 512_000_000_000, "bandwidth": 3.072e11}

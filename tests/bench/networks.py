@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from schemas.blocks import read_blocks
-from schemas.chain import Chain, Position, read_chain, write_chain
-from schemas.options import read_options
-from stages.__main__ import main as run_stage
-from stages.combine.chain.ways import Ways, ways_of_blocks
+from tightfit.__main__ import main as run_stage
+from tightfit.schemas.blocks import read_blocks
+from tightfit.schemas.chain import Chain, Position, read_chain, write_chain
+from tightfit.schemas.options import read_options
+from tightfit.stages.combine.chain.ways import Ways, ways_of_blocks
 
 BATCH, SIZE = 8, 1000
 """Images and pixels of a side (M 5.1)."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from schemas.link import HostLink
-from schemas.offloaders import OFFLOADERS
-from stages.combine.chain.frontier import ChainFrontier
-from stages.combine.chain.ways import Ways, ways_of_chain
-from stages.combine.offload.plans import LinkedChain
-from stages.combine.offload.registry import planner
 from tests.bench.chains import SLOTS, random_chain
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.offloaders import OFFLOADERS
+from tightfit.stages.combine.chain.frontier import ChainFrontier
+from tightfit.stages.combine.chain.ways import Ways, ways_of_chain
+from tightfit.stages.combine.offload.plans import LinkedChain
+from tightfit.stages.combine.offload.registry import planner
 
 LENGTHS = (100,)
 BANDWIDTHS = (2e9, 6e9)

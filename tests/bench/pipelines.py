@@ -10,17 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from schemas.chain import Chain
-from stages.combine.allocate.allocation import Allocation, pattern_of
-from stages.combine.allocate.allocator import AllocationInstance
-from stages.combine.allocate.contiguous import least_feasible
-from stages.combine.allocate.groups import least_period
-from stages.combine.allocate.inner import Inner, menu_of
-from stages.combine.allocate.layers import Layers, Wire, layers_of_chain
-from stages.combine.allocate.registry import allocator
-from stages.replay.pipeline import play_pattern
 from tests.bench.chains import random_chain
 from tests.bench.networks import DEEP, NETWORKS, Network, chain_of_network
+from tightfit.schemas.chain import Chain
+from tightfit.stages.combine.allocate.allocation import Allocation, pattern_of
+from tightfit.stages.combine.allocate.allocator import AllocationInstance
+from tightfit.stages.combine.allocate.contiguous import least_feasible
+from tightfit.stages.combine.allocate.groups import least_period
+from tightfit.stages.combine.allocate.inner import Inner, menu_of
+from tightfit.stages.combine.allocate.layers import Layers, Wire, layers_of_chain
+from tightfit.stages.combine.allocate.registry import allocator
+from tightfit.stages.replay.pipeline import play_pattern
 
 DEVICES = range(2, 9)
 MEMORIES = range(3, 17)

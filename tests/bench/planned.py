@@ -12,20 +12,20 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from schemas.costs import Costs, read_costs
-from schemas.frontier import Frontier, Point, read_frontier
-from schemas.graph import Graph, read_graph
-from stages.combine.choose import choose
-from stages.combine.fixed import fixed_bytes
-from stages.combine.schedule.opening import Opener
-from stages.device.factory import build
-from stages.generate.package import write_package
-from stages.replay.condense import condense
-from stages.replay.referee import replay
-from stages.validate.step import Stepper
 from tests.bench.cases import Case
 from tests.bench.contest import Result, contest
 from tests.bench.peers import Contestant, peers
+from tightfit.schemas.costs import Costs, read_costs
+from tightfit.schemas.frontier import Frontier, Point, read_frontier
+from tightfit.schemas.graph import Graph, read_graph
+from tightfit.stages.combine.choose import choose
+from tightfit.stages.combine.fixed import fixed_bytes
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.device.factory import build
+from tightfit.stages.generate.package import write_package
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.referee import replay
+from tightfit.stages.validate.step import Stepper
 
 
 def measure_case(case: Case, folder: Path, rounds: int) -> list[Result]:

@@ -13,7 +13,7 @@ def run_stage(*arguments: str | Path) -> float:
     """Runs a stage with one thread; the seconds of CPU that it took."""
     before = _cpu_seconds()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", "stages", *map(str, arguments)]
+    words = [sys.executable, "-m", "tightfit", *map(str, arguments)]
     subprocess.run(words, check=True, env=environment)
     return _cpu_seconds() - before
 

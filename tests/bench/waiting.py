@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 
 import tightfit
-from schemas.graph import read_graph
-from schemas.plan import Transfers
-from stages.device.disk import Disk
-from stages.device.factory import build
-from stages.device.slow import Slow, Ticket
-from stages.profile.kept_links import kept_machine
-from stages.validate.sent import last_moved
-from stages.validate.step import Stepper
 from tests.bench.cases import CASES
 from tests.bench.contest import contest
 from tests.bench.peers import Contestant
 from tests.bench.tables import result_table
+from tightfit.schemas.graph import read_graph
+from tightfit.schemas.plan import Transfers
+from tightfit.stages.device.disk import Disk
+from tightfit.stages.device.factory import build
+from tightfit.stages.device.slow import Slow, Ticket
+from tightfit.stages.profile.kept_links import kept_machine
+from tightfit.stages.validate.sent import last_moved
+from tightfit.stages.validate.step import Stepper
 
 CASE = CASES[0]
 BUDGETS = ("50%", "30%", "20%")

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import tightfit
-from stages.device.factory import build
-from stages.device.meter import session
 from tests.bench.cases import CASES
+from tightfit.stages.device.factory import build
+from tightfit.stages.device.meter import session
 
 CASE = CASES[0]
 SHARE = 3

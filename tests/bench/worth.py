@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from schemas.costs import read_costs
-from schemas.frontier import Frontier, read_frontier
-from schemas.graph import read_graph
-from schemas.problem import Problem
-from schemas.strategies import HIERARCHY
-from stages.replay.condense import condense
 from tests.bench.running import run_stage
+from tightfit.schemas.costs import read_costs
+from tightfit.schemas.frontier import Frontier, read_frontier
+from tightfit.schemas.graph import read_graph
+from tightfit.schemas.problem import Problem
+from tightfit.schemas.strategies import HIERARCHY
+from tightfit.stages.replay.condense import condense
 
 SHARES = (0.7, 0.5, 0.3, 0.2, 0.1)
 """Of what keeping everything takes beyond what stays to the end of the step."""

@@ -122,7 +122,7 @@ class Place:
     def audit(self) -> subprocess.CompletedProcess[str]:
         """Audits the results."""
         return subprocess.run(
-            [str(self.programs / "python"), "-m", "stages", "audit", "results"],
+            [str(self.programs / "python"), "-m", "tightfit", "audit", "results"],
             cwd=self.folder,
             capture_output=True,
             text=True,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from data import large
-from stages.device.fake import without_memory
+from tightfit.stages.device.fake import without_memory
 
 PUBLISHED = [
     (large.gpt2_xl, 1_557_611_200, torch.float32, (8, 1024)),

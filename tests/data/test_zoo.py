@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from schemas.config import read_config
-from schemas.errors import ModelError
-from stages.device.factory import build, load_factory
-from stages.trace.trace import trace
 from tests.stages.trace.compare import check_against_eager
+from tightfit.schemas.config import read_config
+from tightfit.schemas.errors import ModelError
+from tightfit.stages.device.factory import build, load_factory
+from tightfit.stages.trace.trace import trace
 
 ROOT = Path(__file__).parents[2]
 ZOO = read_config(ROOT / "zoo.yaml").models

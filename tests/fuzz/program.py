@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.device.factory import Sample
 from tests.battery.case import SEED, Case
 from tests.battery.draws import normal
 from tests.battery.run import differentiable, weighted
 from tests.fuzz.operations import LASTING, OPERATIONS, WRITING
+from tightfit.stages.device.factory import Sample
 
 SHAPES = ((4, 6), (3, 4, 6), (6,), (4, 1), (2, 3, 6))
 LARGEST = 2000

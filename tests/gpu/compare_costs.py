@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from schemas.costs import Costs, read_costs
-from schemas.graph import Graph, read_graph
+from tightfit.schemas.costs import Costs, read_costs
+from tightfit.schemas.graph import Graph, read_graph
 
 FAR = 0.3
 """How far a described time may be off, relative to the measured one."""

@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.device.devices import entered, is_out_of_memory, kept_random_states, wait_for
-from stages.device.factory import Built, Sample, move
-from stages.device.leaves import map_leaves
-from stages.replay.gpu_memory import FURTHER
-from stages.validate.load import load_planned
-from stages.validate.measure import gpu_use, measure_alone, measure_memory, taken_memory
-from stages.validate.step import Stepper, forget_gradients
 from tests.gpu.models import MODELS, made_on
 from tests.gpu.sizes import COMPILE, EAGER, FULL, GRAPHS, PLAN, SAVED, SEED, SELECTIVE, SIZES, WAYS
+from tightfit.stages.device.devices import entered, is_out_of_memory, kept_random_states, wait_for
+from tightfit.stages.device.factory import Built, Sample, move
+from tightfit.stages.device.leaves import map_leaves
+from tightfit.stages.replay.gpu_memory import FURTHER
+from tightfit.stages.validate.load import load_planned
+from tightfit.stages.validate.measure import gpu_use, measure_alone, measure_memory, taken_memory
+from tightfit.stages.validate.step import Stepper, forget_gradients
 
 PROJECTIONS = 8
 WARM = 3

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from schemas.errors import TightfitError
-from stages.device.devices import require_device
-from stages.device.settings import cuda_settings
+from tightfit.schemas.errors import TightfitError
+from tightfit.stages.device.devices import require_device
+from tightfit.stages.device.settings import cuda_settings
 
 
 def machine(device: str) -> dict[str, Any]:

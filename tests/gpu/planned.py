@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import tightfit
-from stages.device.factory import Built, move
 from tests.gpu.models import made_on
+from tightfit.stages.device.factory import Built, move
 
 
 def main() -> None:

@@ -22,8 +22,6 @@ from typing import IO
 
 import torch
 
-from schemas.costs import Costs, read_costs, write_costs
-from schemas.machine import MACHINES
 from tests.gpu.sizes import FULL, SELECTIVE
 from tests.gpu.steps import (
     CHOSEN,
@@ -35,6 +33,8 @@ from tests.gpu.steps import (
     SMALL_SHARE,
     plan_commands,
 )
+from tightfit.schemas.costs import Costs, read_costs, write_costs
+from tightfit.schemas.machine import MACHINES
 
 HOST = {"name": "host", "memory": 100_000_000_000}
 LINK = {"between": ["cuda:0", "host"], "bandwidth": 4.5e10, "latency": 1e-5}
@@ -222,7 +222,7 @@ def ran(commands: Sequence[Sequence[str]], log: IO[str]) -> bool:
 
 
 def _stage(*words: object) -> list[str]:
-    return [sys.executable, "-m", "stages", *map(str, words)]
+    return [sys.executable, "-m", "tightfit", *map(str, words)]
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ def _links(asked: Asked) -> list[Step]:
     words += ["--size", "256MiB" if asked.size == "full" else "1MiB"]
     name, share = LINKED
     return [
-        Step("6 link", [_python("stages", *words)], 60, result=machine, estimate=15),
+        Step("6 link", [_python("tightfit", *words)], 60, result=machine, estimate=15),
         _way(asked, name, PLAN, f"{share}-linked", part=6),
         _way(asked, name, SAVED, part=6),
     ]
@@ -260,7 +260,7 @@ def _measured(asked: Asked, name: str, share: str) -> list[Step]:
     profiled = Step(
         f"8 {name}: costs",
         [
-            _python("stages", *words),
+            _python("tightfit", *words),
             _python("tests.gpu.compare_costs", *comparing, "--out", compared),
         ],
         120,
@@ -311,8 +311,8 @@ def plan_commands(
     frontier = place / f"{strategy}.arrow"
     solving = ["--engine", "highs", "--peaks", 4, "--saves", 6, "--jobs", jobs, "--out", options]
     found = [
-        _python("stages", "partition", *files, "--out", blocks),
-        _python("stages", "solve", "--blocks", blocks, "--store", place / "store", *solving),
+        _python("tightfit", "partition", *files, "--out", blocks),
+        _python("tightfit", "solve", "--blocks", blocks, "--store", place / "store", *solving),
         _python(
             "stages",
             "combine",
@@ -338,7 +338,7 @@ def plan_commands(
                 "stages", "choose", "--frontier", frontier, *files, "--budget", budget, "--out", at
             )
         )
-        found.append(_python("stages", "generate", *files[:2], *made, "--out", at / "module"))
+        found.append(_python("tightfit", "generate", *files[:2], *made, "--out", at / "module"))
     return found
 
 

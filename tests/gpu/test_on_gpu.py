@@ -14,24 +14,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from schemas.groups import Body, body_of, is_group
-from stages.combine.schedule.opening import open_schedule
-from stages.device.factory import Built, check_result, move
-from stages.device.groups import compile_body, forms_of
-from stages.device.identity import describe_device
-from stages.device.kernels import zeros_of
-from stages.fuse.fusing import fuse
-from stages.generate.package import package, write_directory
-from stages.profile.library import open_library
-from stages.profile.profile import profile
-from stages.replay.referee import replay
-from stages.trace.trace import trace
-from stages.validate.measure import taken_memory
-from stages.validate.step import Stepper, forget_gradients
-from stages.validate.validate import validate
 from tests.gpu.models import gpt2, llama, resnet
 from tests.stages.generate.captures import stand_in
 from tests.stages.generate.plans import PLAN, generated, keep_all, recompute
+from tightfit.schemas.groups import Body, body_of, is_group
+from tightfit.stages.combine.schedule.opening import open_schedule
+from tightfit.stages.device.factory import Built, check_result, move
+from tightfit.stages.device.groups import compile_body, forms_of
+from tightfit.stages.device.identity import describe_device
+from tightfit.stages.device.kernels import zeros_of
+from tightfit.stages.fuse.fusing import fuse
+from tightfit.stages.generate.package import package, write_directory
+from tightfit.stages.profile.library import open_library
+from tightfit.stages.profile.profile import profile
+from tightfit.stages.replay.referee import replay
+from tightfit.stages.trace.trace import trace
+from tightfit.stages.validate.measure import taken_memory
+from tightfit.stages.validate.step import Stepper, forget_gradients
+from tightfit.stages.validate.validate import validate
 
 ROOT = Path(__file__).parents[2]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
@@ -216,16 +216,16 @@ def test_a_plan_as_cuda_graphs_takes_the_bytes_of_the_plan(tmp_path: Path) -> No
 
 RESERVED = """
 import pathlib, sys, torch
-from stages.combine.schedule.opening import open_schedule
-from stages.device.factory import check_result, move
-from stages.generate.package import package, write_directory
-from stages.device.identity import describe_device
-from stages.profile.library import open_library
-from stages.profile.profile import profile
-from stages.replay.gpu_memory import on_gpu
-from stages.replay.referee import replay
-from stages.trace.trace import trace
-from stages.validate.validate import validate
+from tightfit.stages.combine.schedule.opening import open_schedule
+from tightfit.stages.device.factory import check_result, move
+from tightfit.stages.generate.package import package, write_directory
+from tightfit.stages.device.identity import describe_device
+from tightfit.stages.profile.library import open_library
+from tightfit.stages.profile.profile import profile
+from tightfit.stages.replay.gpu_memory import on_gpu
+from tightfit.stages.replay.referee import replay
+from tightfit.stages.trace.trace import trace
+from tightfit.stages.validate.validate import validate
 from tests.gpu.test_on_gpu import Wide
 from tests.stages.generate.plans import PLAN, recompute
 

@@ -16,12 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.costs import Costs
-from schemas.machine import MACHINES
-from stages.device.factory import check_result
-from stages.profile.roofline import roofline
-from stages.trace.trace import trace
-from stages.validate.load import load_package
 from tests.gpu import __main__ as command
 from tests.gpu import contestant, prepare
 from tests.gpu.compare_costs import compared
@@ -33,6 +27,12 @@ from tests.gpu.steps import ROOT, Asked, Step, steps
 from tests.gpu.travels import MOST, sizes
 from tests.gpu.whole import measured
 from tests.stages.generate.captures import stand_in
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.machine import MACHINES
+from tightfit.stages.device.factory import check_result
+from tightfit.stages.profile.roofline import roofline
+from tightfit.stages.trace.trace import trace
+from tightfit.stages.validate.load import load_package
 
 ABOUT = {"device": "cpu", "size": "tiny"}
 

@@ -9,14 +9,14 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from schemas.measurement import read_measurement
+from tightfit.schemas.measurement import read_measurement
 
 
 def main() -> int:
     """The exit code of the stage."""
     words = sys.argv[1:]
     out = Path(words[words.index("--out") + 1])
-    code = subprocess.run([sys.executable, "-m", "stages", *words], check=False).returncode
+    code = subprocess.run([sys.executable, "-m", "tightfit", *words], check=False).returncode
     if out.exists():
         found = asdict(read_measurement(out))
         out.with_suffix(".json").write_text(json.dumps(found, default=str))

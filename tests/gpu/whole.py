@@ -26,14 +26,14 @@ from torch import nn
 
 import tightfit
 import tightfit.away
-from schemas.errors import ConfigError
-from stages.device.devices import entered, wait_for
-from stages.device.factory import Built, Sample, move
-from stages.device.meter import session
-from stages.device.optimiser import in_backward
-from stages.validate.load import load_planned
 from tests.gpu.contestant import told
 from tests.gpu.models import MODELS, made_on
+from tightfit.schemas.errors import ConfigError
+from tightfit.stages.device.devices import entered, wait_for
+from tightfit.stages.device.factory import Built, Sample, move
+from tightfit.stages.device.meter import session
+from tightfit.stages.device.optimiser import in_backward
+from tightfit.stages.validate.load import load_planned
 
 CHECKED = 3
 SHARE = 3

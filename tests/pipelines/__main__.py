@@ -17,13 +17,13 @@ from typing import Any
 
 import torch.multiprocessing
 
-from schemas.errors import ScheduleError, TightfitError
-from schemas.pipeline import read_pipeline
-from schemas.pipeline_measurement import FAILED, read_pipeline_measurement
-from schemas.pipeline_plan import read_pipeline_plan
-from stages.__main__ import STAGES
 from tests.pipelines import replicas
 from tests.stages.validate.pipelines import machine
+from tightfit.__main__ import STAGES
+from tightfit.schemas.errors import ScheduleError, TightfitError
+from tightfit.schemas.pipeline import read_pipeline
+from tightfit.schemas.pipeline_measurement import FAILED, read_pipeline_measurement
+from tightfit.schemas.pipeline_plan import read_pipeline_plan
 
 HEAD = "| model | ranks | stages of each | bits | bytes of each step | a step | one process |"
 ROOM = 10**12

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import distributed
 
-from stages.device.factory import build
-from stages.validate.contents import fresh_contents
-from stages.validate.load import load_package
+from tightfit.stages.device.factory import build
+from tightfit.stages.validate.contents import fresh_contents
+from tightfit.stages.validate.load import load_package
 
 MICROBATCHES = 4
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from schemas.actions import NAMES, Compute, action_of, row_of
-from schemas.errors import ArtifactError
+from tightfit.schemas.actions import NAMES, Compute, action_of, row_of
+from tightfit.schemas.errors import ArtifactError
 
 
 def test_an_action_is_its_row() -> None:

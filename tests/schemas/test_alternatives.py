@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from schemas import store
-from schemas.arguments import encode_arguments
-from schemas.errors import ArtifactError
-from schemas.graph import GRAPH, LOSS_TARGET, Graph, read_graph, write_graph
 from tests.stages.replay.graphs import two_ways
+from tightfit.schemas import store
+from tightfit.schemas.arguments import encode_arguments
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import GRAPH, LOSS_TARGET, Graph, read_graph, write_graph
 
 GRAPH_OF, _ = two_ways()
 

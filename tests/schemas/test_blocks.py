@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from schemas.blocks import Block, Blocks, problem_digest, read_blocks, write_blocks
-from schemas.errors import ArtifactError
-from schemas.problem import Node, Problem, Reuse, Storage
+from tightfit.schemas.blocks import Block, Blocks, problem_digest, read_blocks, write_blocks
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.problem import Node, Problem, Reuse, Storage
 
 
 def node(position: int, phase: str, inputs: list[int], outputs: list[int]) -> Node:

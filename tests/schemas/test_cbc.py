@@ -7,8 +7,8 @@ from pathlib import Path
 import pulp
 import pytest
 
-from schemas.cbc import run_cbc
-from schemas.errors import TightfitError
+from tightfit.schemas.cbc import run_cbc
+from tightfit.schemas.errors import TightfitError
 
 
 def small_program() -> pulp.LpProblem:

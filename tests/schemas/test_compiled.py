@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-from schemas.compiled import forget_stale, is_kept
+from tightfit.schemas.compiled import forget_stale, is_kept
 
 
 def test_compiled_code_goes_with_any_source_of_its_package(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.budget import LARGEST, UNITS, parse_budget
-from schemas.config import SCHEMA_PATH, parse_config, read_config, require_folders
-from schemas.engines import SOLVERS
-from schemas.errors import ConfigError
+from tightfit.schemas.budget import LARGEST, UNITS, parse_budget
+from tightfit.schemas.config import SCHEMA_PATH, parse_config, read_config, require_folders
+from tightfit.schemas.engines import SOLVERS
+from tightfit.schemas.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from schemas import store
-from schemas.arguments import encode_arguments
-from schemas.costs import (
+from tightfit.schemas import store
+from tightfit.schemas.arguments import encode_arguments
+from tightfit.schemas.costs import (
     COSTS,
     RANDOM_STATE_TARGET,
     Allocations,
@@ -19,8 +19,8 @@ from schemas.costs import (
     read_costs,
     write_costs,
 )
-from schemas.errors import ArtifactError
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Output, Phase, Value
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, Op, Output, Phase, Value
 
 DEVICE = Device("cpu", "a processor", "2.0", 2, "measured")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from schemas import fingerprint
-from schemas.fingerprint import factory_fingerprint, stage_fingerprint
-from schemas.syntax import syntax
+from tightfit.schemas import fingerprint
+from tightfit.schemas.fingerprint import factory_fingerprint, stage_fingerprint
+from tightfit.schemas.syntax import syntax
 
 Write = Callable[[str, str], None]
 
@@ -36,7 +36,7 @@ def write(tmp_path: Path) -> Write:
     put("helpers/unused.py", "SIZE = 1\n")
     put(
         "stages/solve/cli.py",
-        "def run():\n    from schemas.blocks import read\n    return read()\n",
+        "def run():\n    from tightfit.schemas.blocks import read\n    return read()\n",
     )
     put("stages/solve/__init__.py", "")
     put("stages/__init__.py", "")

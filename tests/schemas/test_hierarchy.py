@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from schemas import store
-from schemas.errors import ArtifactError
-from schemas.hierarchy import HIERARCHY, Hierarchy, Tier, read_hierarchy, write_hierarchy
+from tightfit.schemas import store
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.hierarchy import HIERARCHY, Hierarchy, Tier, read_hierarchy, write_hierarchy
 
 A, B, C, D = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
 LOWEST = Tier([2, 2, 1], [A, A, B])

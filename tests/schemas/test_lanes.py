@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from schemas import store
-from schemas.errors import ArtifactError
-from schemas.lanes import LANES, LaneStep, read_lanes, write_lanes
-from schemas.sequence import Operation
+from tightfit.schemas import store
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.lanes import LANES, LaneStep, read_lanes, write_lanes
+from tightfit.schemas.sequence import Operation
 
 STEPS = [
     LaneStep(Operation("offload", 0), "cuda:0/to-host", 0.0, 1.0, 0.0, 3, 3),

@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from schemas import store
-from schemas.actions import Action, Compute, Free, Loss, Offload, Prefetch
-from schemas.config import parse_config
-from schemas.errors import ArtifactError, ConfigError
-from schemas.frontier import FRONTIER, Frontier, Point, read_frontier, write_frontier
-from schemas.link import HostLink, link_of
-from schemas.schedule import read_schedule, schedule_link, write_schedule
 from tests.schemas.machines import described
+from tightfit.schemas import store
+from tightfit.schemas.actions import Action, Compute, Free, Loss, Offload, Prefetch
+from tightfit.schemas.config import parse_config
+from tightfit.schemas.errors import ArtifactError, ConfigError
+from tightfit.schemas.frontier import FRONTIER, Frontier, Point, read_frontier, write_frontier
+from tightfit.schemas.link import HostLink, link_of
+from tightfit.schemas.schedule import read_schedule, schedule_link, write_schedule
 
 LINK = HostLink(2e9, 1e-5, False, 1000, "cuda", to="disk")
 

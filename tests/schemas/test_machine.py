@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from schemas.errors import ArtifactError, ConfigError
-from schemas.link import host_link
-from schemas.machine import MACHINES, machine_file, machine_names, read_machine
 from tests.schemas.machines import DEVICE, MACHINE, described
+from tightfit.schemas.errors import ArtifactError, ConfigError
+from tightfit.schemas.link import host_link
+from tightfit.schemas.machine import MACHINES, machine_file, machine_names, read_machine
 
 HOST = {"name": "host", "memory": 64_000_000_000}
 LINK = {"between": ["cuda:0", "host"], "bandwidth": 2e10}
@@ -71,7 +71,7 @@ def test_names_of_devices() -> None:
 
 
 def test_no_described_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("schemas.machine.MACHINES", tmp_path)
+    monkeypatch.setattr("tightfit.schemas.machine.MACHINES", tmp_path)
     with pytest.raises(ConfigError, match="expected cpu, cuda, cuda:NUMBER or the path of a desc"):
         machine_file("h100")
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from schemas import store
-from schemas.errors import ArtifactError
-from schemas.measurement import (
+from tightfit.schemas import store
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.measurement import (
     LINE_POINTS,
     MEASUREMENT,
     LinePoint,

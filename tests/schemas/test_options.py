@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from schemas.errors import ArtifactError
-from schemas.link import HostLink
-from schemas.options import (
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.options import (
     Option,
     clock_of,
     group_options,

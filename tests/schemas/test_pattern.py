@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas import store
-from schemas.errors import ArtifactError
-from schemas.pattern import PATTERN, Pattern, PatternOperation, read_pattern, write_pattern
-from schemas.pipeline_plan import (
+from tightfit.schemas import store
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.pattern import PATTERN, Pattern, PatternOperation, read_pattern, write_pattern
+from tightfit.schemas.pipeline_plan import (
     PipelinePlan,
     PlannedDevice,
     PlannedStage,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import ArtifactError
-from schemas.pipeline import (
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.pipeline import (
     Parcel,
     Pipeline,
     PipelineStage,
@@ -20,14 +20,14 @@ from schemas.pipeline import (
     read_pipeline,
     write_pipeline,
 )
-from schemas.pipeline_measurement import (
+from tightfit.schemas.pipeline_measurement import (
     MeasuredRank,
     PipelineMeasurement,
     TimedAction,
     read_pipeline_measurement,
     write_pipeline_measurement,
 )
-from schemas.pipeline_plan import (
+from tightfit.schemas.pipeline_plan import (
     PipelinePlan,
     PlannedDevice,
     PlannedStage,

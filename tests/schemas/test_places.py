@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from schemas import store
-from schemas.errors import ArtifactError
-from schemas.lineage import digest_of, read_record, record_path
-from schemas.module import module_digest, module_files, read_made_from
-from schemas.plan import read_plan
-from stages.audit.folder import READERS, audit
+from tightfit.schemas import store
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.lineage import digest_of, read_record, record_path
+from tightfit.schemas.module import module_digest, module_files, read_made_from
+from tightfit.schemas.plan import read_plan
+from tightfit.stages.audit.folder import READERS, audit
 
 
 def listening(path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import ArtifactError
-from schemas.plan import Fixed, Plan, PlanCost, Rival, Transfers, read_plan, write_plan
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.plan import Fixed, Plan, PlanCost, Rival, Transfers, read_plan, write_plan
 
 PLAN = Plan(
     strategy="rotor",

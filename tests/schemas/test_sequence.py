@@ -7,9 +7,9 @@ from typing import get_args
 
 import pytest
 
-from schemas import store
-from schemas.errors import ArtifactError
-from schemas.sequence import (
+from tightfit.schemas import store
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.sequence import (
     SEQUENCE,
     Move,
     Operation,

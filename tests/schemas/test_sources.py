@@ -6,7 +6,7 @@ import builtins
 
 import pytest
 
-from schemas.sources import code_of
+from tightfit.schemas.sources import code_of
 
 TEXT = b"def outer():\n    return lambda: 1\n"
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas import store
-from schemas.arrow import flag, integer, integers, number, records, text, texts
-from schemas.errors import ArtifactError
+from tightfit.schemas import store
+from tightfit.schemas.arrow import flag, integer, integers, number, records, text, texts
+from tightfit.schemas.errors import ArtifactError
 
 KIND = store.ArtifactType(
     "tightfit.example",
@@ -283,7 +283,7 @@ def test_a_process_killed_while_writing_leaves_no_partial_file(tmp_path: Path) -
     path = tmp_path / "plan.json"
     code = (
         "import os, sys\n"
-        "from schemas import store\n"
+        "from tightfit.schemas import store\n"
         "real = os.fsync\n"
         "os.fsync = lambda handle: (real(handle), os.kill(os.getpid(), 9))\n"
         "store.write_bytes(sys.argv[1], b'x' * 100000)\n"

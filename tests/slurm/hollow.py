@@ -1,4 +1,4 @@
-"""Stands in for `stages/__main__.py`: stages that make their files and put nothing in them."""
+"""Stands in for `tightfit/__main__.py`: stages that make their files and put nothing in them."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_what_runs_a_model_is_sent_to_gpus(
     cluster: Cluster, workplace: Workplace, tmp_path: Path, sent: Any
 ) -> None:
     checkout = shutil.copytree(workplace.checkout, tmp_path / "checkout")
-    shutil.copy(hollow.__file__, checkout / "stages/__main__.py")
+    shutil.copy(hollow.__file__, checkout / "tightfit/__main__.py")
     elsewhere = Workplace(checkout, tmp_path)
     configure(elsewhere, {"tower": model("tower")}, device="cuda")
     result = send(elsewhere)

@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from schemas.errors import TightfitError
-from schemas.graph import Graph
-from stages.combine import bounds
-from stages.combine.moment.limits import Limits
-from stages.combine.polish import refining, sweeping
-from stages.device.factory import Built
-from stages.device.masks import leaves_of_masks, leaves_of_ones
-from stages.solve import worker
-from stages.trace import trace as tracing
+from tightfit.schemas.errors import TightfitError
+from tightfit.schemas.graph import Graph
+from tightfit.stages.combine import bounds
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.polish import refining, sweeping
+from tightfit.stages.device.factory import Built
+from tightfit.stages.device.masks import leaves_of_masks, leaves_of_ones
+from tightfit.stages.solve import worker
+from tightfit.stages.trace import trace as tracing
 
 SETTINGS: dict[str, Any] = {"peaks": 2, "saves": 2, "jobs": 1}
 
@@ -52,7 +52,7 @@ def _solved_here() -> Iterator[None]:
         return 0, ""
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stages.solve.shelf._Workers.run", run)
+        patch.setattr("tightfit.stages.solve.shelf._Workers.run", run)
         yield
 
 

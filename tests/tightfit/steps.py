@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.device.meter import session
+from tightfit.stages.device.meter import session
 
 
 def loss(output: Tensor) -> Tensor:

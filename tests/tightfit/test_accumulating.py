@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import tightfit
-from schemas.errors import ConfigError
-from stages.device.meter import session
 from tests.tightfit.steps import Measured, alike, loss
 from tests.tightfit.test_away import _small, adamw, deep
+from tightfit.schemas.errors import ConfigError
+from tightfit.stages.device.meter import session
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import tightfit
-from schemas.errors import ConfigError, ModelError
-from stages.device.meter import session
 from tests.tightfit.steps import alike, check_three_steps, loss
+from tightfit.schemas.errors import ConfigError, ModelError
+from tightfit.stages.device.meter import session
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {"progress": False, "parameters": "away"}
 @pytest.fixture(autouse=True)
 def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIGHTFIT_DISK", str(tmp_path))
-    monkeypatch.setattr("stages.profile.kept_links.KEPT_SIZE", 4 << 20)
+    monkeypatch.setattr("tightfit.stages.profile.kept_links.KEPT_SIZE", 4 << 20)
     monkeypatch.setattr("tightfit.away.SMALL", 1 << 10)
 
 
@@ -104,7 +104,7 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(
     model, args = deep()
     plain = copy.deepcopy(model)
     # All updates are the device's.
-    monkeypatch.setattr("stages.profile.updates.has_spare", lambda device: False)
+    monkeypatch.setattr("tightfit.stages.profile.updates.has_spare", lambda device: False)
     with session("cpu"):
         model = copy.deepcopy(model)
     before = list(model.parameters())
@@ -138,7 +138,7 @@ def package(store: Path) -> Path:
     """The folder of a package."""
     model, args = deep()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stages.profile.kept_links.KEPT_SIZE", 4 << 20)
+        patch.setattr("tightfit.stages.profile.kept_links.KEPT_SIZE", 4 << 20)
         patch.setattr("tightfit.away.SMALL", 1 << 10)
         _, made = tightfit.plan(
             model, args, loss=loss, optimizer=adamw(model), budget=100_000, store=store,

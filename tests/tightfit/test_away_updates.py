@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 import tightfit
 import tightfit.away
-from stages.device.meter import session
 from tests.tightfit import test_away as away
 from tests.tightfit.steps import Measured, alike, check_three_steps, loss
 from tests.tightfit.test_away import SETTINGS, adamw, deep, momentum
+from tightfit.stages.device.meter import session
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
@@ -39,7 +39,7 @@ def _slow_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIGHTFIT_DISK", str(tmp_path_factory.mktemp("disk")))
-        patch.setattr("stages.profile.kept_links.KEPT_SIZE", 4 << 20)
+        patch.setattr("tightfit.stages.profile.kept_links.KEPT_SIZE", 4 << 20)
         patch.setattr("tightfit.away.SMALL", 1 << 10)
         patch.setattr(tightfit.away, "measured", measured)
         yield
@@ -144,7 +144,7 @@ class Turned(nn.Module):
 def test_a_parameter_that_lies_transposed_takes_the_bytes_predicted(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stages.device.optimiser.PIECE_BYTES", 512)
+    monkeypatch.setattr("tightfit.stages.device.optimiser.PIECE_BYTES", 512)
     plain, args = Turned(), (torch.randn(4, 24),)
     with session("cpu"):
         model = copy.deepcopy(plain)

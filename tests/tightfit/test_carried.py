@@ -189,7 +189,7 @@ def test_a_package_that_is_no_package_is_refused(store: Path, tmp_path: Path, ca
 
 
 def test_a_package_has_no_files_elsewhere(store: Path, tmp_path: Path, cache: Path) -> None:
-    from stages.validate.load import package_digest
+    from tightfit.stages.validate.load import package_digest
 
     model, _ = moved(store, tmp_path)
     _, (_, _, files, *rest) = reduced(model)

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 import tightfit
-from schemas.graph import Graph
-from schemas.plan import Fixed, GpuMemory
-from stages.combine.holding import holding
-from stages.replay.referee import Replay
 from tests.tightfit.conftest import SETTINGS, tower
 from tightfit.choices import Choices
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.plan import Fixed, GpuMemory
+from tightfit.stages.combine.holding import holding
+from tightfit.stages.replay.referee import Replay
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
@@ -117,8 +117,8 @@ def test_what_holds_the_smallest_has_no_line_where_none_is_known(
         ops = [replace(op, source="") for op in graph.ops]
         return holding(replace(graph, ops=ops), played, fixed)
 
-    monkeypatch.setattr("stages.combine.choose.holding", bare)
-    monkeypatch.setattr("stages.combine.choose.needing", lambda *_: "which an op takes")
+    monkeypatch.setattr("tightfit.stages.combine.choose.holding", bare)
+    monkeypatch.setattr("tightfit.stages.combine.choose.needing", lambda *_: "which an op takes")
     said = refusal(store, "2kB")
     assert "at the peak of the step" in said and "(at" not in said
 
@@ -181,7 +181,7 @@ def test_a_table_and_a_picture(made: tightfit.ChosenPlan) -> None:
 
 
 def test_a_model_of_a_strange_name_stays_a_text(made: tightfit.ChosenPlan) -> None:
-    from schemas.frontier import read_frontier
+    from tightfit.schemas.frontier import read_frontier
 
     path = made.module.parents[1] / "frontier.arrow"
     strange = replace(read_frontier(path), model="<script>alert(1)</script>")
@@ -189,7 +189,7 @@ def test_a_model_of_a_strange_name_stays_a_text(made: tightfit.ChosenPlan) -> No
 
 
 def test_one_point_is_a_frontier_too(made: tightfit.ChosenPlan) -> None:
-    from schemas.frontier import read_frontier
+    from tightfit.schemas.frontier import read_frontier
 
     whole = read_frontier(made.module.parents[1] / "frontier.arrow")
     assert made.peak is not None and made.time is not None
@@ -201,7 +201,7 @@ def test_one_point_is_a_frontier_too(made: tightfit.ChosenPlan) -> None:
 
 def test_choices_for_a_gpu_are_budgets_of_reserved_bytes(made: tightfit.ChosenPlan) -> None:
     """A plan that reserves more than a faster one is none to choose."""
-    from schemas.frontier import read_frontier
+    from tightfit.schemas.frontier import read_frontier
 
     whole = read_frontier(made.module.parents[1] / "frontier.arrow")
     slow, fast = replace(whole.points[0], peak=9000, seconds=3.0), whole.points[0]
@@ -217,8 +217,8 @@ def test_choices_for_a_gpu_are_budgets_of_reserved_bytes(made: tightfit.ChosenPl
 def test_the_bytes_of_a_frontier_are_counted_as_budgets_are(
     made: tightfit.ChosenPlan, tmp_path: Path
 ) -> None:
-    from schemas.costs import Costs, read_costs, write_costs
-    from schemas.frontier import read_frontier
+    from tightfit.schemas.costs import Costs, read_costs, write_costs
+    from tightfit.schemas.frontier import read_frontier
     from tightfit.variants import totals_of
 
     place = made.module.parents[1]

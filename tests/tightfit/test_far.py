@@ -15,15 +15,15 @@ import pytest
 import torch
 
 import tightfit
-from schemas.graph import read_graph
-from stages.device.meter import session
-from stages.validate.load import load_lodged, load_package
-from stages.validate.lodged import check_lodged
 from tests.tightfit import test_away as away
 from tests.tightfit.steps import alike, check_three_steps, loss
 from tests.tightfit.test_away import SETTINGS, adamw, deep
 from tests.tightfit.test_away_updates import train_parts
+from tightfit.schemas.graph import read_graph
 from tightfit.settings import builts
+from tightfit.stages.device.meter import session
+from tightfit.stages.validate.load import load_lodged, load_package
+from tightfit.stages.validate.lodged import check_lodged
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
@@ -37,9 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     found = tmp_path_factory.mktemp("far")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIGHTFIT_DISK", str(tmp_path_factory.mktemp("disk")))
-        patch.setattr("stages.profile.kept_links.KEPT_SIZE", 4 << 20)
+        patch.setattr("tightfit.stages.profile.kept_links.KEPT_SIZE", 4 << 20)
         patch.setattr("tightfit.away.SMALL", 1 << 10)
-        patch.setattr("stages.device.optimiser.PIECE_BYTES", 512)
+        patch.setattr("tightfit.stages.device.optimiser.PIECE_BYTES", 512)
         yield found
 
 

@@ -14,19 +14,19 @@ import torch
 from torch import Tensor, nn
 
 import tightfit
-from schemas.graph import Graph, read_graph
-from schemas.groups import is_group
-from stages.device import kernels
-from stages.device.factory import Built, Sample
-from stages.fuse import compiling
-from stages.trace.trace import trace
-from stages.validate.compare import Trail
-from stages.validate.fused import _errors, beside_eager
-from stages.validate.load import load_planned
-from stages.validate.measure import measure_memory
-from stages.validate.step import Stepper
 from tests.tightfit.conftest import SETTINGS
 from tightfit.kernels import Rivals
+from tightfit.schemas.graph import Graph, read_graph
+from tightfit.schemas.groups import is_group
+from tightfit.stages.device import kernels
+from tightfit.stages.device.factory import Built, Sample
+from tightfit.stages.fuse import compiling
+from tightfit.stages.trace.trace import trace
+from tightfit.stages.validate.compare import Trail
+from tightfit.stages.validate.fused import _errors, beside_eager
+from tightfit.stages.validate.load import load_planned
+from tightfit.stages.validate.measure import measure_memory
+from tightfit.stages.validate.step import Stepper
 
 pytestmark = pytest.mark.usefixtures("loose_bounds", "brief_search")
 

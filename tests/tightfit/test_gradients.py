@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import tightfit
-from schemas.errors import ConfigError
-from stages.device.meter import session
 from tests.tightfit.steps import alike, loss
 from tests.tightfit.test_away import _small, deep
 from tests.tightfit.test_whole import SETTINGS, _own_folder, adamw, tied
+from tightfit.schemas.errors import ConfigError
+from tightfit.stages.device.meter import session
 
 __all__ = ["_own_folder", "_small"]
 

@@ -15,8 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from schemas.fingerprint import stage_code
-from tightfit.house import default_store, require_own
+from tightfit.paths import default_store, require_own
+from tightfit.schemas.fingerprint import stage_code
 
 ROOT = Path(__file__).parents[2]
 BUILD = "from setuptools import build_meta; print(build_meta.build_wheel('wheels'))"
@@ -124,7 +124,7 @@ def test_what_is_installed_beside_is_not_read_as_code_of_ours(
     packages."""
     stages = ("trace", "profile", "combine", "validate")
     code = f"""
-import schemas.fingerprint as found
+import tightfit.schemas.fingerprint as found
 for stage in {stages}:
     fingerprint, versions = found.stage_code(stage)
     print(fingerprint, sorted(versions))
@@ -142,7 +142,7 @@ def test_the_remains_of_an_installation_are_named(tmp_path: Path) -> None:
     code = f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
-from tightfit.house import require_own
+from tightfit.paths import require_own
 try:
     require_own("remains")
 except ImportError as error:
@@ -158,7 +158,7 @@ def test_the_command_line_is_there(environment: Path, tmp_path: Path) -> None:
 
 
 def test_the_described_devices_are_there(environment: Path, tmp_path: Path) -> None:
-    code = "from schemas.machine import machine_file, read_machine\n"
+    code = "from tightfit.schemas.machine import machine_file, read_machine\n"
     code += "print(read_machine(machine_file('h100')).devices[0].name)"
     assert run(str(environment / "bin" / "python"), "-c", code, cwd=tmp_path) == "cuda:0\n"
 

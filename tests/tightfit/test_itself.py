@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import tightfit
-from stages.device.factory import check_result
-from stages.trace.trace import trace
-from stages.validate.itself import checkpoints_itself
-from stages.validate.validate import own_peak
 from tests.tightfit.conftest import SETTINGS
 from tightfit.route import Route
+from tightfit.stages.device.factory import check_result
+from tightfit.stages.trace.trace import trace
+from tightfit.stages.validate.itself import checkpoints_itself
+from tightfit.stages.validate.validate import own_peak
 
 torch.set_num_threads(1)
 

@@ -13,16 +13,16 @@ from torch import nn
 
 import tightfit
 import tightfit.kernels as tightfit_kernels
-from schemas.costs import Cost
-from schemas.groups import is_group
-from schemas.plan import Plan
-from schemas.updates import WholeStep
-from stages.fuse import compiling
-from stages.profile import measure
 from tests.tightfit.conftest import SETTINGS
 from tests.tightfit.test_fused import ROWS, net, step
 from tightfit.kernels import Rivals
 from tightfit.route import Route
+from tightfit.schemas.costs import Cost
+from tightfit.schemas.groups import is_group
+from tightfit.schemas.plan import Plan
+from tightfit.schemas.updates import WholeStep
+from tightfit.stages.fuse import compiling
+from tightfit.stages.profile import measure
 from tightfit.variants import Variant
 
 pytestmark = pytest.mark.usefixtures("loose_bounds", "traced_once")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import tightfit
-from stages.device.meter import session
 from tests.tightfit.steps import check_three_steps, loss
 from tests.tightfit.test_away import _small, adam, adamw, deep, momentum
+from tightfit.stages.device.meter import session
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import tightfit
-from schemas.errors import ConfigError
-from schemas.measured_link import MeasuredLink
-from schemas.schedule import schedule_link
-from schemas.updates import LinkSpeed
-from stages.device.disk import Disk
-from stages.profile import kept_links
 from tests.tightfit.conftest import SETTINGS, Tower, gradients, tower
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.measured_link import MeasuredLink
+from tightfit.schemas.schedule import schedule_link
+from tightfit.schemas.updates import LinkSpeed
+from tightfit.stages.device.disk import Disk
+from tightfit.stages.profile import kept_links
 
 FAST = LinkSpeed(1e15, 1e15, (1e15, 1e15), 0.0)
 GIVEN: dict[str, Any] = {"strategy": "offload", "budget": "60%", "progress": False, **SETTINGS}

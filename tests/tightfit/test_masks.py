@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import tightfit
-from stages.validate import rounds
 from tests.tightfit.conftest import SETTINGS
 from tightfit import ModelError, PlanMismatch
 from tightfit.integrations import plan_trainer
 from tightfit.route import Route
+from tightfit.stages.validate import rounds
 
 transformers: Any = pytest.importorskip("transformers")
 

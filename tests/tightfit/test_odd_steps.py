@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import tightfit
-from schemas.errors import ConfigError
-from schemas.strategies import STRATEGIES
 from tests.tightfit.conftest import SETTINGS
 from tightfit import ModelError
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.strategies import STRATEGIES
 
 pytestmark = pytest.mark.usefixtures("traced_once", "brief_search")
 

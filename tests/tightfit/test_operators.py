@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import tightfit
-from stages.__main__ import main
 from tests.stages.device import mine
 from tests.tightfit.conftest import SETTINGS
+from tightfit.__main__ import main
 
 pytestmark = pytest.mark.usefixtures("brief_search")
 

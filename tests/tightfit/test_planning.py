@@ -1,4 +1,4 @@
-"""`stages.plan(model, ...)`: the whole path in one call, on the store of the workflow."""
+"""`tightfit.plan(model, ...)`: the whole path in one call, on the store of the workflow."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-import stages
+import tightfit
+import tightfit.stages
 from data.models import gpt2
-from schemas.errors import ConfigError, ModelError
-from schemas.plan import Plan
+from tightfit.schemas.errors import ConfigError, ModelError
+from tightfit.schemas.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
@@ -34,7 +35,7 @@ def gradients(model: torch.nn.Module, tokens: torch.Tensor) -> list[torch.Tensor
 def test_a_module_and_its_plan(store: Path) -> None:
     model, tokens = model_and_tokens()
     wanted = gradients(copy.deepcopy(model), tokens)
-    fitted, plan = stages.plan(model, (tokens,), budget="50%", store=store, **SETTINGS)
+    fitted, plan = tightfit.plan(model, (tokens,), budget="50%", store=store, **SETTINGS)
     assert isinstance(plan, Plan)
     assert plan.peak is not None and plan.budget_bytes is not None
     assert plan.peak <= plan.budget_bytes < plan.keep_all.peak
@@ -47,9 +48,9 @@ def test_a_further_budget_solves_and_measures_nothing(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, tokens = model_and_tokens()
-    stages.plan(model, (tokens,), budget="50%", store=store, **SETTINGS)
+    tightfit.plan(model, (tokens,), budget="50%", store=store, **SETTINGS)
     known = {path: path.stat().st_mtime_ns for path in store.rglob("*") if path.suffix == ".arrow"}
-    tighter = stages.plan(model, (tokens,), budget="40%", store=store, **SETTINGS)[1]
+    tighter = tightfit.plan(model, (tokens,), budget="40%", store=store, **SETTINGS)[1]
     assert tighter.budget == "40%"
     for path, time in known.items():
         if path.name not in ("graph.arrow", "costs.arrow"):
@@ -65,20 +66,20 @@ def test_the_same_call_measures_searches_and_writes_nothing_again(
 ) -> None:
     model, tokens = model_and_tokens()
     asked: dict[str, Any] = {"budget": "50%", "store": store, **SETTINGS}
-    first = stages.plan(model, (tokens,), **asked)[1]
+    first = tightfit.plan(model, (tokens,), **asked)[1]
     wanted = gradients(copy.deepcopy(model), tokens)
     for run in ("solve.cli", "combine.cli", "combine.choosing", "generate.cli"):
         monkeypatch.setattr(f"stages.{run}.run", never)
-    monkeypatch.setattr("stages.profile.profile.measure_op", never)
-    fitted, again = stages.plan(model, (tokens,), **asked)
+    monkeypatch.setattr("tightfit.stages.profile.profile.measure_op", never)
+    fitted, again = tightfit.plan(model, (tokens,), **asked)
     assert (again.sentence, again.module) == (first.sentence, first.module)
     assert all(map(torch.equal, gradients(fitted, tokens), wanted))
     with pytest.raises(AssertionError, match="there already"):
-        stages.plan(model, (tokens,), **(asked | {"budget": "45%"}))
+        tightfit.plan(model, (tokens,), **(asked | {"budget": "45%"}))
     with (first.module / "__init__.py").open("a") as file:
         file.write("# somebody was here\n")
     with pytest.raises(AssertionError, match="there already"):
-        stages.plan(model, (tokens,), **asked)
+        tightfit.plan(model, (tokens,), **asked)
 
 
 @pytest.mark.parametrize(("asked", "full"), [(True, [False]), ("full", [True]), (False, [])])
@@ -91,36 +92,38 @@ def test_a_check_is_of_two_steps_or_full_or_left_out(
         checks.append(full)
         return ""
 
-    monkeypatch.setattr("stages.validate.validate.check", noting)
+    monkeypatch.setattr("tightfit.stages.validate.validate.check", noting)
     model, tokens = model_and_tokens()
-    stages.plan(model, (tokens,), budget="50%", store=store, check=asked, **SETTINGS)
+    tightfit.plan(model, (tokens,), budget="50%", store=store, check=asked, **SETTINGS)
     assert checks == full
 
 
 def test_a_baseline_takes_no_budget(store: Path) -> None:
     model, tokens = model_and_tokens()
-    _, plan = stages.plan(model, (tokens,), strategy="checkpoint", store=store, **SETTINGS)
+    _, plan = tightfit.plan(model, (tokens,), strategy="checkpoint", store=store, **SETTINGS)
     assert plan.budget == "none"
-    named = stages.plan(
+    named = tightfit.plan(
         model, (tokens,), strategy="checkpoint", budget=plan.budget, store=store, **SETTINGS
     )
     assert named[1].peak == plan.peak
     assert plan.peak is not None and plan.peak < plan.keep_all.peak
     with pytest.raises(ConfigError, match="budget: checkpoint is a baseline, which keeps to none"):
-        stages.plan(model, (tokens,), strategy="checkpoint", budget="1MB", store=store, **SETTINGS)
+        tightfit.plan(
+            model, (tokens,), strategy="checkpoint", budget="1MB", store=store, **SETTINGS
+        )
 
 
 def test_a_budget_too_small_and_one_that_is_none(store: Path) -> None:
     model, tokens = model_and_tokens()
     with pytest.raises(ConfigError, match="smallest"):
-        stages.plan(model, (tokens,), budget="1kB", store=store, **SETTINGS)
+        tightfit.plan(model, (tokens,), budget="1kB", store=store, **SETTINGS)
     for written, words in (
         ("8 gigs", "'8 gigs' has the unknown unit"),
         ("minimum", "'minimum' is no size, expected a size .*, or 'min'"),
         (50, "50 is 50 bytes, write '50%' for a percentage"),
     ):
         with pytest.raises(ConfigError, match=words):
-            stages.plan(model, (tokens,), budget=written, store=store, **SETTINGS)
+            tightfit.plan(model, (tokens,), budget=written, store=store, **SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +145,7 @@ def test_a_budget_too_small_and_one_that_is_none(store: Path) -> None:
 )
 def test_what_is_no_call_of_a_model(arguments: Any, words: str, store: Path) -> None:
     with pytest.raises(ModelError, match=words):
-        stages.plan(*arguments, store=store, **SETTINGS)
+        tightfit.plan(*arguments, store=store, **SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -173,14 +176,14 @@ def test_what_is_no_call_of_a_model(arguments: Any, words: str, store: Path) -> 
 )
 def test_settings_that_are_none(setting: dict[str, Any], words: str, store: Path) -> None:
     with pytest.raises(ConfigError, match=words):
-        stages.plan(
+        tightfit.plan(
             torch.nn.Linear(2, 2), (torch.ones(2),), **{"store": store, **SETTINGS, **setting}
         )
 
 
 def test_a_loss_that_is_no_function() -> None:
     with pytest.raises(ModelError, match="plan: loss is a str, expected a function"):
-        stages.plan(torch.nn.Linear(2, 2), (torch.ones(2),), loss="mse")  # type: ignore[arg-type]
+        tightfit.plan(torch.nn.Linear(2, 2), (torch.ones(2),), loss="mse")  # type: ignore[arg-type]
 
 
 def test_a_loss_is_planned_too(store: Path) -> None:
@@ -191,7 +194,7 @@ def test_a_loss_is_planned_too(store: Path) -> None:
             output.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
         )
 
-    fitted, plan = stages.plan(model, (tokens,), budget="60%", loss=loss, store=store, **SETTINGS)
+    fitted, plan = tightfit.plan(model, (tokens,), budget="60%", loss=loss, store=store, **SETTINGS)
     assert plan.feasible
     reference = copy.deepcopy(model)
     loss(reference(tokens)).backward()
@@ -203,12 +206,12 @@ def test_a_loss_is_planned_too(store: Path) -> None:
 
 def test_the_function_is_found_however_it_is_asked_for() -> None:
     import tightfit
-    from stages import plan
+    from tightfit.stages import plan
 
-    assert plan is stages.plan is tightfit.plan
+    assert plan is tightfit.plan is tightfit.plan
     assert callable(tightfit.integrations.plan_trainer)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        stages.nothing  # noqa: B018
+        tightfit.nothing  # noqa: B018
 
 
 class Showing(torch.nn.Module):
@@ -227,7 +230,7 @@ def test_what_is_outside_the_step_takes_no_memory_of_it(store: Path) -> None:
     model = Showing().train()
     x = torch.randn(8, 16)
     own = copy.deepcopy(model)
-    fitted, made = stages.plan(model, (x,), budget="100%", store=store, **SETTINGS)
+    fitted, made = tightfit.plan(model, (x,), budget="100%", store=store, **SETTINGS)
     assert made.feasible
     for module in (own, fitted):
         sum(output.sum() for output in module(x)).backward()
@@ -241,7 +244,7 @@ def test_an_lstm_is_planned_and_checked(store: Path) -> None:
     model = torch.nn.LSTM(16, 16, 2, bidirectional=True, batch_first=True)
     rows = torch.randn(4, 6, 16)
     reference = copy.deepcopy(model)
-    fitted, plan = stages.plan(model, (rows,), budget="95%", store=store, **SETTINGS)
+    fitted, plan = tightfit.plan(model, (rows,), budget="95%", store=store, **SETTINGS)
     assert plan.feasible
     for module in (fitted, reference):
         module(rows)[0].square().sum().backward()
@@ -253,7 +256,7 @@ def test_an_lstm_is_planned_and_checked(store: Path) -> None:
 def test_a_device_may_be_pytorchs_own(store: Path) -> None:
     model, tokens = model_and_tokens()
     here = torch.device("cpu")
-    _, made = stages.plan(
+    _, made = tightfit.plan(
         model, (tokens,), strategy="unplanned", device=here, store=store, check=False, **SETTINGS
     )
     assert made.feasible
@@ -265,4 +268,4 @@ def test_settings_of_another_type_are_said(wrong: dict[str, Any]) -> None:
     with pytest.raises(
         (ConfigError, ModelError), match=r"store is 5, expected|samples that are no"
     ):
-        stages.plan(model, (tokens,), progress=False, **wrong)
+        tightfit.plan(model, (tokens,), progress=False, **wrong)

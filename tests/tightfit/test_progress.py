@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import tightfit
-from schemas.compiled import COMPILING, NOTE
-from stages.combine.inputs import Inputs
-from stages.solve import shelf
 from tests.tightfit.conftest import SETTINGS, gradients, tower
 from tightfit import progress
 from tightfit.progress import Progress
 from tightfit.route import _blocks_of, _budgets, _searches
+from tightfit.schemas.compiled import COMPILING, NOTE
+from tightfit.stages.combine.inputs import Inputs
+from tightfit.stages.solve import shelf
 
 
 class Terminal(io.StringIO):
@@ -183,7 +183,7 @@ def test_an_interrupted_search_for_a_budget_gives_the_plan_of_the_frontier(
     wanted = gradients(copy.deepcopy(model), x)
     given: dict[str, Any] = {"budget": "55%", "store": tmp_path, **SETTINGS}
     with monkeypatch.context() as patched:
-        patched.setattr("stages.combine.choose.proven_seconds", interrupt)
+        patched.setattr("tightfit.stages.combine.choose.proven_seconds", interrupt)
         fitted, made = tightfit.plan(model, (x,), **given)
     assert made.feasible and made.sentence.count("the best plan when its making was") == 1
     assert all(map(torch.equal, gradients(fitted, x), wanted))

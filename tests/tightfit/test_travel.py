@@ -18,18 +18,18 @@ import torch
 from torch import Tensor, nn
 
 import tightfit
-from schemas.graph import read_graph
-from schemas.module import MADE_FROM
-from stages.audit.folder import audit
-from stages.device.factory import Built, Sample
-from stages.fuse import compiling
-from stages.validate.load import load_package
-from stages.validate.measure import measure_memory
-from stages.validate.step import Stepper
 from tests.stages.fuse.compilers import without_compiler
 from tests.tightfit.wave import Wave
 from tightfit import carried
 from tightfit.kernels import Rivals
+from tightfit.schemas.graph import read_graph
+from tightfit.schemas.module import MADE_FROM
+from tightfit.stages.audit.folder import audit
+from tightfit.stages.device.factory import Built, Sample
+from tightfit.stages.fuse import compiling
+from tightfit.stages.validate.load import load_package
+from tightfit.stages.validate.measure import measure_memory
+from tightfit.stages.validate.step import Stepper
 
 ROWS = torch.linspace(-1, 1, 8 * 16).reshape(8, 16)
 

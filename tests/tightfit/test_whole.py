@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 import tightfit
-from schemas.actions import Optimise
-from schemas.costs import read_costs
-from schemas.errors import ConfigError
-from schemas.graph import read_graph
-from schemas.schedule import read_schedule, schedule_link, schedule_updates
-from stages.generate.package import package
-from stages.replay.referee import replay
 from tests.tightfit.steps import Measured, check_three_steps, loss
 from tightfit import updated
+from tightfit.schemas.actions import Optimise
+from tightfit.schemas.costs import read_costs
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.graph import read_graph
+from tightfit.schemas.schedule import read_schedule, schedule_link, schedule_updates
+from tightfit.stages.generate.package import package
+from tightfit.stages.replay.referee import replay
 from tightfit.updated import _tried
 
 SETTINGS: dict[str, Any] = {"strategy": "checkpoint", "progress": False}
@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {"strategy": "checkpoint", "progress": False}
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIGHTFIT_DISK", str(tmp_path))
-    monkeypatch.setattr("stages.profile.kept_links.KEPT_SIZE", 4 << 20)
+    monkeypatch.setattr("tightfit.stages.profile.kept_links.KEPT_SIZE", 4 << 20)
 
 
 class Tied(nn.Module):
@@ -88,7 +88,7 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(kind: Any, store:
 def test_states_stay_on_the_device_in_what_a_budget_leaves(
     budget: int, some: bool, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stages.device.optimiser.PIECE_BYTES", 512)
+    monkeypatch.setattr("tightfit.stages.device.optimiser.PIECE_BYTES", 512)
     model, args = tied()
     plain = copy.deepcopy(model)
     fitted, made = tightfit.plan(

@@ -49,7 +49,7 @@ class Workplace:
 
     def stage(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs a stage by hand."""
-        return self._run([str(self.programs / "python"), "-m", "stages", *words], self.checkout)
+        return self._run([str(self.programs / "python"), "-m", "tightfit", *words], self.checkout)
 
     def configure(self, document: dict[str, Any]) -> None:
         """Writes the configuration."""

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from schemas.costs import read_costs
-from schemas.graph import read_graph
-from schemas.machine import MACHINES
-from schemas.plan import read_plan
-from schemas.schedule import read_schedule
-from stages.replay.referee import replay
 from tests.workflow.conftest import Workplace
+from tightfit.schemas.costs import read_costs
+from tightfit.schemas.graph import read_graph
+from tightfit.schemas.machine import MACHINES
+from tightfit.schemas.plan import read_plan
+from tightfit.schemas.schedule import read_schedule
+from tightfit.stages.replay.referee import replay
 
 SAID = "not validated: planned for {name}, which is not here"
 

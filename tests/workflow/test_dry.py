@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stages.profile.machine import add_arguments
 from tests.workflow.conftest import ROOT, Workplace
+from tightfit.stages.profile.machine import add_arguments
 
 
 def test_the_shipped_configuration_gives_one_job_a_step(quick: Workplace) -> None:
@@ -41,7 +41,7 @@ def commands(quick: Workplace, tiny: dict[str, Any]) -> list[str]:
 
 def test_the_engine_solves_blocks_and_whole_steps(commands: list[str]) -> None:
     for stage in ("solve", "combine", "choose"):
-        own = [line for line in commands if f"-m stages {stage} " in line]
+        own = [line for line in commands if f"-m tightfit {stage} " in line]
         assert own and all(" --engine cbc " in line for line in own), stage
 
 
@@ -49,14 +49,14 @@ def test_frontiers_share_the_cores(
     quick: Workplace, tiny: dict[str, Any], commands: list[str]
 ) -> None:
     """A frontier alone is polished by both cores, three by one each."""
-    combined = [line for line in commands if "-m stages combine " in line]
+    combined = [line for line in commands if "-m tightfit combine " in line]
     many = [line for line in combined if " --given " not in line]
     assert len(many) == 3 and all(" --workers 1 " in line for line in many)
     assert len(combined) == 6
     quick.configure({"models": {"one": tiny}, "strategies": ["checkpoint", "auto"]})
     result = quick.snakemake("--dry-run", "--printshellcmds", logger="")
     said = (result.stdout + result.stderr).splitlines()
-    polished = [line for line in said if "-m stages combine " in line and " auto " in line]
+    polished = [line for line in said if "-m tightfit combine " in line and " auto " in line]
     assert sorted(" --workers 2 " in line for line in polished) == [False, True]
 
 
@@ -69,11 +69,11 @@ def test_frontiers_are_as_fine_as_is_asked(
     quick.configure({"models": {"one": tiny}, "strategies": ["checkpoint", "rotor"], **asked})
     result = quick.snakemake("--dry-run", "--printshellcmds", logger="")
     said = (result.stdout + result.stderr).splitlines()
-    combined = [line for line in said if "-m stages combine " in line and " rotor " in line]
+    combined = [line for line in said if "-m tightfit combine " in line and " rotor " in line]
     polished = [line for line in combined if f" --budgets {budgets} " in line]
     assert len(polished) == len(combined) - 1 == (0 if budgets is None else 1)
-    assert any("-m stages combine " in line and " checkpoint " in line for line in said)
-    pages = [line for line in said if "-m stages report --" in line and "perfetto" not in line]
+    assert any("-m tightfit combine " in line and " checkpoint " in line for line in said)
+    pages = [line for line in said if "-m tightfit report --" in line and "perfetto" not in line]
     assert len(pages) == 2
     assert all((" --plans-only " in line) == (budgets is None) for line in pages)
 
@@ -111,11 +111,11 @@ def test_folders_that_cannot_be_are_told_in_a_sentence(
 def test_the_link_is_measured_once_where_a_strategy_takes_it(commands: list[str]) -> None:
     """Also where no folder of a disk is named, which is an empty argument of the command."""
     assert any(" --strategy offload " in line and "results/other/" in line for line in commands)
-    [command] = [line for line in commands if "-m stages machine " in line]
+    [command] = [line for line in commands if "-m tightfit machine " in line]
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     parser.add_argument("--error-file")
-    said = command.partition("-m stages machine ")[2]
+    said = command.partition("-m tightfit machine ")[2]
     for asked in ("", "1"):
         words = subprocess.run(
             ["/bin/sh", "-c", f"printf '%s\\n' {said}"],

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from schemas.graph import read_graph
-from schemas.groups import is_group
-from schemas.measurement import read_measurement
-from schemas.plan import read_plan
 from tests.workflow.conftest import Workplace
+from tightfit.schemas.graph import read_graph
+from tightfit.schemas.groups import is_group
+from tightfit.schemas.measurement import read_measurement
+from tightfit.schemas.plan import read_plan
 
 pytestmark = pytest.mark.long
 

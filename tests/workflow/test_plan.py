@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from schemas.measurement import read_measurement
-from schemas.plan import read_plan
 from tests.workflow.conftest import BINARIES, Workplace
+from tightfit.schemas.measurement import read_measurement
+from tightfit.schemas.plan import read_plan
 
 FACTORIES = '''
 import torch

@@ -11,7 +11,7 @@ rule compile_search:
     message:
         "compiling the search, where that was not done"
     shell:
-        "python -m stages.combine.compiled 2>{log:q}"
+        "python -m tightfit.stages.combine.compiled 2>{log:q}"
 
 
 # The strategy's own plans, from which those for the budgets that are asked are searched.
@@ -39,7 +39,7 @@ rule own_plans:
     message:
         "{wildcards.model}: planning with {wildcards.strategy}"
     shell:
-        "python -m stages combine --graph {input.graph:q} --costs {input.costs:q}"
+        "python -m tightfit combine --graph {input.graph:q} --costs {input.costs:q}"
         " --blocks {input.blocks:q} --options {input.options:q} --strategy {wildcards.strategy}"
         " {params.hierarchy:q} {params.machine:q} --engine {params.engine:q} {params.effort:q} --out {output:q} --error-file {log:q}"
 
@@ -97,7 +97,7 @@ rule choose:
     message:
         "{wildcards.model}: choosing {wildcards.strategy} for {params.budget}"
     shell:
-        "python -m stages choose --frontier {input.frontier:q} --graph {input.graph:q}"
+        "python -m tightfit choose --frontier {input.frontier:q} --graph {input.graph:q}"
         " --costs {input.costs:q} --blocks {input.blocks:q} --options {input.options:q}"
         " {params.hierarchy:q} {params.machine:q} {params.rival:q} --budget {params.budget:q}"
         " --engine {params.engine:q} --out {params.folder:q} --error-file {log:q}"

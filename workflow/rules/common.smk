@@ -9,11 +9,11 @@ from pathlib import Path
 CHECKOUT = Path(workflow.basedir)
 sys.path.insert(0, str(CHECKOUT))
 
-from schemas.budget import NO_BUDGET
-from schemas.config import BESIDE, parse_config, require_folders
-from schemas.errors import ConfigError
-from schemas.fingerprint import factory_fingerprint, stage_fingerprint
-from schemas.strategies import HIERARCHY, STRATEGIES, UNPLANNED
+from tightfit.schemas.budget import NO_BUDGET
+from tightfit.schemas.config import BESIDE, parse_config, require_folders
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.fingerprint import factory_fingerprint, stage_fingerprint
+from tightfit.schemas.strategies import HIERARCHY, STRATEGIES, UNPLANNED
 
 if "models" not in config:
 
@@ -266,7 +266,7 @@ def described_link(wildcards):
 @cache
 def linked_digest():
     """The digest of the description of a machine with a link, "" where none is named."""
-    from schemas.store import file_digest
+    from tightfit.schemas.store import file_digest
 
     return f"machine {file_digest(SETTINGS.linked)}" if SETTINGS.linked else ""
 
@@ -331,7 +331,7 @@ def threads_of_cpu(rule):
 @cache
 def description():
     """The digest of the description of the device, "" where the device is here."""
-    from schemas.store import file_digest
+    from tightfit.schemas.store import file_digest
 
     return f"machine {file_digest(SETTINGS.machine)}" if SETTINGS.machine else ""
 

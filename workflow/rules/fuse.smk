@@ -25,5 +25,5 @@ rule fuse:
     message:
         "{wildcards.model}: compiling each distinct group of ops"
     shell:
-        "python -m stages fuse --graph {input:q} --device {params.device:q} --jobs {threads} --out {output:q}"
+        "python -m tightfit fuse --graph {input:q} --device {params.device:q} --jobs {threads} --out {output:q}"
         " --error-file {log:q}"

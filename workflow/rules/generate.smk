@@ -19,6 +19,6 @@ rule generate:
     message:
         "{wildcards.model}: writing the module of {wildcards.strategy} {wildcards.budget}"
     shell:
-        "python -m stages generate --graph {input.graph:q} --schedule {input.schedule:q}"
+        "python -m tightfit generate --graph {input.graph:q} --schedule {input.schedule:q}"
         " --plan {input.plan:q} {params.carried:q} {params.operators:q} {params.search_path:q}"
         " --out {output:q} --error-file {log:q}"

@@ -12,7 +12,7 @@ rule partition:
     message:
         "{wildcards.model}: cutting the graph into blocks"
     shell:
-        "python -m stages partition --graph {input.graph:q} --costs {input.costs:q}"
+        "python -m tightfit partition --graph {input.graph:q} --costs {input.costs:q}"
         " --out {output:q} --error-file {log:q}"
 
 
@@ -34,5 +34,5 @@ rule hierarchy:
     message:
         "{wildcards.model}: cutting the graph into clusters"
     shell:
-        "python -m stages partition --graph {input.graph:q} --costs {input.costs:q}"
+        "python -m tightfit partition --graph {input.graph:q} --costs {input.costs:q}"
         " --hierarchy {output:q} {params.limits} --error-file {log:q}"

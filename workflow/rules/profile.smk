@@ -26,7 +26,7 @@ rule profile:
     message:
         "{wildcards.model}: {params.doing}"
     shell:
-        "python -m stages profile {params.source:q} {params.operators:q} --graph {input.graph:q}"
+        "python -m tightfit profile {params.source:q} {params.operators:q} --graph {input.graph:q}"
         " {params.costs_from:q} {params.threads:q} ${{TIGHTFIT_REMEASURE:+--remeasure}} --out {output:q} --error-file {log:q}"
 
 
@@ -48,5 +48,5 @@ rule link:
     message:
         "measuring the link of {params.device} to its slow memory"
     shell:
-        "python -m stages machine --device {params.device:q} --library {params.store:q}"
+        "python -m tightfit machine --device {params.device:q} --library {params.store:q}"
         " --disk={params.disk:q} ${{TIGHTFIT_REMEASURE:+--remeasure}} --out {output:q} --error-file {log:q}"

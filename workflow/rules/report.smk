@@ -14,7 +14,7 @@ rule perfetto:
     message:
         "{wildcards.model}: writing the trace of {wildcards.strategy} {wildcards.budget}"
     shell:
-        "python -m stages report --perfetto {input.schedule:q} --graph {input.graph:q}"
+        "python -m tightfit report --perfetto {input.schedule:q} --graph {input.graph:q}"
         " {params.line:q} --out {output:q} --error-file {log:q}"
 
 
@@ -36,7 +36,7 @@ rule report:
     message:
         "{wildcards.model}: writing the report"
     shell:
-        "python -m stages report --model-dir {params.folder:q} {params.shown:q} --out {output.page:q}"
+        "python -m tightfit report --model-dir {params.folder:q} {params.shown:q} --out {output.page:q}"
         " --error-file {log:q}"
 
 
@@ -57,7 +57,7 @@ rule index:
     message:
         "writing the index"
     shell:
-        "python -m stages report --index {params.folder:q} {params.shown:q} --out {output.page:q} --error-file {log:q}"
+        "python -m tightfit report --index {params.folder:q} {params.shown:q} --out {output.page:q} --error-file {log:q}"
 
 
 # What failed has a page too, without the mark that it is done: the next run tries again.

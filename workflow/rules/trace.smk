@@ -21,7 +21,7 @@ rule trace:
     message:
         "{wildcards.model}: tracing the training step"
     shell:
-        "python -m stages trace {params.source:q} {params.operators:q} {params.ones} {params.channels_last} --name {params.name}"
+        "python -m tightfit trace {params.source:q} {params.operators:q} {params.ones} {params.channels_last} --name {params.name}"
         " --device {params.device:q} --out {output:q} --error-file {log:q}"
 
 

@@ -24,7 +24,7 @@ rule reference:
     message:
         "{wildcards.model}: running the model"
     shell:
-        "python -m stages reference {params.source:q} {params.operators:q} --graph {input.graph:q}"
+        "python -m tightfit reference {params.source:q} {params.operators:q} --graph {input.graph:q}"
         " --device {params.device:q} {params.threads:q} --pairs {params.pairs:q}"
         " --line {output.line:q} --out {output.reference:q} --error-file {log:q}"
 
@@ -59,7 +59,7 @@ rule validate:
     message:
         "{wildcards.model}: running {wildcards.strategy} {wildcards.budget} against the model"
     shell:
-        "python -m stages validate {params.source:q} {params.operators:q} --graph {input.graph:q}"
+        "python -m tightfit validate {params.source:q} {params.operators:q} --graph {input.graph:q}"
         " --plan {input.plan:q} --module {input.module:q} {params.unplanned:q} --device {params.device:q}"
         " {params.threads:q} --pairs {params.pairs:q} --reference {input.reference:q}"
         " --line {output.line:q} --out {output.measurement:q} --error-file {log:q}"

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from schemas.pattern import Pattern, PatternKind, PatternOperation
-from schemas.sequence import Operation
-from stages.combine.allocate.layers import Layers
-from stages.combine.allocate.menu import InnerPlan
-from stages.replay.pipeline import Capacity, StageBytes
+from tightfit.schemas.pattern import Pattern, PatternKind, PatternOperation
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.allocate.layers import Layers
+from tightfit.stages.combine.allocate.menu import InnerPlan
+from tightfit.stages.replay.pipeline import Capacity, StageBytes
 
 
 class Stage(NamedTuple):

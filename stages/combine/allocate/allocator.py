@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from schemas.allocators import AllocatorAbout
-from schemas.engines import HIGHS, Engine
-from stages.combine.allocate.allocation import Allocation, Timing
-from stages.combine.allocate.layers import Layers
+from tightfit.schemas.allocators import AllocatorAbout
+from tightfit.schemas.engines import HIGHS, Engine
+from tightfit.stages.combine.allocate.allocation import Allocation, Timing
+from tightfit.stages.combine.allocate.layers import Layers
 
 
 @dataclass(frozen=True)

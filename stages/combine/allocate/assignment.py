@@ -10,10 +10,10 @@ from itertools import combinations
 
 import numpy as np
 
-from stages.combine.allocate.allocation import Allocation, Stage
-from stages.combine.allocate.integer import IntegerLimits, IntegerProgram
-from stages.combine.allocate.layers import Layers
-from stages.combine.allocate.special import least_bytes
+from tightfit.stages.combine.allocate.allocation import Allocation, Stage
+from tightfit.stages.combine.allocate.integer import IntegerLimits, IntegerProgram
+from tightfit.stages.combine.allocate.layers import Layers
+from tightfit.stages.combine.allocate.special import least_bytes
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
-from schemas.derived import Derived
-from schemas.engines import ENGINES, HIGHS
-from schemas.errors import ConfigError
-from schemas.machine import machine_path
+from tightfit.schemas.derived import Derived
+from tightfit.schemas.engines import ENGINES, HIGHS
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.machine import machine_path
 
 if TYPE_CHECKING:
-    from stages.combine.allocate.planning import Settings
+    from tightfit.stages.combine.allocate.planning import Settings
 
 PATTERN, PLAN, SEQUENCE = "pattern.arrow", "plan.json", "sequence.arrow"
 INSIDE = ("rotor", "rockmate")
@@ -66,17 +66,17 @@ def run_pipeline(options: argparse.Namespace) -> None:
 
     Raises ConfigError or ArtifactError when an option or a file is not what it should be.
     """
-    from schemas import store
-    from schemas.chain import CHAIN, read_chain
-    from schemas.lineage import remove
-    from schemas.machine import read_machine
-    from schemas.pattern import write_pattern
-    from schemas.pipeline_plan import write_pipeline_plan
-    from schemas.sequence import write_sequence
-    from schemas.words import told
-    from stages.combine.allocate.fleet import fleet_of
-    from stages.combine.allocate.planning import plan_pipeline
-    from stages.combine.allocate.registry import allocator
+    from tightfit.schemas import store
+    from tightfit.schemas.chain import CHAIN, read_chain
+    from tightfit.schemas.lineage import remove
+    from tightfit.schemas.machine import read_machine
+    from tightfit.schemas.pattern import write_pattern
+    from tightfit.schemas.pipeline_plan import write_pipeline_plan
+    from tightfit.schemas.sequence import write_sequence
+    from tightfit.schemas.words import told
+    from tightfit.stages.combine.allocate.fleet import fleet_of
+    from tightfit.stages.combine.allocate.planning import plan_pipeline
+    from tightfit.stages.combine.allocate.registry import allocator
 
     if len(options.chain) != 1:
         raise ConfigError("a pipeline is planned for one chain, and no join")
@@ -112,8 +112,8 @@ def run_pipeline(options: argparse.Namespace) -> None:
 def settings_of(options: argparse.Namespace) -> Settings:
     """The settings of the command line; raises ConfigError where one is out of range, and
     ArtifactError where options cannot be read."""
-    from schemas.options import read_options
-    from stages.combine.allocate.planning import Settings
+    from tightfit.schemas.options import read_options
+    from tightfit.stages.combine.allocate.planning import Settings
 
     copies = 3 if options.weight_copies is None else options.weight_copies
     if not 0 <= copies <= 1000:

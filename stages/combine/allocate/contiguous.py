@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from stages.combine.allocate.allocation import Allocation, Stage, inner_of
-from stages.combine.allocate.halving import least_found
-from stages.combine.allocate.layers import NO_LIMIT, Layers
-from stages.combine.allocate.partitions import PartitionLimits, StageCosts, label_partition
+from tightfit.stages.combine.allocate.allocation import Allocation, Stage, inner_of
+from tightfit.stages.combine.allocate.halving import least_found
+from tightfit.stages.combine.allocate.layers import NO_LIMIT, Layers
+from tightfit.stages.combine.allocate.partitions import PartitionLimits, StageCosts, label_partition
 
 
 @dataclass(frozen=True)

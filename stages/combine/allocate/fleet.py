@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from pathlib import Path
 
-from schemas.errors import ConfigError
-from schemas.machine import Link, Machine
-from stages.combine.allocate.layers import NO_LIMIT, Wire
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.machine import Link, Machine
+from tightfit.stages.combine.allocate.layers import NO_LIMIT, Wire
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
 
-from stages.combine.allocate.allocation import Allocation, Timing
+from tightfit.stages.combine.allocate.allocation import Allocation, Timing
 
 
 def groups_of(loads: Sequence[int], period: int) -> list[int]:

@@ -17,16 +17,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from schemas.chain import Chain
-from schemas.errors import ConfigError, ScheduleError
-from schemas.options import Option
-from schemas.sequence import NO_OPTION, Operation
-from stages.combine.allocate.layers import Layers
-from stages.combine.allocate.menu import InnerPlan, Menu
-from stages.combine.chain.replay import ChainPlayer
-from stages.combine.chain.table import pass_on
-from stages.combine.chain.ways import PositionWays, Way, Ways, ways_of_chain
-from stages.combine.vectors import Integers
+from tightfit.schemas.chain import Chain
+from tightfit.schemas.errors import ConfigError, ScheduleError
+from tightfit.schemas.options import Option
+from tightfit.schemas.sequence import NO_OPTION, Operation
+from tightfit.stages.combine.allocate.layers import Layers
+from tightfit.stages.combine.allocate.menu import InnerPlan, Menu
+from tightfit.stages.combine.chain.replay import ChainPlayer
+from tightfit.stages.combine.chain.table import pass_on
+from tightfit.stages.combine.chain.ways import PositionWays, Way, Ways, ways_of_chain
+from tightfit.stages.combine.vectors import Integers
 
 SAVED, PEAK, TICKS, FORWARD, WAY, SPLIT, LEFT, RIGHT = range(8)
 """Columns of a row: bytes stored from forward to backward and the most bytes at any moment, neither

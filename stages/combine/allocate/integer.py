@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from schemas.engines import HIGHS, Engine
-from schemas.highs import loosened
-from stages.combine.moment.limits import Limits
-from stages.combine.moment.matrix import SparseProgram
-from stages.combine.moment.solver import ENGINES
+from tightfit.schemas.engines import HIGHS, Engine
+from tightfit.schemas.highs import loosened
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.moment.matrix import SparseProgram
+from tightfit.stages.combine.moment.solver import ENGINES
 
 MARGIN = 1e-6
 """What a bound is loosened by: the tolerance of the engines."""

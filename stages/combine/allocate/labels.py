@@ -12,8 +12,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from stages.combine.allocate.partitions import delayed, periods
-from stages.combine.vectors import Integers
+from tightfit.stages.combine.allocate.partitions import delayed, periods
+from tightfit.stages.combine.vectors import Integers
 
 LOAD, MEMORY, DELAY, CARRIED, PARENT, SPECIAL, LAST, ANY, ROW = range(9)
 """What a label says: ticks and bytes of the special device; ticks between the end of the last

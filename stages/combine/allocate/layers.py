@@ -14,9 +14,9 @@ from functools import cached_property
 
 import numpy as np
 
-from schemas.chain import Chain
-from stages.combine.allocate.menu import InnerPlan, Menu
-from stages.combine.vectors import Integers
+from tightfit.schemas.chain import Chain
+from tightfit.stages.combine.allocate.menu import InnerPlan, Menu
+from tightfit.stages.combine.vectors import Integers
 
 FINENESS = 40
 """All times together are about 2 to the power of so many ticks."""

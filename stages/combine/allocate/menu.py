@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.sequence import Operation
-from stages.combine.vectors import Integers
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.vectors import Integers
 
 
 @dataclass(frozen=True)

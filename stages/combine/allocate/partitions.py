@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from stages.combine.vectors import Integers
+from tightfit.stages.combine.vectors import Integers
 
 NEVER = np.int64(1) << 62
 """A delay that nothing has."""

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from schemas.errors import ScheduleError
-from stages.combine.allocate.allocation import Allocation, Timing, pattern_of
-from stages.combine.allocate.integer import IntegerLimits, IntegerProgram, IntegerSolution
-from stages.replay.pipeline import play_pattern
+from tightfit.schemas.errors import ScheduleError
+from tightfit.stages.combine.allocate.allocation import Allocation, Timing, pattern_of
+from tightfit.stages.combine.allocate.integer import IntegerLimits, IntegerProgram, IntegerSolution
+from tightfit.stages.replay.pipeline import play_pattern
 
 LinearSum = tuple[dict[int, float], float]
 """Columns with their weights, and a constant."""

@@ -6,21 +6,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from schemas.chain import Chain
-from schemas.engines import HIGHS, Engine
-from schemas.options import Option
-from schemas.pattern import Pattern
-from schemas.pipeline_plan import PipelinePlan, PlannedDevice, PlannedStage
-from schemas.plan import gap_of
-from schemas.sequence import Operation
-from stages.combine.allocate.allocation import pattern_of
-from stages.combine.allocate.allocator import AllocationInstance, Allocator, Answer
-from stages.combine.allocate.contiguous import least_memory
-from stages.combine.allocate.fleet import Fleet
-from stages.combine.allocate.halving import least_found
-from stages.combine.allocate.inner import Inner, menu_of
-from stages.combine.allocate.layers import Layers, layers_of_chain
-from stages.replay.pipeline import PlayedPattern, play_pattern
+from tightfit.schemas.chain import Chain
+from tightfit.schemas.engines import HIGHS, Engine
+from tightfit.schemas.options import Option
+from tightfit.schemas.pattern import Pattern
+from tightfit.schemas.pipeline_plan import PipelinePlan, PlannedDevice, PlannedStage
+from tightfit.schemas.plan import gap_of
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.allocate.allocation import pattern_of
+from tightfit.stages.combine.allocate.allocator import AllocationInstance, Allocator, Answer
+from tightfit.stages.combine.allocate.contiguous import least_memory
+from tightfit.stages.combine.allocate.fleet import Fleet
+from tightfit.stages.combine.allocate.halving import least_found
+from tightfit.stages.combine.allocate.inner import Inner, menu_of
+from tightfit.stages.combine.allocate.layers import Layers, layers_of_chain
+from tightfit.stages.replay.pipeline import PlayedPattern, play_pattern
 
 PROVEN = 1e-5
 """A period that is no further above its bound, in shares of itself, is optimal: ten times the

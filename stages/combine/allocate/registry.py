@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import cast
 
-from schemas.allocators import ALLOCATORS
-from schemas.errors import ConfigError
-from stages.combine.allocate.allocator import Allocator
+from tightfit.schemas.allocators import ALLOCATORS
+from tightfit.schemas.errors import ConfigError
+from tightfit.stages.combine.allocate.allocator import Allocator
 
 
 def allocator(name: str) -> Allocator:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stages.combine.allocate.allocation import Allocation, Stage, inner_of
-from stages.combine.allocate.halving import least_found
-from stages.combine.allocate.labels import LayerSizes, Within, label_stages
-from stages.combine.allocate.layers import Layers
-from stages.combine.vectors import Integers
+from tightfit.stages.combine.allocate.allocation import Allocation, Stage, inner_of
+from tightfit.stages.combine.allocate.halving import least_found
+from tightfit.stages.combine.allocate.labels import LayerSizes, Within, label_stages
+from tightfit.stages.combine.allocate.layers import Layers
+from tightfit.stages.combine.vectors import Integers
 
 ROUNDS = 10
 """Periods that are tried for a long chain."""

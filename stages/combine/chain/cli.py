@@ -9,24 +9,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.derived import Derived
-from schemas.errors import ArtifactError, ConfigError
-from schemas.offloaders import OFFLOADERS
-from stages.combine.allocate.command import (
+from tightfit.schemas.derived import Derived
+from tightfit.schemas.errors import ArtifactError, ConfigError
+from tightfit.schemas.offloaders import OFFLOADERS
+from tightfit.stages.combine.allocate.command import (
     add_pipeline_arguments,
     check_no_pipeline,
     derived_pipeline,
     run_pipeline,
 )
-from stages.combine.offload.command import derived_offload, run_offload
+from tightfit.stages.combine.offload.command import derived_offload, run_offload
 
 if TYPE_CHECKING:
-    from schemas.budget import Budget
-    from schemas.chain import Chain
-    from schemas.options import Option
-    from schemas.plan import Fixed, Plan
-    from stages.combine.chain.frontier import ChainPlan, ChainPlans
-    from stages.combine.strategies.strategy import ChainStrategy
+    from tightfit.schemas.budget import Budget
+    from tightfit.schemas.chain import Chain
+    from tightfit.schemas.options import Option
+    from tightfit.schemas.plan import Fixed, Plan
+    from tightfit.stages.combine.chain.frontier import ChainPlan, ChainPlans
+    from tightfit.stages.combine.strategies.strategy import ChainStrategy
 
 ROUNDING = 1e-9
 """Relative difference of two sums of the same times in another order."""
@@ -65,13 +65,13 @@ def run(options: argparse.Namespace) -> None:
     check_no_pipeline(options)
     if options.budget is None:
         raise ConfigError("chain needs --budget, or --machine for a pipeline")
-    from schemas import store
-    from schemas.budget import parse_budget
-    from schemas.chain import CHAIN, read_chain
-    from schemas.options import read_options
-    from schemas.plan import write_plan
-    from schemas.sequence import write_sequence
-    from schemas.words import told
+    from tightfit.schemas import store
+    from tightfit.schemas.budget import parse_budget
+    from tightfit.schemas.chain import CHAIN, read_chain
+    from tightfit.schemas.options import read_options
+    from tightfit.schemas.plan import write_plan
+    from tightfit.schemas.sequence import write_sequence
+    from tightfit.schemas.words import told
 
     strategy = _strategy(options)
     chains = [read_chain(path) for path in options.chain]
@@ -106,11 +106,11 @@ def _plans(
 ) -> ChainPlans:
     """The plans of a chain, or of a join where there are several."""
     if len(chains) == 1:
-        from stages.combine.chain.ways import ways_of_chain
+        from tightfit.stages.combine.chain.ways import ways_of_chain
 
         return strategy.plans_of_chain(ways_of_chain(chains[0], blocks), slots)
-    from stages.combine.join.branches import join_of_chains
-    from stages.combine.join.frontier import JoinFrontier
+    from tightfit.stages.combine.join.branches import join_of_chains
+    from tightfit.stages.combine.join.frontier import JoinFrontier
 
     return JoinFrontier(join_of_chains(chains, blocks), slots)
 
@@ -135,8 +135,8 @@ def plan_chain(
     The budget counts all that the chains count, their inputs included. The lower bound is that of
     persistent sequences, or of nested ones of a join.
     """
-    from schemas.plan import Plan, PlanCost, gap_of
-    from stages.combine.chain.frontier import CLASSES
+    from tightfit.schemas.plan import Plan, PlanCost, gap_of
+    from tightfit.stages.combine.chain.frontier import CLASSES
 
     fixed = fixed_bytes_of_chains(chains)
     kind = frontier.kind
@@ -182,7 +182,7 @@ def plan_chain(
 
 def fixed_bytes_of_chains(chains: Sequence[Chain]) -> Fixed:
     """The bytes of chains with one loss that no plan changes."""
-    from schemas.plan import Fixed
+    from tightfit.schemas.plan import Fixed
 
     loss = chains[0].positions[-1]
     rows = [position for chain in chains for position in chain.positions[:-1]] + [loss]
@@ -197,7 +197,7 @@ def fixed_bytes_of_chains(chains: Sequence[Chain]) -> Fixed:
 
 def _strategy(options: argparse.Namespace) -> ChainStrategy:
     """The strategy by name; raises ConfigError where a setting is amiss."""
-    from stages.combine.strategies.registry import chain_strategy
+    from tightfit.stages.combine.strategies.registry import chain_strategy
 
     strategy = chain_strategy(options.strategy)
     if strategy.about.solved and options.options is None:
@@ -236,7 +236,7 @@ def _sentence(
     gap: float,
     optimal_in: str,
 ) -> str:
-    from stages.combine.chain.frontier import CLASSES
+    from tightfit.stages.combine.chain.frontier import CLASSES
 
     extra = chosen.seconds / frontier.keep_all.seconds - 1 if frontier.keep_all.seconds else 0.0
     fits = f"The sequence fits {budget:,} bytes with {extra:.1%} more time than keeping everything"

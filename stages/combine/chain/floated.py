@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from schemas.errors import ConfigError
-from schemas.sequence import Operation
-from stages.combine.chain.floating import Floating
-from stages.combine.chain.frontier import ChainPlan, keep_all_sequence
-from stages.combine.chain.replay import chain_replay
-from stages.combine.chain.ways import Ways
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.chain.floating import Floating
+from tightfit.stages.combine.chain.frontier import ChainPlan, keep_all_sequence
+from tightfit.stages.combine.chain.replay import chain_replay
+from tightfit.stages.combine.chain.ways import Ways
 
 LONGEST = 24
 """Positions of the longest chain: its program grows with the fifth power of them, and with the

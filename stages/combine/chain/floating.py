@@ -17,9 +17,9 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from schemas.sequence import Operation
-from stages.combine.chain.table import Steps, pass_on, run_block, unrolled
-from stages.combine.chain.ways import Way, Ways
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.chain.table import Steps, pass_on, run_block, unrolled
+from tightfit.stages.combine.chain.ways import Way, Ways
 
 Backwards = tuple[int, int, int]
 """s, t and l of the docstring above, where l is `low`."""

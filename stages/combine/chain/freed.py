@@ -5,13 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from functools import cached_property
 
-from schemas.errors import ConfigError
-from schemas.sequence import Operation
-from stages.combine.chain.frontier import ChainFrontier, ChainPlan, keep_all_sequence
-from stages.combine.chain.least import Least
-from stages.combine.chain.replay import chain_replay
-from stages.combine.chain.search import MOST_STATES, SequenceSearch
-from stages.combine.chain.ways import Ways
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.chain.frontier import ChainFrontier, ChainPlan, keep_all_sequence
+from tightfit.stages.combine.chain.least import Least
+from tightfit.stages.combine.chain.replay import chain_replay
+from tightfit.stages.combine.chain.search import MOST_STATES, SequenceSearch
+from tightfit.stages.combine.chain.ways import Ways
 
 
 class FreedChain:

@@ -13,14 +13,14 @@ from typing import Protocol
 
 import numpy as np
 
-from schemas.frontier import pareto
-from schemas.sequence import Operation
-from schemas.strategies import SLOTS
-from stages.combine.chain.least import Least
-from stages.combine.chain.replay import ChainReplay, chain_replay
-from stages.combine.chain.slots import rounds_nothing
-from stages.combine.chain.table import Times, build_table, run_block
-from stages.combine.chain.ways import Ways
+from tightfit.schemas.frontier import pareto
+from tightfit.schemas.sequence import Operation
+from tightfit.schemas.strategies import SLOTS
+from tightfit.stages.combine.chain.least import Least
+from tightfit.stages.combine.chain.replay import ChainReplay, chain_replay
+from tightfit.stages.combine.chain.slots import rounds_nothing
+from tightfit.stages.combine.chain.table import Times, build_table, run_block
+from tightfit.stages.combine.chain.ways import Ways
 
 CLASSES = {
     "persistent": "persistent sequences of the chain",

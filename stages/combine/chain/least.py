@@ -5,11 +5,18 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from schemas.chain import MOST_BYTES
-from schemas.sequence import Operation
-from stages.combine.chain.slots import Needs
-from stages.combine.chain.table import Steps, cell, cells_ending, pass_on, run_block, unrolled
-from stages.combine.chain.ways import Ways
+from tightfit.schemas.chain import MOST_BYTES
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.chain.slots import Needs
+from tightfit.stages.combine.chain.table import (
+    Steps,
+    cell,
+    cells_ending,
+    pass_on,
+    run_block,
+    unrolled,
+)
+from tightfit.stages.combine.chain.ways import Ways
 
 Bytes = npt.NDArray[np.int64]
 

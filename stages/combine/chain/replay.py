@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from schemas.errors import ScheduleError
-from schemas.sequence import NO_OPTION, Operation, with_next
-from stages.combine.chain.ways import Way, Ways
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.sequence import NO_OPTION, Operation, with_next
+from tightfit.stages.combine.chain.ways import Way, Ways
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from schemas.sequence import NO_OPTION, Operation, OperationKind
-from stages.combine.chain.ways import PositionWays, Way, Ways
+from tightfit.schemas.sequence import NO_OPTION, Operation, OperationKind
+from tightfit.stages.combine.chain.ways import PositionWays, Way, Ways
 
 MOST_STATES = 200_000
 """States that a search looks at before it gives up, unless told otherwise."""

@@ -15,8 +15,8 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from stages.combine.chain.ways import Way, Ways
-from stages.combine.vectors import Integers, Seconds
+from tightfit.stages.combine.chain.ways import Way, Ways
+from tightfit.stages.combine.vectors import Integers, Seconds
 
 Thresholds = npt.NDArray[np.int32]
 

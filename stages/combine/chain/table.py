@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.sequence import NO_OPTION, Operation
-from stages.combine.chain.slots import SlotGrid, Slots, discretise
-from stages.combine.chain.ways import Ways
-from stages.combine.vectors import Seconds
+from tightfit.schemas.sequence import NO_OPTION, Operation
+from tightfit.stages.combine.chain.slots import SlotGrid, Slots, discretise
+from tightfit.stages.combine.chain.ways import Ways
+from tightfit.stages.combine.vectors import Seconds
 
 SubChain = tuple[int, ...]
 """The first and last position of a part of a chain, and at last the memory that it has."""
@@ -152,7 +152,7 @@ def build_table(ways: Ways, limit: int, slots: int, optimistic: bool = False) ->
     steps += chain.length / 2 * len(chain.save) * chain.count
     if steps < COMPILED_FROM:
         return Table(ways, chain, fill(chain))
-    from stages.combine.chain.table_compiled import fill_compiled
+    from tightfit.stages.combine.chain.table_compiled import fill_compiled
 
     return Table(ways, chain, fill_compiled(chain))
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from schemas.cores import usable_cores
-from stages.combine.chain.slots import Slots, Thresholds
-from stages.combine.vectors import Integers, Seconds
+from tightfit.schemas.cores import usable_cores
+from tightfit.stages.combine.chain.slots import Slots, Thresholds
+from tightfit.stages.combine.vectors import Integers, Seconds
 
 TILE = 16
 NO_NAN = {"nnan", "nsz"}

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from schemas.blocks import Blocks
-from schemas.chain import MOST_BYTES, Chain, Position
-from schemas.errors import ArtifactError
-from schemas.options import Option
-from schemas.problem import Problem
-from schemas.sequence import NO_OPTION
+from tightfit.schemas.blocks import Blocks
+from tightfit.schemas.chain import MOST_BYTES, Chain, Position
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.options import Option
+from tightfit.schemas.problem import Problem
+from tightfit.schemas.sequence import NO_OPTION
 
 
 @dataclass(frozen=True)

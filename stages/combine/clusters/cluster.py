@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from schemas.errors import ArtifactError
-from schemas.graph import NONE
-from schemas.hierarchy import Hierarchy
-from schemas.problem import Node, Problem, Storage
-from stages.replay.part import StepPart
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import NONE
+from tightfit.schemas.hierarchy import Hierarchy
+from tightfit.schemas.problem import Node, Problem, Storage
+from tightfit.stages.replay.part import StepPart
 
 
 @dataclass(frozen=True)

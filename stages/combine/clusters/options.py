@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
-from schemas.blocks import problem_digest
-from schemas.problem import Problem
-from stages.combine.clusters.cluster import Cluster, local, throughout
-from stages.combine.clusters.sequence import by_sequence
-from stages.combine.clusters.treewidth import by_treewidth
-from stages.combine.clusters.ways import Option, Optional, tasks_of_clusters
-from stages.combine.moment.limits import Limits
-from stages.combine.unrolled.frontier import Solution, fastest, nodes_of
-from stages.combine.unrolled.program import Chosen
-from stages.combine.unrolled.starts import all_again, all_kept, seconds_of
-from stages.combine.unrolled.tasks import forward_stages, tasks_of_nodes
-from stages.replay.line import FASTEST, executions
+from tightfit.schemas.blocks import problem_digest
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.clusters.cluster import Cluster, local, throughout
+from tightfit.stages.combine.clusters.sequence import by_sequence
+from tightfit.stages.combine.clusters.treewidth import by_treewidth
+from tightfit.stages.combine.clusters.ways import Option, Optional, tasks_of_clusters
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.unrolled.frontier import Solution, fastest, nodes_of
+from tightfit.stages.combine.unrolled.program import Chosen
+from tightfit.stages.combine.unrolled.starts import all_again, all_kept, seconds_of
+from tightfit.stages.combine.unrolled.tasks import forward_stages, tasks_of_nodes
+from tightfit.stages.replay.line import FASTEST, executions
 
 Key: TypeAlias = tuple[str, str]
 

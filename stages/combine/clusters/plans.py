@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from schemas.engines import HIGHS, Engine
-from schemas.hierarchy import Hierarchy
-from schemas.problem import Problem
-from stages.combine.bounds import least_peak
-from stages.combine.clusters.cluster import clusters_of, throughout
-from stages.combine.clusters.options import Grid, Options
-from stages.combine.clusters.sequence import by_sequence
-from stages.combine.clusters.ways import tasks_of_clusters
-from stages.combine.moment.limits import Limits
-from stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth
-from stages.combine.unrolled.program import Chosen
-from stages.combine.unrolled.starts import all_again, all_kept, seconds_of
-from stages.combine.unrolled.tasks import Tasks, forward_stages
-from stages.replay.line import FASTEST, executions
-from stages.replay.unrolling import ProgramStage
-from stages.replay.useless import without_useless
+from tightfit.schemas.engines import HIGHS, Engine
+from tightfit.schemas.hierarchy import Hierarchy
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.bounds import least_peak
+from tightfit.stages.combine.clusters.cluster import clusters_of, throughout
+from tightfit.stages.combine.clusters.options import Grid, Options
+from tightfit.stages.combine.clusters.sequence import by_sequence
+from tightfit.stages.combine.clusters.ways import tasks_of_clusters
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth
+from tightfit.stages.combine.unrolled.program import Chosen
+from tightfit.stages.combine.unrolled.starts import all_again, all_kept, seconds_of
+from tightfit.stages.combine.unrolled.tasks import Tasks, forward_stages
+from tightfit.stages.replay.line import FASTEST, executions
+from tightfit.stages.replay.unrolling import ProgramStage
+from tightfit.stages.replay.useless import without_useless
 
 BUDGETS = 12
 LIMITS = Limits(gap=1e-3, nodes=20, checks=150)

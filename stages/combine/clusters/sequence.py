@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from schemas.sequence import NO_OPTION, Operation
-from stages.combine.chain.frontier import ChainFrontier, spread
-from stages.combine.chain.ways import PositionWays, Ways
-from stages.combine.chain.ways import Way as ChainWay
-from stages.combine.unrolled.program import Chosen
-from stages.combine.unrolled.tasks import NOTHING_KEPT, Task, Tasks, Way
-from stages.replay.unrolling import ProgramStage
+from tightfit.schemas.sequence import NO_OPTION, Operation
+from tightfit.stages.combine.chain.frontier import ChainFrontier, spread
+from tightfit.stages.combine.chain.ways import PositionWays, Ways
+from tightfit.stages.combine.chain.ways import Way as ChainWay
+from tightfit.stages.combine.unrolled.program import Chosen
+from tightfit.stages.combine.unrolled.tasks import NOTHING_KEPT, Task, Tasks, Way
+from tightfit.stages.replay.unrolling import ProgramStage
 
 
 def by_sequence(tasks: Tasks, stages: Sequence[ProgramStage], count: int) -> Iterator[list[Chosen]]:

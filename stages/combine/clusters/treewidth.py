@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from schemas.problem import Problem
-from stages.combine.bounds import least_peak
-from stages.combine.clusters.ways import Option
-from stages.combine.treewidth.decomposition import decomposed
-from stages.combine.treewidth.schedule import scheduled
-from stages.replay.line import FASTEST, executions
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.bounds import least_peak
+from tightfit.stages.combine.clusters.ways import Option
+from tightfit.stages.combine.treewidth.decomposition import decomposed
+from tightfit.stages.combine.treewidth.schedule import scheduled
+from tightfit.stages.replay.line import FASTEST, executions
 
 LARGEST = 600
 """Nodes of the largest cluster that is decomposed."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from schemas.graph import NONE
-from schemas.problem import Node, Problem, Repeat
-from stages.combine.clusters.cluster import Cluster, outside
-from stages.combine.unrolled.tasks import (
+from tightfit.schemas.graph import NONE
+from tightfit.schemas.problem import Node, Problem, Repeat
+from tightfit.stages.combine.clusters.cluster import Cluster, outside
+from tightfit.stages.combine.unrolled.tasks import (
     NOTHING_KEPT,
     Level,
     Task,
@@ -16,8 +16,8 @@ from stages.combine.unrolled.tasks import (
     Value,
     Way,
 )
-from stages.replay.line import ended, limits
-from stages.replay.useless import without_useless
+from tightfit.stages.replay.line import ended, limits
+from tightfit.stages.replay.useless import without_useless
 
 Form = Node | Repeat
 

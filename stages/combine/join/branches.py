@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from schemas.chain import MOST_BYTES, Chain
-from schemas.errors import ArtifactError
-from schemas.options import Option
-from schemas.sequence import NO_OPTION
-from stages.combine.chain.ways import PositionWays, Way, Ways, ways_of_chain
+from tightfit.schemas.chain import MOST_BYTES, Chain
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.options import Option
+from tightfit.schemas.sequence import NO_OPTION
+from tightfit.stages.combine.chain.ways import PositionWays, Way, Ways, ways_of_chain
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from schemas.sequence import Operation
-from schemas.strategies import SLOTS
-from stages.combine.chain.frontier import ProgramFrontier, Smallest
-from stages.combine.chain.replay import ChainReplay
-from stages.combine.chain.table import run_block
-from stages.combine.chain.ways import Ways
-from stages.combine.join.branches import Join
-from stages.combine.join.least import JoinLeast
-from stages.combine.join.replay import join_replay
-from stages.combine.join.states import JoinStates
-from stages.combine.join.table import JoinTable, build_join_table, join_rounds_nothing
+from tightfit.schemas.sequence import Operation
+from tightfit.schemas.strategies import SLOTS
+from tightfit.stages.combine.chain.frontier import ProgramFrontier, Smallest
+from tightfit.stages.combine.chain.replay import ChainReplay
+from tightfit.stages.combine.chain.table import run_block
+from tightfit.stages.combine.chain.ways import Ways
+from tightfit.stages.combine.join.branches import Join
+from tightfit.stages.combine.join.least import JoinLeast
+from tightfit.stages.combine.join.replay import join_replay
+from tightfit.stages.combine.join.states import JoinStates
+from tightfit.stages.combine.join.table import JoinTable, build_join_table, join_rounds_nothing
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from schemas.sequence import Operation
-from stages.combine.chain.least import Bytes, Least
-from stages.combine.chain.table import cell
-from stages.combine.join.branches import Join
-from stages.combine.join.states import (
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.chain.least import Bytes, Least
+from tightfit.stages.combine.chain.table import cell
+from tightfit.stages.combine.join.branches import Join
+from tightfit.stages.combine.join.states import (
     BranchState,
     FirstStored,
     JoinState,

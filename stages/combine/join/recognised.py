@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from schemas.blocks import Block, Blocks
-from schemas.problem import Problem
-from schemas.sequence import NO_BRANCH, NO_OPTION, Operation
-from stages.combine.chain.ways import PositionWays, Way, ways_of_blocks
-from stages.combine.join.branches import Join
-from stages.combine.schedule.executions import executions_of
-from stages.combine.strategies.strategy import TrainingStep
-from stages.replay.line import memory_of_part
+from tightfit.schemas.blocks import Block, Blocks
+from tightfit.schemas.problem import Problem
+from tightfit.schemas.sequence import NO_BRANCH, NO_OPTION, Operation
+from tightfit.stages.combine.chain.ways import PositionWays, Way, ways_of_blocks
+from tightfit.stages.combine.join.branches import Join
+from tightfit.stages.combine.schedule.executions import executions_of
+from tightfit.stages.combine.strategies.strategy import TrainingStep
+from tightfit.stages.replay.line import memory_of_part
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from schemas.errors import ScheduleError
-from schemas.sequence import Operation, with_next
-from stages.combine.chain.replay import ChainPlayer, ChainReplay
-from stages.combine.join.branches import Join
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.sequence import Operation, with_next
+from tightfit.stages.combine.chain.replay import ChainPlayer, ChainReplay
+from tightfit.stages.combine.join.branches import Join
 
 
 def join_replay(join: Join, sequence: Sequence[Operation]) -> ChainReplay:

@@ -15,13 +15,13 @@ from math import prod
 
 import numpy as np
 
-from schemas.errors import ArtifactError
-from schemas.sequence import Operation
-from stages.combine.chain.slots import Needs
-from stages.combine.chain.table import pass_on, run_block
-from stages.combine.chain.ways import Ways
-from stages.combine.join.branches import Join
-from stages.combine.vectors import Integers
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.chain.slots import Needs
+from tightfit.stages.combine.chain.table import pass_on, run_block
+from tightfit.stages.combine.chain.ways import Ways
+from tightfit.stages.combine.join.branches import Join
+from tightfit.stages.combine.vectors import Integers
 
 JoinState = tuple[int, ...]
 """For each branch 0 at its beginning; 2 (s - 1) where it has come to position s, whose input is

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from schemas.sequence import Operation
-from stages.combine.chain.slots import SlotGrid, Slots, in_slots, slot_size
-from stages.combine.chain.table import Table, Times, cell, fill
-from stages.combine.join.branches import Join
-from stages.combine.join.states import (
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.chain.slots import SlotGrid, Slots, in_slots, slot_size
+from tightfit.stages.combine.chain.table import Table, Times, cell, fill
+from tightfit.stages.combine.join.branches import Join
+from tightfit.stages.combine.join.states import (
     BranchState,
     FirstStored,
     JoinState,
@@ -27,7 +27,7 @@ from stages.combine.join.states import (
     passed_from,
     with_branch,
 )
-from stages.combine.vectors import Integers, Seconds
+from tightfit.stages.combine.vectors import Integers, Seconds
 
 COMPILED_FROM = 100_000
 """States times positions from which loading the compiled program pays."""
@@ -147,7 +147,7 @@ def build_join_table(join: Join, limit: int, slots: int, optimistic: bool = Fals
     if len(table.states) * positions < COMPILED_FROM:
         fill_join(table)
     else:
-        from stages.combine.join.table_compiled import fill_join_compiled
+        from tightfit.stages.combine.join.table_compiled import fill_join_compiled
 
         fill_join_compiled(table.states, table.grid, table.tables, table.cost)
     return table

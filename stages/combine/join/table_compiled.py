@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from stages.combine.chain.slots import SlotGrid
-from stages.combine.chain.table import Table
-from stages.combine.chain.table_compiled import NO_NAN
-from stages.combine.join.states import JoinStates
-from stages.combine.vectors import Integers, Seconds
+from tightfit.stages.combine.chain.slots import SlotGrid
+from tightfit.stages.combine.chain.table import Table
+from tightfit.stages.combine.chain.table_compiled import NO_NAN
+from tightfit.stages.combine.join.states import JoinStates
+from tightfit.stages.combine.vectors import Integers, Seconds
 
 
 class _Branches(NamedTuple):

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from schemas.cbc import run_cbc
-from stages.combine.moment.limits import NOTHING_FOUND, Ended, Limits, Start
-from stages.combine.moment.matrix import SparseProgram
+from tightfit.schemas.cbc import run_cbc
+from tightfit.stages.combine.moment.limits import NOTHING_FOUND, Ended, Limits, Start
+from tightfit.stages.combine.moment.matrix import SparseProgram
 
 if TYPE_CHECKING:
     from pulp import LpConstraint, LpProblem, LpVariable

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schemas.highs import (
+from tightfit.schemas.highs import (
     ProgramColumns,
     ProgramRows,
     ended_by_clock,
@@ -16,8 +16,8 @@ from schemas.highs import (
     proven,
     silent_model,
 )
-from stages.combine.moment.limits import NOTHING_FOUND, Ended, Limits, Start
-from stages.combine.moment.matrix import SparseProgram
+from tightfit.stages.combine.moment.limits import NOTHING_FOUND, Ended, Limits, Start
+from tightfit.stages.combine.moment.matrix import SparseProgram
 
 if TYPE_CHECKING:
     from highspy import Highs

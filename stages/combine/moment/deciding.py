@@ -14,16 +14,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas.problem import Problem
-from stages.combine.moment.draft import sequence_of
-from stages.combine.moment.intervals import Order
-from stages.combine.moment.limits import Limits
-from stages.combine.moment.matrix import Matrix, SparseProgram, Terms, joined
-from stages.combine.moment.program import Program, seconds_again, seconds_of_all
-from stages.combine.moment.solver import Solved, integral, relaxed
-from stages.combine.moment.widening import Widened, widened
-from stages.combine.polish.views import Views
-from stages.replay.line import executions
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.moment.draft import sequence_of
+from tightfit.stages.combine.moment.intervals import Order
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.moment.matrix import Matrix, SparseProgram, Terms, joined
+from tightfit.stages.combine.moment.program import Program, seconds_again, seconds_of_all
+from tightfit.stages.combine.moment.solver import Solved, integral, relaxed
+from tightfit.stages.combine.moment.widening import Widened, widened
+from tightfit.stages.combine.polish.views import Views
+from tightfit.stages.replay.line import executions
 
 MOMENTS = 7
 """The most moments of one program."""

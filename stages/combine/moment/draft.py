@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from schemas.problem import Problem
-from stages.combine.moment.matrix import Floats, Term
-from stages.combine.moment.program import Program
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.moment.matrix import Floats, Term
+from tightfit.stages.combine.moment.program import Program
 
 
 def sequence_of(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from schemas.problem import Problem
+from tightfit.schemas.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.engines import HIGHS, Engine
-from stages.combine.moment.matrix import Floats
+from tightfit.schemas.engines import HIGHS, Engine
+from tightfit.stages.combine.moment.matrix import Floats
 
 NOTHING_FOUND = np.zeros(0)
 Start = Sequence[tuple[int, float]]

@@ -32,10 +32,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from schemas.problem import Problem, Reuse
-from stages.combine.moment.intervals import Intervals
-from stages.combine.moment.matrix import NOTHING, ONE, Matrix, Term, Terms
-from stages.combine.polish.views import Views
+from tightfit.schemas.problem import Problem, Reuse
+from tightfit.stages.combine.moment.intervals import Intervals
+from tightfit.stages.combine.moment.matrix import NOTHING, ONE, Matrix, Term, Terms
+from tightfit.stages.combine.polish.views import Views
 
 CLOSED = 7
 """The most moments of which each has rows to the end of the step as if it were the only one."""

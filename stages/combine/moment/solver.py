@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.engines import Engine
-from schemas.highs import loosened
-from stages.combine.moment.by_cbc import by_cbc
-from stages.combine.moment.by_highs import by_highs
-from stages.combine.moment.limits import NOTHING_FOUND, Ended, Limits, Start
-from stages.combine.moment.matrix import Floats, SparseProgram
+from tightfit.schemas.engines import Engine
+from tightfit.schemas.highs import loosened
+from tightfit.stages.combine.moment.by_cbc import by_cbc
+from tightfit.stages.combine.moment.by_highs import by_highs
+from tightfit.stages.combine.moment.limits import NOTHING_FOUND, Ended, Limits, Start
+from tightfit.stages.combine.moment.matrix import Floats, SparseProgram
 
 MARGIN = 1e-6
 """What the bound of a tree search is lowered by, ten times the tolerance of its programs; costs are

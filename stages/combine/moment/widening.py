@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stages.combine.moment.draft import sequence_of
-from stages.combine.moment.limits import Limits
-from stages.combine.moment.matrix import SparseProgram
-from stages.combine.moment.program import Program
-from stages.combine.moment.solver import integral, relaxed
+from tightfit.stages.combine.moment.draft import sequence_of
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.moment.matrix import SparseProgram
+from tightfit.stages.combine.moment.program import Program
+from tightfit.stages.combine.moment.solver import integral, relaxed
 
 AT_ONCE = 2
 """Moments that are added to one program."""

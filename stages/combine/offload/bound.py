@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from schemas.sequence import Operation
-from stages.combine.chain.ways import Ways
-from stages.combine.offload.fluid import FASTEST
-from stages.combine.sides import Sides
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.chain.ways import Ways
+from tightfit.stages.combine.offload.fluid import FASTEST
+from tightfit.stages.combine.sides import Sides
 
 
 def all_seconds(ways: Ways) -> float:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from schemas.derived import Derived
-from schemas.errors import ConfigError
+from tightfit.schemas.derived import Derived
+from tightfit.schemas.errors import ConfigError
 
 if TYPE_CHECKING:
-    from schemas.budget import Budget
-    from schemas.chain import Chain
-    from schemas.plan import Plan
-    from stages.combine.offload.plans import LinkedChain, LinkedPlan
+    from tightfit.schemas.budget import Budget
+    from tightfit.schemas.chain import Chain
+    from tightfit.schemas.plan import Plan
+    from tightfit.stages.combine.offload.plans import LinkedChain, LinkedPlan
 
 
 def run_offload(options: argparse.Namespace) -> None:
@@ -22,18 +22,18 @@ def run_offload(options: argparse.Namespace) -> None:
 
     Raises ConfigError or ArtifactError when an option or a file is not what it should be.
     """
-    from schemas import store
-    from schemas.budget import parse_budget
-    from schemas.chain import CHAIN, read_chain
-    from schemas.lanes import write_lanes
-    from schemas.link import host_link
-    from schemas.machine import read_machine
-    from schemas.plan import write_plan
-    from schemas.sequence import write_sequence
-    from schemas.words import told
-    from stages.combine.chain.ways import ways_of_chain
-    from stages.combine.offload.plans import LinkedChain
-    from stages.combine.offload.registry import planner
+    from tightfit.schemas import store
+    from tightfit.schemas.budget import parse_budget
+    from tightfit.schemas.chain import CHAIN, read_chain
+    from tightfit.schemas.lanes import write_lanes
+    from tightfit.schemas.link import host_link
+    from tightfit.schemas.machine import read_machine
+    from tightfit.schemas.plan import write_plan
+    from tightfit.schemas.sequence import write_sequence
+    from tightfit.schemas.words import told
+    from tightfit.stages.combine.chain.ways import ways_of_chain
+    from tightfit.stages.combine.offload.plans import LinkedChain
+    from tightfit.stages.combine.offload.registry import planner
 
     _check(options)
     path = options.chain[0]
@@ -61,9 +61,9 @@ def plan_offload(
 ) -> tuple[Plan, LinkedPlan | None]:
     """The plan of a chain with a link for a budget, with its sequence; None where the budget is
     too small. Raises ConfigError where the budget is more than the device has."""
-    from schemas.plan import Plan, PlanCost, Transfers, gap_of
-    from stages.combine.chain.cli import ROUNDING, fixed_bytes_of_chains
-    from stages.combine.offload.plans import infeasible_sentence
+    from tightfit.schemas.plan import Plan, PlanCost, Transfers, gap_of
+    from tightfit.stages.combine.chain.cli import ROUNDING, fixed_bytes_of_chains
+    from tightfit.stages.combine.offload.plans import infeasible_sentence
 
     fixed, keep_all = fixed_bytes_of_chains([chain]), plans.keep_all
     size = budget.total(fixed.inputs + fixed.gradients + fixed.outputs, keep_all.peak)

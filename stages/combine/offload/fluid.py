@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stages.combine.chain.ways import Ways
-from stages.combine.vectors import Floats
+from tightfit.stages.combine.chain.ways import Ways
+from tightfit.stages.combine.vectors import Floats
 
 FASTEST = 1e30
 """Bytes a second that stand for no time at all."""

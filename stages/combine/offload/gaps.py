@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from schemas.sequence import Operation, Store, with_next
-from stages.combine.chain.replay import ChainPlayer
-from stages.combine.chain.ways import Ways
+from tightfit.schemas.sequence import Operation, Store, with_next
+from tightfit.stages.combine.chain.replay import ChainPlayer
+from tightfit.stages.combine.chain.ways import Ways
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from stages.combine.vectors import Floats, Integers
+from tightfit.stages.combine.vectors import Floats, Integers
 
 PAIRS = 600
 """States that are compared each with each."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import accumulate
 
-from schemas.sequence import Operation, Store, moving
-from stages.combine.offload.gaps import Computation, Gap, together
+from tightfit.schemas.sequence import Operation, Store, moving
+from tightfit.stages.combine.offload.gaps import Computation, Gap, together
 
 Sent = tuple[int, Store]
 """The step that made what is sent, and what that is."""

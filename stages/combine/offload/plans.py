@@ -9,15 +9,15 @@ from typing import Protocol
 
 import numpy as np
 
-from schemas.link import HostLink
-from schemas.offloaders import OffloaderAbout
-from schemas.sequence import Operation, Store
-from stages.combine.chain.frontier import ChainFrontier, ChainPlan, keep_all_sequence
-from stages.combine.chain.ways import Ways
-from stages.combine.offload.bound import bound, neediest
-from stages.combine.offload.gaps import Computation, Gap, computation
-from stages.combine.offload.placing import Sent, first_made_first, placed, stays
-from stages.combine.offload.replay import LinkedReplay, linked_replay
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.offloaders import OffloaderAbout
+from tightfit.schemas.sequence import Operation, Store
+from tightfit.stages.combine.chain.frontier import ChainFrontier, ChainPlan, keep_all_sequence
+from tightfit.stages.combine.chain.ways import Ways
+from tightfit.stages.combine.offload.bound import bound, neediest
+from tightfit.stages.combine.offload.gaps import Computation, Gap, computation
+from tightfit.stages.combine.offload.placing import Sent, first_made_first, placed, stays
+from tightfit.stages.combine.offload.replay import LinkedReplay, linked_replay
 
 ROUNDING = 1e-9
 PLAYED = 4_000

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.sequence import Operation, Store
-from stages.combine.chain.table import pass_on
-from stages.combine.chain.ways import Ways
-from stages.combine.offload.spans import Spans
-from stages.combine.vectors import Seconds
+from tightfit.schemas.sequence import Operation, Store
+from tightfit.stages.combine.chain.table import pass_on
+from tightfit.stages.combine.chain.ways import Ways
+from tightfit.stages.combine.offload.spans import Spans
+from tightfit.stages.combine.vectors import Seconds
 
 LABELS = 600
 """Labels of a position that are kept."""
@@ -46,7 +46,7 @@ class _Forward:
     """The labels of all positions."""
 
     def __init__(self, ways: Ways, spans: Spans, budget: int, limit: float, labels: int) -> None:
-        from stages.combine.offload.pofo_compiled import (
+        from tightfit.stages.combine.offload.pofo_compiled import (
             Bounds,
             PofoLabels,
             PofoSizes,
@@ -79,7 +79,7 @@ class _Forward:
 
     def _totals(self) -> list[tuple[float, int]]:
         """The seconds with each label of the loss (S 4.2.2)."""
-        from stages.combine.offload.pofo_compiled import DUE, SENT, TIME, keeping
+        from tightfit.stages.combine.offload.pofo_compiled import DUE, SENT, TIME, keeping
 
         chain, last = self.chain, self.chain.length
         need_f = float(chain.all_peak[last] + chain.beside[last])
@@ -100,7 +100,7 @@ class _Forward:
 
     def _walked(self, index: int) -> tuple[list[Operation], list[Store]]:
         """The sequence of a label of the loss, and what leaves in it."""
-        from stages.combine.offload.pofo_compiled import DUE, LEAVES, PASSES, STAY
+        from tightfit.stages.combine.offload.pofo_compiled import DUE, LEAVES, PASSES, STAY
 
         last = self.chain.length
         position = last

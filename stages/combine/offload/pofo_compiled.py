@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from stages.combine.offload.spans import SpanChain
-from stages.combine.offload.spans_compiled import CLOSE, between, span_cell
-from stages.combine.vectors import Integers, Seconds
+from tightfit.stages.combine.offload.spans import SpanChain
+from tightfit.stages.combine.offload.spans_compiled import CLOSE, between, span_cell
+from tightfit.stages.combine.vectors import Integers, Seconds
 
 STAY, SENT, DUE, TIME = range(4)
 LEAVES, PASSES = 1, 2

@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import cast
 
-from schemas.errors import ConfigError
-from schemas.offloaders import OFFLOADERS
-from stages.combine.offload.plans import Planner
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.offloaders import OFFLOADERS
+from tightfit.stages.combine.offload.plans import Planner
 
 
 def planner(name: str) -> Planner:

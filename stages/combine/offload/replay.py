@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas.errors import ScheduleError
-from schemas.lanes import LaneStep
-from schemas.link import HostLink
-from schemas.sequence import Operation, Store, with_next
-from stages.combine.chain.replay import ChainPlayer
-from stages.combine.chain.ways import Way, Ways
-from stages.replay.link_lanes import LinkLanes
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.lanes import LaneStep
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.sequence import Operation, Store, with_next
+from tightfit.stages.combine.chain.replay import ChainPlayer
+from tightfit.stages.combine.chain.ways import Way, Ways
+from tightfit.stages.replay.link_lanes import LinkLanes
 
 
 @dataclass(frozen=True)

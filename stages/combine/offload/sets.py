@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stages.combine.chain.ways import Ways
-from stages.combine.offload.fluid import FluidChain, FluidStates, first_states
-from stages.combine.offload.labels import best_of
-from stages.combine.vectors import Integers
+from tightfit.stages.combine.chain.ways import Ways
+from tightfit.stages.combine.offload.fluid import FluidChain, FluidStates, first_states
+from tightfit.stages.combine.offload.labels import best_of
+from tightfit.stages.combine.vectors import Integers
 
 Positions = tuple[int, ...]
 """Positions of which all that is kept leaves, in order; 0 is the chain's input."""

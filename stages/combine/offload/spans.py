@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schemas.sequence import Operation
-from stages.combine.chain.slots import Needs, slot_size
-from stages.combine.chain.table import Steps, pass_on, run_block
-from stages.combine.chain.ways import Ways
-from stages.combine.offload.fluid import FASTEST
-from stages.combine.vectors import Integers, Seconds
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.chain.slots import Needs, slot_size
+from tightfit.stages.combine.chain.table import Steps, pass_on, run_block
+from tightfit.stages.combine.chain.ways import Ways
+from tightfit.stages.combine.offload.fluid import FASTEST
+from tightfit.stages.combine.vectors import Integers, Seconds
 
 MOST_NUMBERS = 24_000_000
 """Numbers of a table; where there would be more, it has fewer slots."""
@@ -125,7 +125,7 @@ class Spans:
 
     def sequence(self, first: int, last: int, room: int, due: float) -> Steps:
         """The operations of a span within `room` slots while `due` slots come back."""
-        from stages.combine.offload.spans_compiled import choose
+        from tightfit.stages.combine.offload.spans_compiled import choose
 
         operations: Steps = []
         pending: list[Operation | tuple[int, int, int, float]] = [(first, last, room, due)]
@@ -150,7 +150,7 @@ class Spans:
 
 def build_spans(ways: Ways, limit: int, slots: int, bandwidth: float) -> Spans:
     """The table of all spans of a chain for budgets up to `limit` bytes, in about `slots` slots."""
-    from stages.combine.offload.spans_compiled import fill
+    from tightfit.stages.combine.offload.spans_compiled import fill
 
     chain = span_chain(ways, limit, slots, bandwidth)
     width, rows = chain.room + 1, chain.length * (chain.length + 1) // 2

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from numba import njit
 
-from stages.combine.offload.spans import SpanChain
-from stages.combine.vectors import Seconds
+from tightfit.stages.combine.offload.spans import SpanChain
+from tightfit.stages.combine.vectors import Seconds
 
 CLOSE = 1e-9
 

@@ -6,23 +6,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from schemas.blocks import Blocks
-from schemas.engines import HIGHS, Engine
-from schemas.link import HostLink
-from schemas.options import Option
-from schemas.problem import Problem
-from schemas.sequence import Operation
-from stages.combine.bounds import least_peak
-from stages.combine.offmate.positions import OffmateChain, offmate_chain
-from stages.combine.offmate.program import (
+from tightfit.schemas.blocks import Blocks
+from tightfit.schemas.engines import HIGHS, Engine
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.options import Option
+from tightfit.schemas.problem import Problem
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.bounds import least_peak
+from tightfit.stages.combine.offmate.positions import OffmateChain, offmate_chain
+from tightfit.stages.combine.offmate.program import (
     LIMITS,
     ChosenOption,
     OffmateSolution,
     solve_offmate,
 )
-from stages.combine.schedule.executions import executions_of
-from stages.combine.transfers.placing import Placed, Placer
-from stages.replay.line import FASTEST, executions
+from tightfit.stages.combine.schedule.executions import executions_of
+from tightfit.stages.combine.transfers.placing import Placed, Placer
+from tightfit.stages.replay.line import FASTEST, executions
 
 BUDGETS, CLOSER = 16, 4
 """Budgets that are planned for, and how often one between the last that was met and the first that

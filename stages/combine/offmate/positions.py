@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from schemas.blocks import Blocks
-from schemas.options import Option
-from schemas.problem import Storage
-from stages.combine.chain.ways import Way, ways_of_blocks
-from stages.combine.clusters.options import selected
+from tightfit.schemas.blocks import Blocks
+from tightfit.schemas.options import Option
+from tightfit.schemas.problem import Storage
+from tightfit.stages.combine.chain.ways import Way, ways_of_blocks
+from tightfit.stages.combine.clusters.options import selected
 
 MOST = 16
 """Options of a block that are offered."""

@@ -15,10 +15,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from schemas.link import HostLink
-from stages.combine.moment.matrix import Floats, Matrix, Term
-from stages.combine.moment.solver import Limits, Solved, integral
-from stages.combine.offmate.positions import OffmateChain, OffmateOption
+from tightfit.schemas.link import HostLink
+from tightfit.stages.combine.moment.matrix import Floats, Matrix, Term
+from tightfit.stages.combine.moment.solver import Limits, Solved, integral
+from tightfit.stages.combine.offmate.positions import OffmateChain, OffmateOption
 
 LONGEST = 100.0
 """The longest step, in shares of all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from schemas.derived import Derived
+from tightfit.schemas.derived import Derived
 
 PLAN, PATTERN, SEQUENCE = "plan.json", "pattern.arrow", "sequence.arrow"
 
@@ -33,19 +33,19 @@ def run(options: argparse.Namespace) -> None:
     Raises ConfigError or ArtifactError where an option or a file is not what it should be,
     ModelError where the step cannot be divided, ScheduleError where a rank has too little memory.
     """
-    from schemas.blocks import read_blocks
-    from schemas.costs import read_costs
-    from schemas.errors import ConfigError
-    from schemas.graph import GRAPH, read_graph, write_graph
-    from schemas.lineage import remove
-    from schemas.options import read_options
-    from schemas.pattern import read_pattern
-    from schemas.pipeline import FILE, MOST_MICROBATCHES, stage_folder, write_pipeline
-    from schemas.pipeline_plan import read_pipeline_plan
-    from schemas.schedule import write_schedule
-    from schemas.sequence import read_sequence
-    from schemas.store import read
-    from stages.combine.pipeline.splitting import Planned, split
+    from tightfit.schemas.blocks import read_blocks
+    from tightfit.schemas.costs import read_costs
+    from tightfit.schemas.errors import ConfigError
+    from tightfit.schemas.graph import GRAPH, read_graph, write_graph
+    from tightfit.schemas.lineage import remove
+    from tightfit.schemas.options import read_options
+    from tightfit.schemas.pattern import read_pattern
+    from tightfit.schemas.pipeline import FILE, MOST_MICROBATCHES, stage_folder, write_pipeline
+    from tightfit.schemas.pipeline_plan import read_pipeline_plan
+    from tightfit.schemas.schedule import write_schedule
+    from tightfit.schemas.sequence import read_sequence
+    from tightfit.schemas.store import read
+    from tightfit.stages.combine.pipeline.splitting import Planned, split
 
     if not 1 <= options.microbatches <= MOST_MICROBATCHES:
         raise ConfigError(
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> None:
 
 def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
-    from schemas.pipeline import FILE, read_pipeline, stage_folder
+    from tightfit.schemas.pipeline import FILE, read_pipeline, stage_folder
 
     pipeline = read_pipeline(options.out / FILE)
     files = [

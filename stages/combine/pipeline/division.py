@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from schemas.blocks import Blocks
-from schemas.contributions import contributions
-from schemas.errors import ModelError
-from schemas.graph import FIXED_KINDS, Graph, Op
-from schemas.pipeline import BACKWARD, FORWARD, LOSS, SUM, Parcel, SharedGradient, Unit
-from schemas.pipeline_plan import PlannedStage
-from stages.combine.pipeline.refusals import check_step
+from tightfit.schemas.blocks import Blocks
+from tightfit.schemas.contributions import contributions
+from tightfit.schemas.errors import ModelError
+from tightfit.schemas.graph import FIXED_KINDS, Graph, Op
+from tightfit.schemas.pipeline import BACKWARD, FORWARD, LOSS, SUM, Parcel, SharedGradient, Unit
+from tightfit.schemas.pipeline_plan import PlannedStage
+from tightfit.stages.combine.pipeline.refusals import check_step
 
 
 @dataclass

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from schemas.blocks import Blocks
-from schemas.graph import Graph
-from schemas.options import Option
-from schemas.problem import Problem
-from schemas.sequence import NO_BRANCH, Operation
-from stages.combine.pipeline.division import Part
-from stages.combine.schedule.executions import executions_of
+from tightfit.schemas.blocks import Blocks
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.options import Option
+from tightfit.schemas.problem import Problem
+from tightfit.schemas.sequence import NO_BRANCH, Operation
+from tightfit.stages.combine.pipeline.division import Part
+from tightfit.stages.combine.schedule.executions import executions_of
 
 
 def stage_executions(

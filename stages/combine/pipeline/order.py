@@ -12,9 +12,18 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from schemas.pattern import Pattern
-from schemas.pipeline import BACKWARD, FORWARD, LOSS, SUM, Parcel, RankAction, SharedGradient, Unit
-from stages.replay.pipeline import issue_order
+from tightfit.schemas.pattern import Pattern
+from tightfit.schemas.pipeline import (
+    BACKWARD,
+    FORWARD,
+    LOSS,
+    SUM,
+    Parcel,
+    RankAction,
+    SharedGradient,
+    Unit,
+)
+from tightfit.stages.replay.pipeline import issue_order
 
 OnBatch = tuple[int, str, int]
 """A unit on a microbatch."""

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from schemas.arguments import decode_arguments
-from schemas.errors import ModelError
-from schemas.graph import FIXED_KINDS, NONE, Graph, Op
-from schemas.pipeline import BACKWARD, FORWARD, Unit
+from tightfit.schemas.arguments import decode_arguments
+from tightfit.schemas.errors import ModelError
+from tightfit.schemas.graph import FIXED_KINDS, NONE, Graph, Op
+from tightfit.schemas.pipeline import BACKWARD, FORWARD, Unit
 
 _NORMS = (
     "aten.native_batch_norm_backward.default",

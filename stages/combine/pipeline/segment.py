@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from schemas.arguments import encode_arguments
-from schemas.contributions import contributions
-from schemas.costs import Costs
-from schemas.errors import ScheduleError
-from schemas.graph import NONE, Graph, Op, Output, OwnedGradient, Value, loss_op
-from schemas.schedule import Step
-from stages.combine.pipeline.division import Divided, Part
-from stages.combine.schedule.opening import Opener
-from stages.replay.condense import condense
-from stages.replay.line import FASTEST
-from stages.replay.referee import replay
+from tightfit.schemas.arguments import encode_arguments
+from tightfit.schemas.contributions import contributions
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.graph import NONE, Graph, Op, Output, OwnedGradient, Value, loss_op
+from tightfit.schemas.schedule import Step
+from tightfit.stages.combine.pipeline.division import Divided, Part
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.line import FASTEST
+from tightfit.stages.replay.referee import replay
 
 NO_GUARDS = '{"plain_backward": false}'
 """Of a stage: its tangents come as they were planned, and the whole model's guards hold."""

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from schemas.blocks import Blocks
-from schemas.costs import Costs
-from schemas.dtypes import DTYPES
-from schemas.errors import ConfigError, ScheduleError
-from schemas.graph import LOSS_TARGET, Graph, Op
-from schemas.options import Option
-from schemas.pattern import Pattern
-from schemas.pipeline import Pipeline, PipelineStage, RankAction
-from schemas.pipeline_plan import PipelinePlan
-from schemas.schedule import Step
-from schemas.sequence import Operation
-from stages.combine.pipeline.division import Divided, divide
-from stages.combine.pipeline.inside import plain_options, stage_executions
-from stages.combine.pipeline.order import rank_actions
-from stages.combine.pipeline.refusals import check_loss
-from stages.combine.pipeline.segment import segment_graph, segment_steps
-from stages.replay.condense import condense
-from stages.replay.rank import Extra, play_ranks, segment_of
+from tightfit.schemas.blocks import Blocks
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.dtypes import DTYPES
+from tightfit.schemas.errors import ConfigError, ScheduleError
+from tightfit.schemas.graph import LOSS_TARGET, Graph, Op
+from tightfit.schemas.options import Option
+from tightfit.schemas.pattern import Pattern
+from tightfit.schemas.pipeline import Pipeline, PipelineStage, RankAction
+from tightfit.schemas.pipeline_plan import PipelinePlan
+from tightfit.schemas.schedule import Step
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.pipeline.division import Divided, divide
+from tightfit.stages.combine.pipeline.inside import plain_options, stage_executions
+from tightfit.stages.combine.pipeline.order import rank_actions
+from tightfit.stages.combine.pipeline.refusals import check_loss
+from tightfit.stages.combine.pipeline.segment import segment_graph, segment_steps
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.rank import Extra, play_ranks, segment_of
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """The local search that improves a sequence of executions."""
 
-from schemas.compiled import forget_stale
+from tightfit.schemas.compiled import forget_stale
 
 forget_stale(__file__)

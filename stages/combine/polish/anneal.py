@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stages.combine.polish.arrays import Arrays, Positions
-from stages.combine.polish.equal import draw_again_in_all, draw_removal_in_all
-from stages.combine.polish.moves import draw, draw_again, draw_removal, draw_shift, undo
-from stages.combine.polish.state import EXCESS, NOTED, State, copy_sequence, state_of
-from stages.combine.polish.uncounted import inlined, uncounted
+from tightfit.stages.combine.polish.arrays import Arrays, Positions
+from tightfit.stages.combine.polish.equal import draw_again_in_all, draw_removal_in_all
+from tightfit.stages.combine.polish.moves import draw, draw_again, draw_removal, draw_shift, undo
+from tightfit.stages.combine.polish.state import EXCESS, NOTED, State, copy_sequence, state_of
+from tightfit.stages.combine.polish.uncounted import inlined, uncounted
 
 FEASIBLE = 0.3
 """How much of the search should be within the budget: what a byte above it costs follows that."""

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.graph import NONE
-from schemas.problem import Node, Problem
-from stages.combine.polish.kinds import kinds_of
-from stages.combine.polish.views import Views, no_views
+from tightfit.schemas.graph import NONE
+from tightfit.schemas.problem import Node, Problem
+from tightfit.stages.combine.polish.kinds import kinds_of
+from tightfit.stages.combine.polish.views import Views, no_views
 
 Integers = NDArray[np.int64]
 Positions = NDArray[np.int32]

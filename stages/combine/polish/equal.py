@@ -3,8 +3,8 @@ of them does so in the others."""
 
 from __future__ import annotations
 
-from stages.combine.polish.arrays import Arrays
-from stages.combine.polish.moves import (
+from tightfit.stages.combine.polish.arrays import Arrays
+from tightfit.stages.combine.polish.moves import (
     can_make,
     cascade,
     draw,
@@ -12,8 +12,8 @@ from stages.combine.polish.moves import (
     drop_idle,
     put_chain,
 )
-from stages.combine.polish.state import NOTED, State
-from stages.combine.polish.uncounted import inlined, inner
+from tightfit.stages.combine.polish.state import NOTED, State
+from tightfit.stages.combine.polish.uncounted import inlined, inner
 
 MANY = 16
 """Nodes of a kind above which such a move is made the less often: on average it takes no more

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from stages.combine.polish.arrays import Arrays, Flags, Integers, Positions
-from stages.combine.polish.uncounted import inlined
+from tightfit.stages.combine.polish.arrays import Arrays, Flags, Integers, Positions
+from tightfit.stages.combine.polish.uncounted import inlined
 
 
 @njit(cache=True, nogil=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 
-from schemas.problem import Node, Problem, Repeat
+from tightfit.schemas.problem import Node, Problem, Repeat
 
 ROUNDS = 2
 """How far around a node its neighbours have to be alike, too."""

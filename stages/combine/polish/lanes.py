@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schemas.link import HostLink
-from stages.combine.polish.arrays import Arrays, Flags, Integers, Positions, Seconds
-from stages.combine.polish.kernel import seconds_of_views
-from stages.combine.polish.state import State
-from stages.combine.polish.uncounted import inlined, uncounted
+from tightfit.schemas.link import HostLink
+from tightfit.stages.combine.polish.arrays import Arrays, Flags, Integers, Positions, Seconds
+from tightfit.stages.combine.polish.kernel import seconds_of_views
+from tightfit.stages.combine.polish.state import State
+from tightfit.stages.combine.polish.uncounted import inlined, uncounted
 
 COMPUTES, LEAVES, COMES = range(3)
 

@@ -6,8 +6,8 @@ cannot be made changes nothing and notes nothing.
 
 from __future__ import annotations
 
-from stages.combine.polish.arrays import Arrays
-from stages.combine.polish.state import (
+from tightfit.stages.combine.polish.arrays import Arrays
+from tightfit.stages.combine.polish.state import (
     BUDGET,
     DRAWN,
     EXCESS,
@@ -21,7 +21,7 @@ from stages.combine.polish.state import (
     open_gap,
     remove,
 )
-from stages.combine.polish.uncounted import inlined, inner
+from tightfit.stages.combine.polish.uncounted import inlined, inner
 
 AGAIN = 0.6
 """How likely a missing input is made again too, rather than held."""

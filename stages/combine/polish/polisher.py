@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from schemas.frontier import BUDGETS
-from schemas.telling import Report, Tally
-from stages.combine.polish.refining import Refinement
-from stages.combine.polish.searcher import Drafts, Polished, Searcher
-from stages.combine.polish.sweeping import Sweep
+from tightfit.schemas.frontier import BUDGETS
+from tightfit.schemas.telling import Report, Tally
+from tightfit.stages.combine.polish.refining import Refinement
+from tightfit.stages.combine.polish.searcher import Drafts, Polished, Searcher
+from tightfit.stages.combine.polish.sweeping import Sweep
 
 
 class Polisher(Searcher):

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from schemas.telling import Tally
-from stages.combine.polish.anneal import PATIENT
-from stages.combine.polish.searcher import ALONE, PATIENCE, Polished, Searcher
+from tightfit.schemas.telling import Tally
+from tightfit.stages.combine.polish.anneal import PATIENT
+from tightfit.stages.combine.polish.searcher import ALONE, PATIENCE, Polished, Searcher
 
 FURTHER = 200
 """Moves per node of a search that goes on from the best."""

@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from schemas.problem import Problem
-from stages.combine.polish.anneal import QUICK, Pace, anneal
-from stages.combine.polish.arrays import Arrays, arrays, large_first
-from stages.combine.polish.kernel import memory_line
-from stages.combine.polish.views import Views
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.polish.anneal import QUICK, Pace, anneal
+from tightfit.stages.combine.polish.arrays import Arrays, arrays, large_first
+from tightfit.stages.combine.polish.kernel import memory_line
+from tightfit.stages.combine.polish.views import Views
 
 Drafts = Callable[[int], Sequence[Sequence[int]]]
 """Takes a budget in bytes and gives further sequences to start from."""

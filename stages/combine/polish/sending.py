@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stages.combine.polish.anneal import (
+from tightfit.stages.combine.polish.anneal import (
     ADAPTED,
     QUICK,
     Pace,
@@ -15,9 +15,9 @@ from stages.combine.polish.anneal import (
     is_better,
     next_price,
 )
-from stages.combine.polish.arrays import Arrays, Positions
-from stages.combine.polish.lanes import COMES, COMPUTES, LEAVES, Lanes, through
-from stages.combine.polish.moves import (
+from tightfit.stages.combine.polish.arrays import Arrays, Positions
+from tightfit.stages.combine.polish.lanes import COMES, COMPUTES, LEAVES, Lanes, through
+from tightfit.stages.combine.polish.moves import (
     TRIES,
     carry_run,
     cascade,
@@ -34,7 +34,7 @@ from stages.combine.polish.moves import (
     undo,
     window,
 )
-from stages.combine.polish.state import (
+from tightfit.stages.combine.polish.state import (
     EXCESS,
     NOTED,
     USED,
@@ -45,7 +45,7 @@ from stages.combine.polish.state import (
     open_gap,
     state_of,
 )
-from stages.combine.polish.uncounted import inlined, inner, uncounted
+from tightfit.stages.combine.polish.uncounted import inlined, inner, uncounted
 
 
 def anneal_linked(

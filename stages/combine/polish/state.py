@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stages.combine.polish.arrays import Arrays, Flags, Integers, Positions, Seconds
-from stages.combine.polish.uncounted import inlined, inner, uncounted
-from stages.combine.polish.viewing import viewing
+from tightfit.stages.combine.polish.arrays import Arrays, Flags, Integers, Positions, Seconds
+from tightfit.stages.combine.polish.uncounted import inlined, inner, uncounted
+from tightfit.stages.combine.polish.viewing import viewing
 
 GAP = 1 << 60
 """What the line lacks where a slot is empty, so that no empty slot is above a budget."""

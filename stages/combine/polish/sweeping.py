@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Lock
 
-from schemas.frontier import BUDGETS
-from schemas.telling import Report
-from stages.combine.polish.anneal import PATIENT
-from stages.combine.polish.searcher import (
+from tightfit.schemas.frontier import BUDGETS
+from tightfit.schemas.telling import Report
+from tightfit.stages.combine.polish.anneal import PATIENT
+from tightfit.stages.combine.polish.searcher import (
     ALONE,
     PATIENCE,
     Drafts,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stages.combine.polish.arrays import Arrays
-from stages.combine.polish.kernel import seconds_of_views
-from stages.combine.polish.uncounted import inlined
+from tightfit.stages.combine.polish.arrays import Arrays
+from tightfit.stages.combine.polish.kernel import seconds_of_views
+from tightfit.stages.combine.polish.uncounted import inlined
 
 if TYPE_CHECKING:
-    from stages.combine.polish.state import State
+    from tightfit.stages.combine.polish.state import State
 
 
 @inlined

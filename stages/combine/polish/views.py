@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from schemas.costs import Costs
-from schemas.graph import LOSS_TARGET, NONE, Graph
-from schemas.problem import Problem
-from schemas.repeat import reads_of
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph
+from tightfit.schemas.problem import Problem
+from tightfit.schemas.repeat import reads_of
 
 MOST = 62
 """Of a storage with more views those that take the longest count."""

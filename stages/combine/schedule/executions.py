@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from schemas.actions import Action, Compute, Loss
-from schemas.blocks import Blocks
-from schemas.options import Option
-from schemas.problem import Node, Problem
-from schemas.sequence import NO_OPTION, Operation, with_next
-from stages.combine.chain.ways import keep_all, options_of
-from stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.schemas.actions import Action, Compute, Loss
+from tightfit.schemas.blocks import Blocks
+from tightfit.schemas.options import Option
+from tightfit.schemas.problem import Node, Problem
+from tightfit.schemas.sequence import NO_OPTION, Operation, with_next
+from tightfit.stages.combine.chain.ways import keep_all, options_of
+from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
 
 
 def candidate_of(step: TrainingStep, sequence: list[Operation], origin: str) -> Candidate:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from schemas.graph import LOSS_TARGET, NONE, Graph, Value
-from schemas.problem import Problem
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, Value
+from tightfit.schemas.problem import Problem
 
 
 def leaving(graph: Graph, problem: Problem) -> dict[int, int]:

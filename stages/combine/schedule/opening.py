@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from schemas.actions import (
+from tightfit.schemas.actions import (
     Action,
     Compute,
     Free,
@@ -20,18 +20,18 @@ from schemas.actions import (
     Wait,
     run_of,
 )
-from schemas.contributions import contributions, further_contributions
-from schemas.costs import Costs
-from schemas.errors import ScheduleError
-from schemas.frontier import Point
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op
-from schemas.problem import Problem
-from schemas.repeat import makes_of, reads_of
-from schemas.schedule import Step
-from stages.replay.condense import condense
-from stages.replay.line import Execution
-from stages.replay.line import executions as executions_of
-from stages.replay.uncollected import uncollected
+from tightfit.schemas.contributions import contributions, further_contributions
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.frontier import Point
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from tightfit.schemas.problem import Problem
+from tightfit.schemas.repeat import makes_of, reads_of
+from tightfit.schemas.schedule import Step
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.line import Execution
+from tightfit.stages.replay.line import executions as executions_of
+from tightfit.stages.replay.uncollected import uncollected
 
 SLICES = 48
 """Gradients are handed to autograd when a slice holds this part of all their bytes: each slice

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from schemas.strategies import STRATEGIES, TRIED_BY_AUTO
-from stages.combine.strategies.registry import strategy
-from stages.combine.strategies.strategy import Candidate, Strategy, TrainingStep
+from tightfit.schemas.strategies import STRATEGIES, TRIED_BY_AUTO
+from tightfit.stages.combine.strategies.registry import strategy
+from tightfit.stages.combine.strategies.strategy import Candidate, Strategy, TrainingStep
 
 
 class Auto:

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from schemas.engines import Engine
-from schemas.problem import Problem
-from schemas.strategies import STRATEGIES
-from stages.combine.bounds import least_peak
-from stages.combine.moment.limits import Limits
-from stages.combine.schedule.executions import runs
-from stages.combine.strategies.strategy import Candidate, TrainingStep
-from stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth
-from stages.combine.unrolled.starts import all_again, seconds_of
-from stages.combine.unrolled.tasks import (
+from tightfit.schemas.engines import Engine
+from tightfit.schemas.problem import Problem
+from tightfit.schemas.strategies import STRATEGIES
+from tightfit.stages.combine.bounds import least_peak
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.schedule.executions import runs
+from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth
+from tightfit.stages.combine.unrolled.starts import all_again, seconds_of
+from tightfit.stages.combine.unrolled.tasks import (
     Tasks,
     forward_stages,
     full_stages,
     tasks_of_nodes,
 )
-from stages.replay.line import FASTEST, executions
-from stages.replay.unrolling import ProgramStage
+from tightfit.stages.replay.line import FASTEST, executions
+from tightfit.stages.replay.unrolling import ProgramStage
 
 LARGEST = 120
 """Ops of the largest step that is planned."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from schemas.sequence import Operation
-from schemas.strategies import STRATEGIES
-from stages.combine.schedule.executions import captured, executions_of, runs
-from stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.schemas.sequence import Operation
+from tightfit.schemas.strategies import STRATEGIES
+from tightfit.stages.combine.schedule.executions import captured, executions_of, runs
+from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
 
 
 class Checkpoint:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from schemas.strategies import STRATEGIES
-from stages.combine.chain.floated import LONGEST, FloatedChain
-from stages.combine.chain.frontier import spread
-from stages.combine.chain.ways import Ways, ways_of_blocks
-from stages.combine.schedule.executions import candidate_of
-from stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.schemas.strategies import STRATEGIES
+from tightfit.stages.combine.chain.floated import LONGEST, FloatedChain
+from tightfit.stages.combine.chain.frontier import spread
+from tightfit.stages.combine.chain.ways import Ways, ways_of_blocks
+from tightfit.stages.combine.schedule.executions import candidate_of
+from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
 
 BUDGETS = 24
 

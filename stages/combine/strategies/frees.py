@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from schemas.strategies import STRATEGIES
-from stages.combine.chain.freed import FreedChain
-from stages.combine.chain.frontier import ChainFrontier, spread
-from stages.combine.chain.search import SequenceSearch
-from stages.combine.chain.ways import Ways, ways_of_blocks
-from stages.combine.schedule.executions import candidate_of
-from stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.schemas.strategies import STRATEGIES
+from tightfit.stages.combine.chain.freed import FreedChain
+from tightfit.stages.combine.chain.frontier import ChainFrontier, spread
+from tightfit.stages.combine.chain.search import SequenceSearch
+from tightfit.stages.combine.chain.ways import Ways, ways_of_blocks
+from tightfit.stages.combine.schedule.executions import candidate_of
+from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
 
 BUDGETS = 12
 STATES = 20_000

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from schemas.strategies import STRATEGIES
-from stages.combine.clusters.plans import plans_of
-from stages.combine.schedule.executions import runs
-from stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.schemas.strategies import STRATEGIES
+from tightfit.stages.combine.clusters.plans import plans_of
+from tightfit.stages.combine.schedule.executions import runs
+from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
 
 
 class HiRemate:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from schemas.errors import ArtifactError
-from schemas.strategies import STRATEGIES
-from stages.combine.chain.frontier import spread
-from stages.combine.join.frontier import JoinFrontier
-from stages.combine.join.recognised import StepJoin
-from stages.combine.schedule.executions import runs
-from stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.strategies import STRATEGIES
+from tightfit.stages.combine.chain.frontier import spread
+from tightfit.stages.combine.join.frontier import JoinFrontier
+from tightfit.stages.combine.join.recognised import StepJoin
+from tightfit.stages.combine.schedule.executions import runs
+from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
 
 BUDGETS = 24
 STATES = 40_000

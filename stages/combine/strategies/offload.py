@@ -3,9 +3,9 @@ back instead of kept or run again (`stages.combine.transfers`)."""
 
 from __future__ import annotations
 
-from schemas.strategies import STRATEGIES
-from stages.combine.strategies.registry import strategy
-from stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.schemas.strategies import STRATEGIES
+from tightfit.stages.combine.strategies.registry import strategy
+from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
 
 
 class OffloadStrategy:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from schemas.strategies import STRATEGIES
-from stages.combine.offmate.plans import OffmatePlanner
-from stages.combine.schedule.leaving import leaving
-from stages.combine.strategies.registry import strategy
-from stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.schemas.strategies import STRATEGIES
+from tightfit.stages.combine.offmate.plans import OffmatePlanner
+from tightfit.stages.combine.schedule.leaving import leaving
+from tightfit.stages.combine.strategies.registry import strategy
+from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
 
 
 class OffMate:

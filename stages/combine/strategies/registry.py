@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import cast
 
-from schemas.errors import ConfigError
-from schemas.registry import entry
-from schemas.strategies import STRATEGIES
-from stages.combine.strategies.strategy import ChainStrategy, Strategy
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.registry import entry
+from tightfit.schemas.strategies import STRATEGIES
+from tightfit.stages.combine.strategies.strategy import ChainStrategy, Strategy
 
 
 def strategy(name: str) -> Strategy:

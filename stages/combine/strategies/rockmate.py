@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from schemas.strategies import STRATEGIES
-from stages.combine.chain.frontier import ChainFrontier
-from stages.combine.chain.ways import Ways, ways_of_blocks
-from stages.combine.strategies.rotor import candidates_of
-from stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.schemas.strategies import STRATEGIES
+from tightfit.stages.combine.chain.frontier import ChainFrontier
+from tightfit.stages.combine.chain.ways import Ways, ways_of_blocks
+from tightfit.stages.combine.strategies.rotor import candidates_of
+from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
 
 
 class Rockmate:

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from schemas.actions import Action, Run
-from schemas.blocks import Blocks
-from schemas.engines import HIGHS, Engine
-from schemas.graph import Graph
-from schemas.hierarchy import Hierarchy
-from schemas.link import HostLink
-from schemas.options import Option
-from schemas.problem import Problem
-from schemas.sequence import Operation
-from schemas.strategies import About
-from stages.combine.chain.frontier import ChainPlans
-from stages.combine.chain.ways import Ways
+from tightfit.schemas.actions import Action, Run
+from tightfit.schemas.blocks import Blocks
+from tightfit.schemas.engines import HIGHS, Engine
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.hierarchy import Hierarchy
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.options import Option
+from tightfit.schemas.problem import Problem
+from tightfit.schemas.sequence import Operation
+from tightfit.schemas.strategies import About
+from tightfit.stages.combine.chain.frontier import ChainPlans
+from tightfit.stages.combine.chain.ways import Ways
 
 
 @dataclass(frozen=True)

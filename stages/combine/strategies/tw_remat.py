@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from schemas.strategies import STRATEGIES
-from stages.combine.bounds import least_peak
-from stages.combine.schedule.executions import runs
-from stages.combine.strategies.strategy import Candidate, TrainingStep
-from stages.combine.treewidth.decomposition import decomposed
-from stages.combine.treewidth.schedule import scheduled
-from stages.replay.line import executions
+from tightfit.schemas.strategies import STRATEGIES
+from tightfit.stages.combine.bounds import least_peak
+from tightfit.stages.combine.schedule.executions import runs
+from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.stages.combine.treewidth.decomposition import decomposed
+from tightfit.stages.combine.treewidth.schedule import scheduled
+from tightfit.stages.replay.line import executions
 
 PEAKS = 12
 LARGEST = 5000

@@ -9,10 +9,10 @@ without a link (`stages.combine.bounds.least_peak`): an op reads what is on the 
 
 from __future__ import annotations
 
-from schemas.link import HostLink
-from schemas.problem import Problem
-from stages.combine.bounds import at_loss
-from stages.combine.sides import Sides
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.bounds import at_loss
+from tightfit.stages.combine.sides import Sides
 
 
 def least_seconds_linked(problem: Problem, budget: int, link: HostLink) -> float:

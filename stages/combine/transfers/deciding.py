@@ -7,17 +7,17 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from schemas.link import HostLink
-from schemas.problem import Problem
-from stages.combine.moment.deciding import GAIN, MOMENTS, WIDE, WORK, Moments
-from stages.combine.moment.draft import sequence_of
-from stages.combine.moment.limits import Limits
-from stages.combine.moment.matrix import SparseProgram
-from stages.combine.moment.program import Program, seconds_of_all
-from stages.combine.moment.solver import integral
-from stages.combine.transfers.bound import least_seconds_linked
-from stages.combine.transfers.priced import Maker, Priced, parted, priced
-from stages.combine.transfers.program import LinkedProgram
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.moment.deciding import GAIN, MOMENTS, WIDE, WORK, Moments
+from tightfit.stages.combine.moment.draft import sequence_of
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.moment.matrix import SparseProgram
+from tightfit.stages.combine.moment.program import Program, seconds_of_all
+from tightfit.stages.combine.moment.solver import integral
+from tightfit.stages.combine.transfers.bound import least_seconds_linked
+from tightfit.stages.combine.transfers.priced import Maker, Priced, parted, priced
+from tightfit.stages.combine.transfers.program import LinkedProgram
 
 Draft = tuple[list[int], list[tuple[int, int]]]
 """A sequence of node positions, and storages with the places in it ahead of which they come back;

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from schemas.actions import Action, Free, Prefetch, Run
-from schemas.problem import Node, Problem
-from stages.combine.offload.gaps import Gap
-from stages.combine.offload.placing import Sent, Stay
-from stages.combine.polish.anneal import QUICK, Pace
-from stages.combine.polish.arrays import arrays, large_first
-from stages.combine.polish.lanes import lanes
-from stages.combine.polish.sending import anneal_linked
-from stages.combine.transfers.placing import Placed, Placer
+from tightfit.schemas.actions import Action, Free, Prefetch, Run
+from tightfit.schemas.problem import Node, Problem
+from tightfit.stages.combine.offload.gaps import Gap
+from tightfit.stages.combine.offload.placing import Sent, Stay
+from tightfit.stages.combine.polish.anneal import QUICK, Pace
+from tightfit.stages.combine.polish.arrays import arrays, large_first
+from tightfit.stages.combine.polish.lanes import lanes
+from tightfit.stages.combine.polish.sending import anneal_linked
+from tightfit.stages.combine.transfers.placing import Placed, Placer
 
 PART, MOST = 64, 1024
 """Storages of less than this part of the largest one stay, and all but so many of the largest."""

@@ -7,16 +7,16 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from schemas.actions import Action, Free, Offload, Prefetch
-from schemas.link import HostLink
-from schemas.problem import Problem
-from stages.combine.offload.gaps import Computation, Gap
-from stages.combine.offload.placing import Sent, Stay, first_made_first, sends, stays
-from stages.combine.offload.plans import capped
-from stages.combine.polish.views import Views, no_views
-from stages.combine.schedule.executions import runs
-from stages.replay.line import Execution, executions
-from stages.replay.link_lanes import LinkLanes
+from tightfit.schemas.actions import Action, Free, Offload, Prefetch
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.offload.gaps import Computation, Gap
+from tightfit.stages.combine.offload.placing import Sent, Stay, first_made_first, sends, stays
+from tightfit.stages.combine.offload.plans import capped
+from tightfit.stages.combine.polish.views import Views, no_views
+from tightfit.stages.combine.schedule.executions import runs
+from tightfit.stages.replay.line import Execution, executions
+from tightfit.stages.replay.link_lanes import LinkLanes
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from schemas.actions import Action
-from schemas.frontier import Point
-from schemas.plan import PlanCost
+from tightfit.schemas.actions import Action
+from tightfit.schemas.frontier import Point
+from tightfit.schemas.plan import PlanCost
 
 FOUND = ", with transfers"
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from schemas.link import HostLink
-from schemas.problem import Node, Problem, Repeat
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.problem import Node, Problem, Repeat
 
 PART = 8
 """Outputs of less than this part of the largest one stay."""

@@ -29,11 +29,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from schemas.link import HostLink
-from schemas.problem import Problem
-from stages.combine.moment.intervals import Order
-from stages.combine.moment.matrix import NOTHING, ONE, Term
-from stages.combine.moment.program import Program
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.moment.intervals import Order
+from tightfit.stages.combine.moment.matrix import NOTHING, ONE, Term
+from tightfit.stages.combine.moment.program import Program
 
 POINTS = 24
 """At how many nodes of the forward the link is looked at."""

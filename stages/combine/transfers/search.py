@@ -16,21 +16,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
-from schemas.actions import Action
-from schemas.costs import Costs
-from schemas.engines import HIGHS, Engine
-from schemas.link import HostLink
-from schemas.problem import Problem
-from schemas.telling import Report, Tally
-from stages.combine.moment.limits import Limits
-from stages.combine.polish.anneal import CLOSING, LOOSE
-from stages.combine.polish.polisher import Polisher
-from stages.combine.polish.sweeping import grid
-from stages.combine.polish.views import Views
-from stages.combine.transfers.deciding import LinkedMoments
-from stages.combine.transfers.moving import Mover
-from stages.combine.transfers.placing import Placed, Placer
-from stages.combine.transfers.priced import Maker, makers, parted, priced
+from tightfit.schemas.actions import Action
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.engines import HIGHS, Engine
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.problem import Problem
+from tightfit.schemas.telling import Report, Tally
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.polish.anneal import CLOSING, LOOSE
+from tightfit.stages.combine.polish.polisher import Polisher
+from tightfit.stages.combine.polish.sweeping import grid
+from tightfit.stages.combine.polish.views import Views
+from tightfit.stages.combine.transfers.deciding import LinkedMoments
+from tightfit.stages.combine.transfers.moving import Mover
+from tightfit.stages.combine.transfers.placing import Placed, Placer
+from tightfit.stages.combine.transfers.priced import Maker, makers, parted, priced
 
 EVERY = 4
 """One budget of a frontier's grid in this many is planned with transfers."""

@@ -9,7 +9,7 @@ from functools import cached_property
 import networkx as nx
 from networkx.algorithms.approximation import treewidth_min_degree
 
-from schemas.problem import Problem
+from tightfit.schemas.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from schemas.problem import Problem
-from stages.combine.treewidth.decomposition import Decomposition
-from stages.replay.line import memory_of_part
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.treewidth.decomposition import Decomposition
+from tightfit.stages.replay.line import memory_of_part
 
 LONGEST = 4
 """A schedule that runs more than this many times the nodes of a step is given up."""

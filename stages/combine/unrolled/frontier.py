@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stages.combine.moment.limits import Limits
-from stages.combine.moment.solver import integral
-from stages.combine.unrolled.program import Chosen, Unrolled
-from stages.combine.unrolled.tasks import Tasks
-from stages.replay.unrolling import ProgramStage
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.moment.solver import integral
+from tightfit.stages.combine.unrolled.program import Chosen, Unrolled
+from tightfit.stages.combine.unrolled.tasks import Tasks
+from tightfit.stages.replay.unrolling import ProgramStage
 
 EXACT = 2e-6
 """Seconds, in shares of a run's, by which one that is proven optimal may be above the bound."""

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stages.combine.moment.matrix import NOTHING, ONE, Floats, Matrix, SparseProgram, Term
-from stages.combine.unrolled.tasks import Tasks, Way
-from stages.replay.unrolling import ProgramStage
+from tightfit.stages.combine.moment.matrix import NOTHING, ONE, Floats, Matrix, SparseProgram, Term
+from tightfit.stages.combine.unrolled.tasks import Tasks, Way
+from tightfit.stages.replay.unrolling import ProgramStage
 
 Sum = list[tuple[float, Term]]
 Chosen = tuple[int, int, Way]

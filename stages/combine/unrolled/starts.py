@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stages.combine.unrolled.program import Chosen
-from stages.combine.unrolled.tasks import NOTHING_KEPT, Tasks, Way, makers_of
-from stages.replay.unrolling import ProgramStage
+from tightfit.stages.combine.unrolled.program import Chosen
+from tightfit.stages.combine.unrolled.tasks import NOTHING_KEPT, Tasks, Way, makers_of
+from tightfit.stages.replay.unrolling import ProgramStage
 
 
 def all_kept(tasks: Tasks, stages: Sequence[ProgramStage]) -> list[Chosen]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from schemas.graph import NONE
-from schemas.problem import Node, Problem, Repeat
-from stages.replay.line import limits
-from stages.replay.unrolling import ProgramStage, every_stage, stages_after_loss
+from tightfit.schemas.graph import NONE
+from tightfit.schemas.problem import Node, Problem, Repeat
+from tightfit.stages.replay.line import limits
+from tightfit.stages.replay.unrolling import ProgramStage, every_stage, stages_after_loss
 
 NOTHING_KEPT = 0
 """The option of a way that keeps nothing for a backward."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from schemas.actions import Optimise
-from schemas.contributions import contributions
-from schemas.costs import Costs
-from schemas.graph import Graph
-from schemas.link import HostLink
-from schemas.schedule import Step
-from schemas.updates import Updates
-from stages.replay.referee import device_memory, replay
+from tightfit.schemas.actions import Optimise
+from tightfit.schemas.contributions import contributions
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.schedule import Step
+from tightfit.schemas.updates import Updates
+from tightfit.stages.replay.referee import device_memory, replay
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from schemas.actions import Compute, Free, FreeRandom, Gradient, Loss, Optimise, Write
-from schemas.contributions import contributions
-from schemas.graph import NONE, Graph
-from schemas.schedule import Step
-from schemas.updates import UpdateCost
+from tightfit.schemas.actions import Compute, Free, FreeRandom, Gradient, Loss, Optimise, Write
+from tightfit.schemas.contributions import contributions
+from tightfit.schemas.graph import NONE, Graph
+from tightfit.schemas.schedule import Step
+from tightfit.schemas.updates import UpdateCost
 
 
 def costs_by_value(graph: Graph, costs: Mapping[str, UpdateCost]) -> dict[int, UpdateCost]:

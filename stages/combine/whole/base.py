@@ -9,14 +9,14 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from schemas.actions import Compute, Gradient, RestoreRandom, Wait
-from schemas.contributions import contributions
-from schemas.costs import Costs
-from schemas.graph import NONE, Graph
-from schemas.link import HostLink
-from schemas.schedule import Step
-from stages.replay.referee import replay
-from stages.replay.walk import effects
+from tightfit.schemas.actions import Compute, Gradient, RestoreRandom, Wait
+from tightfit.schemas.contributions import contributions
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.graph import NONE, Graph
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.schedule import Step
+from tightfit.stages.replay.referee import replay
+from tightfit.stages.replay.walk import effects
 
 Line = npt.NDArray[np.int64]
 

@@ -8,17 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
-from schemas.cores import usable_cores
-from schemas.link import HostLink
-from schemas.schedule import Step
-from stages.combine.polish.searcher import Polished
-from stages.combine.schedule.executions import runs
-from stages.combine.schedule.leaving import leaving
-from stages.combine.transfers.search import PRICES, Linker
-from stages.combine.whole.base import Base, base_of
-from stages.combine.whole.choice import Choice, ViewKey
-from stages.combine.whole.task import Task
-from stages.combine.whole.view import View
+from tightfit.schemas.cores import usable_cores
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.schedule import Step
+from tightfit.stages.combine.polish.searcher import Polished
+from tightfit.stages.combine.schedule.executions import runs
+from tightfit.stages.combine.schedule.leaving import leaving
+from tightfit.stages.combine.transfers.search import PRICES, Linker
+from tightfit.stages.combine.whole.base import Base, base_of
+from tightfit.stages.combine.whole.choice import Choice, ViewKey
+from tightfit.stages.combine.whole.task import Task
+from tightfit.stages.combine.whole.view import View
 
 BaseKey = tuple[ViewKey, int, float]
 """How activations are planned, their bytes, and the part of the link that they take."""

@@ -21,12 +21,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from stages.combine.bounds import AtLoss, at_loss
-from stages.combine.moment.limits import Limits
-from stages.combine.moment.matrix import Matrix, Term
-from stages.combine.moment.solver import relaxed
-from stages.combine.transfers.bound import least_seconds_linked
-from stages.combine.whole.task import Task
+from tightfit.stages.combine.bounds import AtLoss, at_loss
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.moment.matrix import Matrix, Term
+from tightfit.stages.combine.moment.solver import relaxed
+from tightfit.stages.combine.transfers.bound import least_seconds_linked
+from tightfit.stages.combine.whole.task import Task
 
 LONGEST = 1e4
 """What fills the device's room takes no more than so many steps to come, which keeps the figures

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from schemas.budget import LEAST, parse_budget
-from schemas.errors import ConfigError
-from stages.combine.whole.choice import LINKS, Choice
-from stages.combine.whole.kept import with_states_kept
-from stages.combine.whole.needs import check_needs
-from stages.combine.whole.plans import everything, total_bytes
-from stages.combine.whole.resident import with_resident_states
-from stages.combine.whole.search import TRIES, Found, Search
-from stages.combine.whole.task import Task
+from tightfit.schemas.budget import LEAST, parse_budget
+from tightfit.schemas.errors import ConfigError
+from tightfit.stages.combine.whole.choice import LINKS, Choice
+from tightfit.stages.combine.whole.kept import with_states_kept
+from tightfit.stages.combine.whole.needs import check_needs
+from tightfit.stages.combine.whole.plans import everything, total_bytes
+from tightfit.stages.combine.whole.resident import with_resident_states
+from tightfit.stages.combine.whole.search import TRIES, Found, Search
+from tightfit.stages.combine.whole.task import Task
 
 MORE_TRIES = 3 * TRIES
 """How often the least budget is raised."""

@@ -6,19 +6,19 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.budget import LEAST as SMALLEST
-from schemas.derived import Derived
-from schemas.engines import ENGINES, HIGHS
-from schemas.errors import ConfigError, ScheduleError
-from schemas.machine import machine_path
+from tightfit.schemas.budget import LEAST as SMALLEST
+from tightfit.schemas.derived import Derived
+from tightfit.schemas.engines import ENGINES, HIGHS
+from tightfit.schemas.errors import ConfigError, ScheduleError
+from tightfit.schemas.machine import machine_path
 
 if TYPE_CHECKING:
-    from schemas.graph import Graph
-    from schemas.link import HostLink
-    from schemas.machine import Machine
-    from schemas.updates import UpdateCost
-    from stages.combine.whole.search import Found
-    from stages.combine.whole.task import Task
+    from tightfit.schemas.graph import Graph
+    from tightfit.schemas.link import HostLink
+    from tightfit.schemas.machine import Machine
+    from tightfit.schemas.updates import UpdateCost
+    from tightfit.stages.combine.whole.search import Found
+    from tightfit.stages.combine.whole.task import Task
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 LEAST = 1 << 20
@@ -77,10 +77,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Writes schedule.arrow, microbatch.arrow where there are several microbatches, and plan.json,
     and prints the verdict. Raises ConfigError where no plan is found."""
-    from schemas.graph import GRAPH
-    from schemas.store import read
-    from schemas.words import told
-    from stages.combine.whole.plans import write_found
+    from tightfit.schemas.graph import GRAPH
+    from tightfit.schemas.store import read
+    from tightfit.schemas.words import told
+    from tightfit.stages.combine.whole.plans import write_found
 
     found: list[tuple[Task, Found, Path]] = []
     refused = None
@@ -118,9 +118,9 @@ def planned(task: Task, beyond: HostLink | None, budget: str | None = None) -> t
     """The plan with the fewest states in the memory `beyond` the other one, and its task, with the
     budget as written (else that of the task); raises ConfigError where none is found, which names
     the least budget that one is known for, unless none can fit, which takes no search."""
-    from stages.combine.whole.budgets import planned as within
-    from stages.combine.whole.kept import with_room
-    from stages.combine.whole.needs import TooSmallError
+    from tightfit.stages.combine.whole.budgets import planned as within
+    from tightfit.stages.combine.whole.kept import with_room
+    from tightfit.stages.combine.whole.needs import TooSmallError
 
     refused: list[ConfigError] = []
     for each in with_room(task, beyond):
@@ -138,7 +138,7 @@ def _least_known(task: Task, budget: str, refused: ConfigError) -> tuple[Task, F
     none was found; else raises what was said of that, with the least."""
     from dataclasses import replace
 
-    from stages.combine.whole.budgets import smallest, total_of
+    from tightfit.stages.combine.whole.budgets import smallest, total_of
 
     try:
         sized, found = smallest(task)
@@ -159,14 +159,14 @@ def read_task(
     where it cannot be planned."""
     from dataclasses import replace
 
-    from schemas.costs import read_costs
-    from schemas.graph import read_graph
-    from schemas.link import host_link, link_beyond
-    from schemas.machine import read_machine
-    from schemas.measured_updates import read_measured
-    from stages.combine.whole.backward import costs_by_value
-    from stages.combine.whole.budgets import total_of
-    from stages.combine.whole.task import task_of
+    from tightfit.schemas.costs import read_costs
+    from tightfit.schemas.graph import read_graph
+    from tightfit.schemas.link import host_link, link_beyond
+    from tightfit.schemas.machine import read_machine
+    from tightfit.schemas.measured_updates import read_measured
+    from tightfit.stages.combine.whole.backward import costs_by_value
+    from tightfit.stages.combine.whole.budgets import total_of
+    from tightfit.stages.combine.whole.task import task_of
 
     graph, costs = read_graph(traced), read_costs(paid)
     machine = read_machine(options.machine)
@@ -198,7 +198,7 @@ def _described(
 ) -> dict[int, UpdateCost]:
     """What updates take by the description of a machine; raises ConfigError where that has no
     speeds."""
-    from stages.combine.whole.described import described_costs
+    from tightfit.stages.combine.whole.described import described_costs
 
     beside = next(memory for memory in machine.memories if memory.name == link.to)
     device = machine.single(options.machine)
@@ -207,7 +207,7 @@ def _described(
 
 def derived(options: argparse.Namespace) -> list[Derived]:
     """What `run` made of what."""
-    from stages.combine.whole.plans import ADDING, OUTPUTS
+    from tightfit.stages.combine.whole.plans import ADDING, OUTPUTS
 
     outputs = [options.out / name for name in OUTPUTS]
     read = [*options.graph, *options.costs, options.machine]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from schemas.graph import Graph
-from schemas.machine import Device
-from schemas.updates import UpdateCost
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.machine import Device
+from tightfit.schemas.updates import UpdateCost
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """The optimisers of `torch.optim` that are known here, with the tensors that each keeps of a

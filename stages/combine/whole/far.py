@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from schemas.errors import ConfigError
-from schemas.link import HostLink
-from schemas.updates import Far
-from stages.combine.whole.task import BUFFERS, Task
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.updates import Far
+from tightfit.stages.combine.whole.task import BUFFERS, Task
 
 MORE = (0.0, 0.05, 0.15, 0.4, 1.0)
 """Parts of the states that need not be in the third memory, which are put there too where no plan

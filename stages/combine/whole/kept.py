@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from schemas.errors import ConfigError
-from schemas.link import HostLink
-from stages.combine.whole.far import far_of, spread, with_states_far
-from stages.combine.whole.needs import check_needs
-from stages.combine.whole.search import Found, Search
-from stages.combine.whole.task import Task
-from stages.combine.whole.view import View
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.link import HostLink
+from tightfit.stages.combine.whole.far import far_of, spread, with_states_far
+from tightfit.stages.combine.whole.needs import check_needs
+from tightfit.stages.combine.whole.search import Found, Search
+from tightfit.stages.combine.whole.task import Task
+from tightfit.stages.combine.whole.view import View
 
 KEPT = (0.1, 0.25, 0.4, 0.55, 0.7)
 """Parts of the device's room for parameters that stay there with their states."""

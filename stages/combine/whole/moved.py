@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schemas.updates import Updates
+from tightfit.schemas.updates import Updates
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from schemas.contributions import contributions
-from schemas.errors import ConfigError
-from schemas.graph import Graph
-from schemas.problem import Node, Problem
+from tightfit.schemas.contributions import contributions
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.problem import Node, Problem
 
 if TYPE_CHECKING:
-    from stages.combine.whole.task import Task
+    from tightfit.stages.combine.whole.task import Task
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from schemas.actions import (
+from tightfit.schemas.actions import (
     Accumulate,
     Action,
     Compute,
@@ -27,14 +27,14 @@ from schemas.actions import (
     Prefetch,
     Wait,
 )
-from schemas.contributions import contributions
-from schemas.graph import Op
-from schemas.link import HostLink
-from schemas.schedule import Step
-from stages.combine.whole.base import Base, drawn_at_once
-from stages.combine.whole.moved import Moved, TooLittleError, TooSlowError, Window
-from stages.replay.link_lanes import LinkLanes
-from stages.replay.staging import AwayLane, StagingClocks
+from tightfit.schemas.contributions import contributions
+from tightfit.schemas.graph import Op
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.schedule import Step
+from tightfit.stages.combine.whole.base import Base, drawn_at_once
+from tightfit.stages.combine.whole.moved import Moved, TooLittleError, TooSlowError, Window
+from tightfit.stages.replay.link_lanes import LinkLanes
+from tightfit.stages.replay.staging import AwayLane, StagingClocks
 
 EXACT = 1 + 1e-9
 """The clocks of a walk are those of the referee but for the rounding of sums."""

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from schemas.actions import OptimiseAway
-from schemas.groups import run_groups
-from schemas.lineage import remove
-from schemas.plan import Plan, PlanCost, gap_of, write_plan
-from schemas.schedule import write_schedule
-from stages.combine.fixed import fixed_bytes
-from stages.combine.sources import of_costs, of_link
-from stages.combine.whole.accumulating import accumulating
-from stages.combine.whole.bound import least_whole_seconds
-from stages.combine.whole.search import Found
-from stages.combine.whole.task import Task
-from stages.replay.line import executions
-from stages.replay.microbatches import together
-from stages.replay.referee import replay
+from tightfit.schemas.actions import OptimiseAway
+from tightfit.schemas.groups import run_groups
+from tightfit.schemas.lineage import remove
+from tightfit.schemas.plan import Plan, PlanCost, gap_of, write_plan
+from tightfit.schemas.schedule import write_schedule
+from tightfit.stages.combine.fixed import fixed_bytes
+from tightfit.stages.combine.sources import of_costs, of_link
+from tightfit.stages.combine.whole.accumulating import accumulating
+from tightfit.stages.combine.whole.bound import least_whole_seconds
+from tightfit.stages.combine.whole.search import Found
+from tightfit.stages.combine.whole.task import Task
+from tightfit.stages.replay.line import executions
+from tightfit.stages.replay.microbatches import together
+from tightfit.stages.replay.referee import replay
 
 OUTPUTS = ("schedule.arrow", "plan.json")
 ADDING = "microbatch.arrow"

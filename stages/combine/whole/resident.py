@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from schemas.actions import Optimise
-from stages.combine.whole.choice import Choice
-from stages.combine.whole.far import spread
-from stages.combine.whole.search import Found, Search
-from stages.combine.whole.task import Task
+from tightfit.schemas.actions import Optimise
+from tightfit.stages.combine.whole.choice import Choice
+from tightfit.stages.combine.whole.far import spread
+from tightfit.stages.combine.whole.search import Found, Search
+from tightfit.stages.combine.whole.task import Task
 
 SHARES = (0.05, 0.15, 0.35, 0.6, 0.9)
 """Parts of the room that states may have, which are tried beside what a plan leaves of it."""

@@ -12,21 +12,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from schemas.errors import ConfigError
-from schemas.updates import Updates
-from stages.combine.whole.accumulating import accumulating
-from stages.combine.whole.base import Base
-from stages.combine.whole.bases import Bases
-from stages.combine.whole.choice import Choice, ViewKey, beside, near
-from stages.combine.whole.moved import Moved, TooLittleError, TooSlowError
-from stages.combine.whole.needs import name_of
-from stages.combine.whole.placing import placed
-from stages.combine.whole.task import Task
-from stages.combine.whole.view import View
-from stages.combine.whole.windows import windows_of
-from stages.replay.line import executions
-from stages.replay.microbatches import together
-from stages.replay.referee import Replay, replay
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.updates import Updates
+from tightfit.stages.combine.whole.accumulating import accumulating
+from tightfit.stages.combine.whole.base import Base
+from tightfit.stages.combine.whole.bases import Bases
+from tightfit.stages.combine.whole.choice import Choice, ViewKey, beside, near
+from tightfit.stages.combine.whole.moved import Moved, TooLittleError, TooSlowError
+from tightfit.stages.combine.whole.needs import name_of
+from tightfit.stages.combine.whole.placing import placed
+from tightfit.stages.combine.whole.task import Task
+from tightfit.stages.combine.whole.view import View
+from tightfit.stages.combine.whole.windows import windows_of
+from tightfit.stages.replay.line import executions
+from tightfit.stages.replay.microbatches import together
+from tightfit.stages.replay.referee import Replay, replay
 
 SHARES = (0.9, 0.8, 0.7, 0.55, 0.4, 0.25)
 """Parts of the room that activations may have, which are tried at first."""

@@ -8,22 +8,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from schemas.contributions import contributions
-from schemas.costs import Costs
-from schemas.dtypes import DTYPES
-from schemas.engines import HIGHS, Engine
-from schemas.errors import ConfigError
-from schemas.graph import FIXED_KINDS, Graph, Value
-from schemas.held import held_storages
-from schemas.link import HostLink
-from schemas.measured_updates import MeasuredUpdates
-from schemas.problem import Problem
-from schemas.strides import is_contiguous
-from schemas.updates import Far, LinkSpeed, UpdateCost, Updates
-from stages.combine.fixed import fixed_bytes
-from stages.combine.whole.accumulating import gradient_bytes
-from stages.combine.whole.needs import check_needs
-from stages.replay.condense import condense
+from tightfit.schemas.contributions import contributions
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.dtypes import DTYPES
+from tightfit.schemas.engines import HIGHS, Engine
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.graph import FIXED_KINDS, Graph, Value
+from tightfit.schemas.held import held_storages
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.measured_updates import MeasuredUpdates
+from tightfit.schemas.problem import Problem
+from tightfit.schemas.strides import is_contiguous
+from tightfit.schemas.updates import Far, LinkSpeed, UpdateCost, Updates
+from tightfit.stages.combine.fixed import fixed_bytes
+from tightfit.stages.combine.whole.accumulating import gradient_bytes
+from tightfit.stages.combine.whole.needs import check_needs
+from tightfit.stages.replay.condense import condense
 
 DISK = "disk"
 PART_BYTES = 1 << 18

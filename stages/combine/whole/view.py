@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from schemas.cores import usable_cores
-from schemas.engines import Engine
-from schemas.problem import Problem
-from stages.combine.bounds import least_peak
-from stages.combine.moment.deciding import MomentsOfMany
-from stages.combine.moment.limits import Limits
-from stages.combine.polish.polisher import Polisher
-from stages.combine.polish.searcher import Polished
-from stages.combine.schedule.opening import Opener
-from stages.combine.whole.base import Base
-from stages.combine.whole.choice import ViewKey
-from stages.combine.whole.needs import close_problem
-from stages.combine.whole.task import Task
+from tightfit.schemas.cores import usable_cores
+from tightfit.schemas.engines import Engine
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.bounds import least_peak
+from tightfit.stages.combine.moment.deciding import MomentsOfMany
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.polish.polisher import Polisher
+from tightfit.stages.combine.polish.searcher import Polished
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.combine.whole.base import Base
+from tightfit.stages.combine.whole.choice import ViewKey
+from tightfit.stages.combine.whole.needs import close_problem
+from tightfit.stages.combine.whole.task import Task
 
 SLICES = 1024
 """Gradients are handed over in about so many parts: each can leave as soon as it is whole."""

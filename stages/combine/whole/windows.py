@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from itertools import accumulate, pairwise
 
-from stages.combine.whole.base import Base
-from stages.combine.whole.moved import Window
+from tightfit.stages.combine.whole.base import Base
+from tightfit.stages.combine.whole.moved import Window
 
 
 def windows_of(

@@ -1,5 +1,5 @@
 """What generated packages have as `caches.py`: `stages.device.caches`, under the same name."""
 
-from stages.device.caches import register_caches
+from tightfit.stages.device.caches import register_caches
 
 __all__ = ["register_caches"]

@@ -1,5 +1,5 @@
 """What generated packages have as `home.py`: `stages.device.home`, under the same name."""
 
-from stages.device.home import Home
+from tightfit.stages.device.home import Home
 
 __all__ = ["Home"]

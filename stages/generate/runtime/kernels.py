@@ -1,6 +1,6 @@
 """What generated packages have as `kernels.py`: `stages.device.kernels`, under the same name."""
 
-from stages.device.kernels import (
+from tightfit.stages.device.kernels import (
     CompilerError,
     Form,
     Kernel,

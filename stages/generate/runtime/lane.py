@@ -1,5 +1,5 @@
 """What generated packages have as `lane.py`: `stages.device.lane`, under the same name."""
 
-from stages.device.lane import Lane
+from tightfit.stages.device.lane import Lane
 
 __all__ = ["Lane"]

@@ -1,5 +1,5 @@
 """What generated packages have as `opened.py`: `stages.device.opened`, under the same name."""
 
-from stages.device.opened import open_library
+from tightfit.stages.device.opened import open_library
 
 __all__ = ["open_library"]

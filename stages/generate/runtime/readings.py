@@ -1,6 +1,6 @@
 """What generated packages have as `readings.py`: `stages.device.readings`, under the same name."""
 
-from stages.device.readings import (
+from tightfit.stages.device.readings import (
     ABSENT,
     VIEWS,
     bound_to,

@@ -1,5 +1,5 @@
 """What generated packages have as `states.py`: `stages.device.states`, under the same name."""
 
-from stages.device.states import STATES
+from tightfit.stages.device.states import STATES
 
 __all__ = ["STATES"]

@@ -1,5 +1,5 @@
 """What generated packages have as `transfers.py`: `stages.device.transfers`, by the same name."""
 
-from stages.device.transfers import Moving, Sending
+from tightfit.stages.device.transfers import Moving, Sending
 
 __all__ = ["Moving", "Sending"]

@@ -1,5 +1,5 @@
 """What generated packages have as `written.py`: `stages.device.written`, under the same name."""
 
-from stages.device.written import agree, same_plain, say
+from tightfit.stages.device.written import agree, same_plain, say
 
 __all__ = ["agree", "same_plain", "say"]

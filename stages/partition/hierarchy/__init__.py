@@ -6,6 +6,6 @@ only neighbours in it are merged (`grouping`). Any set of intervals in a row is 
 made of it has no cycle, whichever is merged when.
 """
 
-from schemas.compiled import forget_stale
+from tightfit.schemas.compiled import forget_stale
 
 forget_stale(__file__)

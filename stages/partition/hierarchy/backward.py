@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from schemas.problem import Problem
+from tightfit.schemas.problem import Problem
 
 
 def places_of(problem: Problem, forward: Sequence[int], origin: Sequence[Hashable]) -> list[int]:

@@ -13,8 +13,8 @@ import hashlib
 import numpy as np
 from numba import njit
 
-from stages.partition.hierarchy.flow import Array
-from stages.partition.hierarchy.items import Items, Rows, starts_of
+from tightfit.stages.partition.hierarchy.flow import Array
+from tightfit.stages.partition.hierarchy.items import Items, Rows, starts_of
 
 
 def clustered(items: Items, ends: Array) -> Items:

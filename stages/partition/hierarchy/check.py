@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stages.partition.hierarchy.flow import Array, Flow, Limits, Tree
+from tightfit.stages.partition.hierarchy.flow import Array, Flow, Limits, Tree
 
 
 def check_tree(flow: Flow, tree: Tree, limits: Limits) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from schemas.errors import ArtifactError, ConfigError
+from tightfit.schemas.errors import ArtifactError, ConfigError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -14,9 +14,16 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from stages.partition.hierarchy.flow import Array
-from stages.partition.hierarchy.heap import Heap, alike, new_heap, push_down, push_up, take_out
-from stages.partition.hierarchy.items import Items, starts_of
+from tightfit.stages.partition.hierarchy.flow import Array
+from tightfit.stages.partition.hierarchy.heap import (
+    Heap,
+    alike,
+    new_heap,
+    push_down,
+    push_up,
+    take_out,
+)
+from tightfit.stages.partition.hierarchy.items import Items, starts_of
 
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from stages.partition.hierarchy.flow import Array
+from tightfit.stages.partition.hierarchy.flow import Array
 
 
 class Heap(NamedTuple):

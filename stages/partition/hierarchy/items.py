@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from stages.partition.hierarchy.flow import Array, Flow
+from tightfit.stages.partition.hierarchy.flow import Array, Flow
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from schemas.errors import ArtifactError
-from stages.partition.hierarchy.flow import Array
-from stages.partition.hierarchy.items import Items
+from tightfit.schemas.errors import ArtifactError
+from tightfit.stages.partition.hierarchy.flow import Array
+from tightfit.stages.partition.hierarchy.items import Items
 
 
 def topological(items: Items) -> Array:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from schemas.errors import ConfigError
-from stages.partition.hierarchy.canonical import clustered
-from stages.partition.hierarchy.check import check_tree
-from stages.partition.hierarchy.flow import ALPHA, MOST_ALPHA, Array, Flow, Level, Limits, Tree
-from stages.partition.hierarchy.grouping import full_runs, grouped
-from stages.partition.hierarchy.items import Items, gather, nodes_of, starts_of
-from stages.partition.hierarchy.order import arranged, topological
+from tightfit.schemas.errors import ConfigError
+from tightfit.stages.partition.hierarchy.canonical import clustered
+from tightfit.stages.partition.hierarchy.check import check_tree
+from tightfit.stages.partition.hierarchy.flow import (
+    ALPHA,
+    MOST_ALPHA,
+    Array,
+    Flow,
+    Level,
+    Limits,
+    Tree,
+)
+from tightfit.stages.partition.hierarchy.grouping import full_runs, grouped
+from tightfit.stages.partition.hierarchy.items import Items, gather, nodes_of, starts_of
+from tightfit.stages.partition.hierarchy.order import arranged, topological
 
 
 def h_partition(flow: Flow, limits: Limits | None = None, alpha: float = ALPHA) -> Tree:

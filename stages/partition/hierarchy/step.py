@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.costs import Costs
-from schemas.graph import Graph
-from schemas.hierarchy import Hierarchy, Tier
-from schemas.problem import Node
-from stages.partition.facts import Facts, gather_facts
-from stages.partition.hierarchy.backward import places_of
-from stages.partition.hierarchy.flow import ALPHA, Array, Flow, Limits
-from stages.partition.hierarchy.items import starts_of
-from stages.partition.hierarchy.partition import h_partition
-from stages.replay.condense import condense
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.hierarchy import Hierarchy, Tier
+from tightfit.schemas.problem import Node
+from tightfit.stages.partition.facts import Facts, gather_facts
+from tightfit.stages.partition.hierarchy.backward import places_of
+from tightfit.stages.partition.hierarchy.flow import ALPHA, Array, Flow, Limits
+from tightfit.stages.partition.hierarchy.items import starts_of
+from tightfit.stages.partition.hierarchy.partition import h_partition
+from tightfit.stages.replay.condense import condense
 
 
 @dataclass(frozen=True)

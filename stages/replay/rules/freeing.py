@@ -3,10 +3,10 @@ gradients that parameters were updated by."""
 
 from __future__ import annotations
 
-from schemas.actions import Free
-from stages.replay.rules.rule import Rule
-from stages.replay.state import State
-from stages.replay.walk import Effect
+from tightfit.schemas.actions import Free
+from tightfit.stages.replay.rules.rule import Rule
+from tightfit.stages.replay.state import State
+from tightfit.stages.replay.walk import Effect
 
 
 def _play(state: State, effect: Effect) -> int:

@@ -3,10 +3,10 @@ an optimiser may take it up at once."""
 
 from __future__ import annotations
 
-from schemas.actions import Gradient
-from stages.replay.rules.rule import Rule
-from stages.replay.state import State
-from stages.replay.walk import Effect
+from tightfit.schemas.actions import Gradient
+from tightfit.stages.replay.rules.rule import Rule
+from tightfit.stages.replay.state import State
+from tightfit.stages.replay.walk import Effect
 
 
 def _play(state: State, effect: Effect) -> int:

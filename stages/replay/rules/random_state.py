@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from schemas.actions import FreeRandom, RestoreRandom, SaveRandom
-from schemas.graph import NONE, Op
-from stages.replay.rules.rule import Rule
-from stages.replay.state import State
-from stages.replay.walk import Effect
+from tightfit.schemas.actions import FreeRandom, RestoreRandom, SaveRandom
+from tightfit.schemas.graph import NONE, Op
+from tightfit.stages.replay.rules.rule import Rule
+from tightfit.stages.replay.state import State
+from tightfit.stages.replay.walk import Effect
 
 
 def check_draw(state: State, op: Op) -> int:

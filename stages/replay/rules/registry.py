@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from schemas.actions import Action
-from stages.replay.rules import freeing, gradients, random_state, running, transfers, updates
-from stages.replay.rules.rule import Rule
+from tightfit.schemas.actions import Action
+from tightfit.stages.replay.rules import (
+    freeing,
+    gradients,
+    random_state,
+    running,
+    transfers,
+    updates,
+)
+from tightfit.stages.replay.rules.rule import Rule
 
 RULES: list[Rule] = [
     running.RULE,

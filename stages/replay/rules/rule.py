@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from schemas.actions import Action
-from stages.replay.state import State
-from stages.replay.walk import Effect
+from tightfit.schemas.actions import Action
+from tightfit.stages.replay.state import State
+from tightfit.stages.replay.walk import Effect
 
 
 @dataclass(frozen=True)

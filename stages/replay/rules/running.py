@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from schemas.actions import Compute, Loss, Write, run_of
-from schemas.costs import REPEATED
-from schemas.graph import LOSS_TARGET, NONE, Op
-from schemas.repeat import repeat_of
-from stages.replay.rules.random_state import check_draw
-from stages.replay.rules.rule import Rule
-from stages.replay.state import State
-from stages.replay.walk import Effect
+from tightfit.schemas.actions import Compute, Loss, Write, run_of
+from tightfit.schemas.costs import REPEATED
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Op
+from tightfit.schemas.repeat import repeat_of
+from tightfit.stages.replay.rules.random_state import check_draw
+from tightfit.stages.replay.rules.rule import Rule
+from tightfit.stages.replay.state import State
+from tightfit.stages.replay.walk import Effect
 
 
 def _play(state: State, effect: Effect) -> int:

@@ -11,11 +11,11 @@ Both directions take turns where the link is shared.
 
 from __future__ import annotations
 
-from schemas.actions import FreeCopy, Offload, Prefetch, Wait
-from schemas.link import HostLink
-from stages.replay.rules.rule import Rule
-from stages.replay.state import State
-from stages.replay.walk import Effect
+from tightfit.schemas.actions import FreeCopy, Offload, Prefetch, Wait
+from tightfit.schemas.link import HostLink
+from tightfit.stages.replay.rules.rule import Rule
+from tightfit.stages.replay.state import State
+from tightfit.stages.replay.walk import Effect
 
 
 def _play(state: State, effect: Effect) -> int:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from schemas.actions import Accumulate, Optimise, OptimiseAway
-from schemas.errors import ScheduleError
-from schemas.schedule import Step
-from schemas.updates import UpdateCost, Updates
-from stages.replay.rules.rule import Rule
-from stages.replay.staging import AwayLane, StagingClocks
-from stages.replay.state import State
-from stages.replay.walk import Effect
+from tightfit.schemas.actions import Accumulate, Optimise, OptimiseAway
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.schedule import Step
+from tightfit.schemas.updates import UpdateCost, Updates
+from tightfit.stages.replay.rules.rule import Rule
+from tightfit.stages.replay.staging import AwayLane, StagingClocks
+from tightfit.stages.replay.state import State
+from tightfit.stages.replay.walk import Effect
 
 
 def begin_updates(state: State, steps: Sequence[Step]) -> None:

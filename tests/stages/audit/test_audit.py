@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from schemas import store
-from schemas.costs import read_costs, write_costs
-from schemas.measurement import read_measurement, write_measurement
-from schemas.module import module_digest
-from schemas.schedule import SCHEDULE, read_schedule, write_schedule
-from stages.__main__ import main
 from tests.stages.audit.towers import MODEL, POINT
+from tightfit.__main__ import main
+from tightfit.schemas import store
+from tightfit.schemas.costs import read_costs, write_costs
+from tightfit.schemas.measurement import read_measurement, write_measurement
+from tightfit.schemas.module import module_digest
+from tightfit.schemas.schedule import SCHEDULE, read_schedule, write_schedule
 
 ROOT = Path(__file__).parents[3]
 
@@ -58,7 +58,7 @@ def test_a_moved_run_is_as_good(run: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_an_audit_loads_no_torch(run: Path) -> None:
-    code = "import sys; from stages.__main__ import main; main(['audit', 'results']); "
+    code = "import sys; from tightfit.__main__ import main; main(['audit', 'results']); "
     result = subprocess.run(
         [sys.executable, "-c", f"{code}sys.exit('torch' in sys.modules)"],
         env={"PYTHONPATH": str(ROOT)},
@@ -265,7 +265,7 @@ def test_what_running_a_module_leaves_is_no_change(
 
 
 def test_a_plan_of_a_chain_needs_no_schedule(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from schemas.chain import Chain, Position, write_chain
+    from tightfit.schemas.chain import Chain, Position, write_chain
 
     last = Position(3, 1.0, 1.0, 1, 1, 1, 0, 0, 0, 0, "loss")
     layers = [Position(i, 1.0, 2.0, 10, 30, 10, 0, 0, 0, 0, f"layer {i}") for i in (1, 2)]

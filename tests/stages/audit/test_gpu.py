@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from schemas import store
-from schemas.costs import Costs, read_costs, write_costs
-from stages.audit.plan_files import PlanFiles, complaints_of
 from tests.stages.audit.towers import MODEL, stage
+from tightfit.schemas import store
+from tightfit.schemas.costs import Costs, read_costs, write_costs
+from tightfit.stages.audit.plan_files import PlanFiles, complaints_of
 
 PLACE = Path("gpu")
 

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from schemas import store
-from schemas.costs import Cost
-from schemas.graph import is_fused
-from schemas.groups import is_group
-from schemas.measurement import read_measurement
-from schemas.plan import Plan, read_plan
-from stages.__main__ import main
-from stages.audit.folder import audit
-from stages.fuse import compiling
-from stages.profile import measure
-from stages.report.load import load_model
-from stages.report.page import model_page
 from tests.stages.audit.towers import stage
 from tests.tightfit.wave import Wave
+from tightfit.__main__ import main
+from tightfit.schemas import store
+from tightfit.schemas.costs import Cost
+from tightfit.schemas.graph import is_fused
+from tightfit.schemas.groups import is_group
+from tightfit.schemas.measurement import read_measurement
+from tightfit.schemas.plan import Plan, read_plan
+from tightfit.stages.audit.folder import audit
+from tightfit.stages.fuse import compiling
+from tightfit.stages.profile import measure
+from tightfit.stages.report.load import load_model
+from tightfit.stages.report.page import model_page
 
 
 def wave() -> tuple[Any, ...]:

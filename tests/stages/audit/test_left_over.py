@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from schemas.config import read_config
-from stages.__main__ import main
-from stages.audit.left_over import FILES, left_over
 from tests.stages.audit.towers import BUDGETS, MODEL, POINT
+from tightfit.__main__ import main
+from tightfit.schemas.config import read_config
+from tightfit.stages.audit.left_over import FILES, left_over
 
 OTHER = f"{MODEL}/rockmate/{BUDGETS['1kB']}"
 

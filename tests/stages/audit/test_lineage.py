@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from schemas.fingerprint import stage_fingerprint
-from schemas.lineage import read_record
-from stages.__main__ import main
 from tests.stages.audit.towers import MODEL, POINT
+from tightfit.__main__ import main
+from tightfit.schemas.fingerprint import stage_fingerprint
+from tightfit.schemas.lineage import read_record
 
 FILES = [
     *(f"{MODEL}/{name}.arrow" for name in ("graph", "costs", "blocks", "options")),

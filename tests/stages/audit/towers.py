@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from stages.__main__ import main
+from tightfit.__main__ import main
 
 BUDGETS = {"80%": "80pct", "1kB": "1kB"}
 MODEL = "results/tower"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from schemas.chain import Chain, Position
-from stages.combine.chain.ways import PositionWays, Way, Ways
+from tightfit.schemas.chain import Chain, Position
+from tightfit.stages.combine.chain.ways import PositionWays, Way, Ways
 
 SIZES = st.integers(0, 6)
 QUARTERS = st.integers(0, 24).map(lambda quarters: quarters / 4)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from schemas.engines import ENGINES, Engine
-from stages.combine.moment import solver
+from tightfit.schemas.engines import ENGINES, Engine
+from tightfit.stages.combine.moment import solver
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from schemas.chain import Chain, Position
-from stages.combine.chain.ways import PositionWays, Ways
+from tightfit.schemas.chain import Chain, Position
+from tightfit.stages.combine.chain.ways import PositionWays, Ways
 
 CASES = Path(__file__).parents[2] / "cases" / "remat.json"
 

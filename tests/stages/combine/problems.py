@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from schemas.graph import Phase
-from schemas.problem import Alternative, Node, Problem, Repeat, Reuse, Storage
-from stages.replay.line import executions
+from tightfit.schemas.graph import Phase
+from tightfit.schemas.problem import Alternative, Node, Problem, Repeat, Reuse, Storage
+from tightfit.stages.replay.line import executions
 
 
 @st.composite

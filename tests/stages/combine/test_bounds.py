@@ -6,21 +6,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.actions import Compute, Free, Loss
-from schemas.errors import ArtifactError, ScheduleError
-from schemas.problem import Problem
-from stages.combine.bounds import least_peak, least_seconds, proven_seconds
-from stages.combine.frontier import Subject, frontier
-from stages.combine.polish.polisher import Polisher
-from stages.combine.polish.views import views_of
-from stages.combine.schedule.executions import runs
-from stages.combine.schedule.opening import Opener
-from stages.combine.strategies.registry import strategy
-from stages.combine.strategies.strategy import Candidate
-from stages.replay.condense import condense
-from stages.replay.referee import replay
 from tests.stages.combine.problems import problems, two_layers
 from tests.stages.replay.graphs import graph_of
+from tightfit.schemas.actions import Compute, Free, Loss
+from tightfit.schemas.errors import ArtifactError, ScheduleError
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.bounds import least_peak, least_seconds, proven_seconds
+from tightfit.stages.combine.frontier import Subject, frontier
+from tightfit.stages.combine.polish.polisher import Polisher
+from tightfit.stages.combine.polish.views import views_of
+from tightfit.stages.combine.schedule.executions import runs
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.combine.strategies.registry import strategy
+from tightfit.stages.combine.strategies.strategy import Candidate
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.referee import replay
 
 
 @settings(max_examples=200, deadline=None)

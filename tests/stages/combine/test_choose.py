@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 
-from schemas.actions import Free, Offload, Prefetch, Wait
-from schemas.costs import Costs
-from schemas.frontier import Frontier, Point
-from schemas.graph import Graph
-from schemas.plan import Plan
-from schemas.problem import Problem
-from stages.combine import choose as room
-from stages.combine import refine
-from stages.combine.bounds import Proven, least_seconds, proven_seconds
-from stages.combine.frontier import Subject, frontier
-from stages.combine.polish.polisher import Polisher
-from stages.combine.schedule.executions import runs
-from stages.combine.strategies.registry import strategy
-from stages.combine.strategies.strategy import Candidate
-from stages.replay.condense import condense
 from tests.stages.combine.polish.test_optimum import chain
 from tests.stages.replay.graphs import graph_of
 from tests.stages.replay.test_transfers import COMES, LINK, Away, played
+from tightfit.schemas.actions import Free, Offload, Prefetch, Wait
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.frontier import Frontier, Point
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.plan import Plan
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine import choose as room
+from tightfit.stages.combine import refine
+from tightfit.stages.combine.bounds import Proven, least_seconds, proven_seconds
+from tightfit.stages.combine.frontier import Subject, frontier
+from tightfit.stages.combine.polish.polisher import Polisher
+from tightfit.stages.combine.schedule.executions import runs
+from tightfit.stages.combine.strategies.registry import strategy
+from tightfit.stages.combine.strategies.strategy import Candidate
+from tightfit.stages.replay.condense import condense
 
 Step = tuple[Graph, Costs, Problem]
 

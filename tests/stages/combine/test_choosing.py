@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from schemas.frontier import read_frontier
-from schemas.plan import Plan, read_plan
-from stages.__main__ import main
-from stages.combine.choosing import FAR, OUTPUTS
-from stages.combine.making import Makings
 from tests.stages.audit.towers import solve_tower, stage
+from tightfit.__main__ import main
+from tightfit.schemas.frontier import read_frontier
+from tightfit.schemas.plan import Plan, read_plan
+from tightfit.stages.combine.choosing import FAR, OUTPUTS
+from tightfit.stages.combine.making import Makings
 
 STRATEGY = ("--strategy", "rotor")
 LEAST = "1B"
@@ -68,7 +68,7 @@ def test_where_they_lead_to_one_it_is_not_made(
 ) -> None:
     before = chosen(solved, tmp_path / "before", "given", "90%")
     assert before.gap is not None and before.gap <= FAR
-    monkeypatch.setattr("stages.combine.making.Makings.frontier", None)
+    monkeypatch.setattr("tightfit.stages.combine.making.Makings.frontier", None)
     found = chosen(solved, tmp_path / "found", "given", "90%", *makings(solved))
     assert found.feasible and found == before and same(tmp_path / "found", tmp_path / "before")
     unplanned = chosen(solved, tmp_path / "all", "given", "none", *makings(solved))
@@ -82,7 +82,7 @@ def test_a_plan_far_from_its_bound_is_compared_with_that_from_the_whole_frontier
 ) -> None:
     alone = chosen(solved, tmp_path / "alone", "given", "90%")
     whole = chosen(solved, tmp_path / "whole", "frontier", "90%")
-    monkeypatch.setattr("stages.combine.choosing.FAR", -1.0)
+    monkeypatch.setattr("tightfit.stages.combine.choosing.FAR", -1.0)
     found = chosen(solved, tmp_path / "found", "given", "90%", *makings(solved))
     assert alone.time is not None and whole.time is not None
     assert found == (whole if whole.time < alone.time else alone)

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from schemas.costs import Costs, read_costs, write_costs
-from schemas.errors import ArtifactError, ScheduleError
-from schemas.frontier import Frontier, read_frontier, write_frontier
-from schemas.graph import check_graph
-from schemas.options import Option, read_options, write_options
-from schemas.plan import read_plan
-from schemas.words import told
-from stages.__main__ import main
-from stages.combine.schedule.opening import Opener
-from stages.replay.condense import condense
 from tests.stages.audit.towers import solve_tower
 from tests.stages.combine.problems import two_layers
 from tests.stages.replay.graphs import graph_of
+from tightfit.__main__ import main
+from tightfit.schemas.costs import Costs, read_costs, write_costs
+from tightfit.schemas.errors import ArtifactError, ScheduleError
+from tightfit.schemas.frontier import Frontier, read_frontier, write_frontier
+from tightfit.schemas.graph import check_graph
+from tightfit.schemas.options import Option, read_options, write_options
+from tightfit.schemas.plan import read_plan
+from tightfit.schemas.words import told
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.replay.condense import condense
 
 FILES = ("--graph", "graph.arrow", "--costs", "costs.arrow")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stages.combine.frontier import Subject, frontier
-from stages.combine.schedule.executions import runs
-from stages.combine.strategies.registry import strategy
-from stages.combine.strategies.strategy import Candidate
 from tests.stages.combine.test_refine import COSTS, GRAPH, PROBLEM
+from tightfit.stages.combine.frontier import Subject, frontier
+from tightfit.stages.combine.schedule.executions import runs
+from tightfit.stages.combine.strategies.registry import strategy
+from tightfit.stages.combine.strategies.strategy import Candidate
 
 
 def test_plans_are_optimal_in_a_class_where_all_candidates_are() -> None:

@@ -9,27 +9,27 @@ from typing import Any
 
 import pytest
 
-from schemas.costs import Allocations, Costs, Device
-from schemas.engines import HIGHS, Engine
-from schemas.errors import ConfigError
-from schemas.frontier import Frontier, Point
-from schemas.graph import Graph
-from schemas.plan import Plan, read_plan, write_plan
-from schemas.problem import Problem
-from stages.combine import in_all, refine
-from stages.combine.choose import choose
-from stages.combine.fixed import fixed_bytes
-from stages.combine.frontier import Subject, frontier
-from stages.combine.schedule.executions import runs
-from stages.combine.strategies.registry import strategy
-from stages.combine.strategies.strategy import Candidate
-from stages.replay.allocator import Taken
-from stages.replay.allocator_settings import MIB
-from stages.replay.condense import condense
-from stages.replay.gpu_memory import on_gpu
-from stages.replay.referee import replay
 from tests.stages.combine.polish.test_optimum import chain
 from tests.stages.replay.graphs import graph_of
+from tightfit.schemas.costs import Allocations, Costs, Device
+from tightfit.schemas.engines import HIGHS, Engine
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.frontier import Frontier, Point
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.plan import Plan, read_plan, write_plan
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine import in_all, refine
+from tightfit.stages.combine.choose import choose
+from tightfit.stages.combine.fixed import fixed_bytes
+from tightfit.stages.combine.frontier import Subject, frontier
+from tightfit.stages.combine.schedule.executions import runs
+from tightfit.stages.combine.strategies.registry import strategy
+from tightfit.stages.combine.strategies.strategy import Candidate
+from tightfit.stages.replay.allocator import Taken
+from tightfit.stages.replay.allocator_settings import MIB
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.gpu_memory import on_gpu
+from tightfit.stages.replay.referee import replay
 
 Model = tuple[Graph, Costs, Problem, Frontier]
 
@@ -119,7 +119,7 @@ def test_no_point_of_the_frontier_that_fits_is_faster(model: Model) -> None:
 
 
 def player_of(model: Model) -> in_all.Player:
-    from stages.combine.schedule.opening import Opener
+    from tightfit.stages.combine.schedule.opening import Opener
 
     graph, costs, problem, _ = model
     return in_all.Player(graph, costs, Opener(graph, problem))

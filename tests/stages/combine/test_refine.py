@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.errors import ArtifactError
-from schemas.frontier import Frontier
-from stages.combine.frontier import Subject, frontier
-from stages.combine.refine import Player, refined
-from stages.combine.schedule.executions import runs
-from stages.combine.schedule.opening import Opener
-from stages.combine.strategies.registry import strategy
-from stages.combine.strategies.strategy import Candidate
-from stages.replay.condense import condense
 from tests.stages.combine.polish.test_optimum import chain
 from tests.stages.replay.graphs import graph_of
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.frontier import Frontier
+from tightfit.stages.combine.frontier import Subject, frontier
+from tightfit.stages.combine.refine import Player, refined
+from tightfit.stages.combine.schedule.executions import runs
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.combine.strategies.registry import strategy
+from tightfit.stages.combine.strategies.strategy import Candidate
+from tightfit.stages.replay.condense import condense
 
 GRAPH, COSTS = graph_of(chain([6, 3, 3, 2, 2, 4, 3], [1, 3, 5, 4, 5, 2, 3]), False)
 PROBLEM = condense(GRAPH, COSTS)

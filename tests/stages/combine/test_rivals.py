@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from schemas.plan import Fixed, Plan, PlanCost, Rival
-from stages.combine.rivals import is_better, taken
+from tightfit.schemas.plan import Fixed, Plan, PlanCost, Rival
+from tightfit.stages.combine.rivals import is_better, taken
 
 FIXED = Fixed(1, 1, 0, 1, 1)
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from schemas import telling
-from schemas.link import HostLink
-from schemas.telling import Doing, Printing, Tally, TwoParts
-from stages.combine.choose import choose
-from stages.combine.frontier import Subject, frontier
-from stages.combine.polish.refining import MOST
-from stages.combine.schedule.executions import runs
-from stages.combine.strategies.registry import strategy
-from stages.combine.strategies.strategy import Candidate
-from stages.combine.transfers.search import ASKED
-from stages.replay.condense import condense
 from tests.stages.combine.polish.test_optimum import chain
 from tests.stages.replay.graphs import graph_of
+from tightfit.schemas import telling
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.telling import Doing, Printing, Tally, TwoParts
+from tightfit.stages.combine.choose import choose
+from tightfit.stages.combine.frontier import Subject, frontier
+from tightfit.stages.combine.polish.refining import MOST
+from tightfit.stages.combine.schedule.executions import runs
+from tightfit.stages.combine.strategies.registry import strategy
+from tightfit.stages.combine.strategies.strategy import Candidate
+from tightfit.stages.combine.transfers.search import ASKED
+from tightfit.stages.replay.condense import condense
 
 Told = list[tuple[int, int]]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from schemas.errors import ArtifactError
-from stages.device.admission import hidden_writes
-from stages.device.operators import IN_PLACE, resolve
+from tightfit.schemas.errors import ArtifactError
+from tightfit.stages.device.admission import hidden_writes
+from tightfit.stages.device.operators import IN_PLACE, resolve
 
 REFUSED = """
 aten.manual_seed.default aten.manual_seed.generator aten.seed.default aten.initial_seed.default

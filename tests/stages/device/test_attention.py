@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from stages.device import attention
-from stages.device.attention import SEEDS, run, seeds_of, smaller
-from stages.profile.operands import _FORWARDS
+from tightfit.stages.device import attention
+from tightfit.stages.device.attention import SEEDS, run, seeds_of, smaller
+from tightfit.stages.profile.operands import _FORWARDS
 
 HERE = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 

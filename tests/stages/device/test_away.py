@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from stages.device.disk import FOLDER
-from stages.generate.runtime.visit import Visit
 from tests.stages.device.test_home import home_of, model
+from tightfit.stages.device.disk import FOLDER
+from tightfit.stages.generate.runtime.visit import Visit
 
 
 @pytest.fixture(autouse=True)

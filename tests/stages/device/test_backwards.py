@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from stages.device.disk import FOLDER
-from stages.device.optimiser import in_backward
 from tests.stages.device.test_optimiser import assert_trained_alike, model, train
+from tightfit.stages.device.disk import FOLDER
+from tightfit.stages.device.optimiser import in_backward
 
 
 class StopError(Exception):

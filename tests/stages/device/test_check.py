@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import ArtifactError
-from schemas.graph import Graph, Op, check_graph
-from stages.device.check import check_program
-from stages.device.factory import build
-from stages.trace.trace import trace
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import Graph, Op, check_graph
+from tightfit.stages.device.check import check_program
+from tightfit.stages.device.factory import build
+from tightfit.stages.trace.trace import trace
 
 MODULES = "tests.stages.trace.modules"
 

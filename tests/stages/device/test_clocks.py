@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stages.device.clocks import TOGETHER, CudaClock, host_seconds
-from stages.device.meter import time_calls
 from tests.stages.device.gpus import Gpus, stand_in
+from tightfit.stages.device.clocks import TOGETHER, CudaClock, host_seconds
+from tightfit.stages.device.meter import time_calls
 
 
 class Stream:
@@ -20,7 +20,7 @@ class Stream:
         patch.setattr(torch.cuda, "_sleep", self.sleep)
         patch.setattr(torch.cuda, "Event", lambda enable_timing: Mark(self))
         patch.setattr(torch.cuda, "current_stream", lambda: Mark(self))
-        patch.setattr("stages.device.clocks.host_seconds", self.launched)
+        patch.setattr("tightfit.stages.device.clocks.host_seconds", self.launched)
 
     def sleep(self, cycles: int) -> None:
         self.busy = max(self.busy, self.now) + cycles / 1e9

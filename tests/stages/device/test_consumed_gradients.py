@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from stages.device.disk import FOLDER
-from stages.device.optimiser import in_backward
 from tests.stages.device.test_lane import lodged
 from tests.stages.device.test_optimiser import assert_alike, assert_trained_alike, groups_of, model
+from tightfit.stages.device.disk import FOLDER
+from tightfit.stages.device.optimiser import in_backward
 
 Loop = Callable[[nn.Module, Any, torch.Tensor], Any]
 GONE = r"the gradient of a parameter of shape .* is gone: .* plan with keep_gradients=True"

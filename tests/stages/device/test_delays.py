@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stages.device import clocks, delays
-from stages.device.clocks import HostClock, is_quiet
-from stages.device.meter import time_calls
+from tightfit.stages.device import clocks, delays
+from tightfit.stages.device.clocks import HostClock, is_quiet
+from tightfit.stages.device.meter import time_calls
 
 
 def threads(folder: Path, ran: int = 0, **waited: int) -> None:
@@ -88,7 +88,7 @@ def test_calls_that_other_work_disturbs_count_only_where_there_are_few_others(
 
 def test_long_calls_that_agree_are_timed_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("stages.device.meter.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("tightfit.stages.device.meter.time.perf_counter", lambda: now[0])
 
     def take(seconds: float) -> None:
         now[0] += seconds

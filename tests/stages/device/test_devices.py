@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from schemas.errors import ModelError
-from stages.device.devices import (
+from tests.stages.device.gpus import stand_in
+from tightfit.schemas.errors import ModelError
+from tightfit.stages.device.devices import (
     device_named,
     device_of,
     entered,
@@ -20,11 +21,10 @@ from stages.device.devices import (
     require_device,
     wait_for,
 )
-from stages.device.factory import Built, all_tensors, move
-from stages.device.meter import session, time_calls
-from stages.validate.measure import measure_times
-from stages.validate.step import Stepper
-from tests.stages.device.gpus import stand_in
+from tightfit.stages.device.factory import Built, all_tensors, move
+from tightfit.stages.device.meter import session, time_calls
+from tightfit.stages.validate.measure import measure_times
+from tightfit.stages.validate.step import Stepper
 
 ROOT = Path(__file__).parents[3]
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from stages.device import disk as disks
-from stages.device.disk import FOLDER, Disk
-from stages.device.transfers import Moving, Sending, _idle
+from tightfit.stages.device import disk as disks
+from tightfit.stages.device.disk import FOLDER, Disk
+from tightfit.stages.device.transfers import Moving, Sending, _idle
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +112,7 @@ def test_two_disks_of_one_folder_do_not_meet(tmp_path: Path) -> None:
 def test_nothing_is_left_where_a_process_is_killed(tmp_path: Path) -> None:
     code = (
         "import os, torch\n"
-        "from stages.device.disk import Disk\n"
+        "from tightfit.stages.device.disk import Disk\n"
         "disk = Disk(1 << 20)\n"
         "disk.wait(disk.write(torch.ones(1 << 18), 0))\n"
         f"os.kill(os.getpid(), {int(signal.SIGKILL)})\n"

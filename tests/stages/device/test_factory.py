@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from schemas.errors import ModelError
-from stages.device.factory import build, load_factory
+from tightfit.schemas.errors import ModelError
+from tightfit.stages.device.factory import build, load_factory
 
 HERE = "tests.stages.device.test_factory"
 X = torch.ones(2, 3)

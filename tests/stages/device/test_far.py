@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import nn
 
-from stages.device import lodging
-from stages.device.disk import FOLDER, Disk
-from stages.device.far import Behind
-from stages.device.slow import Area, Ticket
-from stages.device.streams import Host
 from tests.stages.device.test_lane import gradients_of, lodged, plain_step, run
 from tests.stages.device.test_optimiser import CASES, assert_alike, groups_of, model
+from tightfit.stages.device import lodging
+from tightfit.stages.device.disk import FOLDER, Disk
+from tightfit.stages.device.far import Behind
+from tightfit.stages.device.slow import Area, Ticket
+from tightfit.stages.device.streams import Host
 
 
 @pytest.fixture(autouse=True)

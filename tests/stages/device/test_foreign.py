@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.errors import ArtifactError, ConfigError, ModelError
-from stages.device.factory import check_result
-from stages.device.foreign import allowing, registered
-from stages.device.identity import describe_device
-from stages.device.operators import resolve
-from stages.profile.library import open_library
-from stages.profile.profile import profile
-from stages.trace.trace import trace
 from tests.stages.device import mine
+from tightfit.schemas.errors import ArtifactError, ConfigError, ModelError
+from tightfit.stages.device.factory import check_result
+from tightfit.stages.device.foreign import allowing, registered
+from tightfit.stages.device.identity import describe_device
+from tightfit.stages.device.operators import resolve
+from tightfit.stages.profile.library import open_library
+from tightfit.stages.profile.profile import profile
+from tightfit.stages.trace.trace import trace
 
 SCALED = "mine.scaled.default"
 

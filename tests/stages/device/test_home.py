@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import nn
 
-from stages.device import disk as disks
-from stages.device.disk import FOLDER, Disk
-from stages.device.home import Home
-from stages.device.lodging import Lodging, lodge
-from stages.device.meter import measure
-from stages.device.spans import Span
-from stages.device.workers import Promise
+from tightfit.stages.device import disk as disks
+from tightfit.stages.device.disk import FOLDER, Disk
+from tightfit.stages.device.home import Home
+from tightfit.stages.device.lodging import Lodging, lodge
+from tightfit.stages.device.meter import measure
+from tightfit.stages.device.spans import Span
+from tightfit.stages.device.workers import Promise
 
 ROOT = Path(__file__).parents[3]
 

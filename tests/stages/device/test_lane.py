@@ -16,17 +16,17 @@ import pytest
 import torch
 from torch import nn
 
-from stages.device.disk import FOLDER
-from stages.device.far import BUFFERS
-from stages.device.home import Home
-from stages.device.lodging import Lodging, lodge
-from stages.device.meter import session
-from stages.device.pieces import pieces_of, states_of
-from stages.device.slow import Ticket, Work
-from stages.device.updating import STAGING
-from stages.generate.runtime.visit import Visit
-from stages.profile.updates import measure_updates
 from tests.stages.device.test_optimiser import CASES, assert_alike, groups_of, model
+from tightfit.stages.device.disk import FOLDER
+from tightfit.stages.device.far import BUFFERS
+from tightfit.stages.device.home import Home
+from tightfit.stages.device.lodging import Lodging, lodge
+from tightfit.stages.device.meter import session
+from tightfit.stages.device.pieces import pieces_of, states_of
+from tightfit.stages.device.slow import Ticket, Work
+from tightfit.stages.device.updating import STAGING
+from tightfit.stages.generate.runtime.visit import Visit
+from tightfit.stages.profile.updates import measure_updates
 
 PIECE = 512
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.errors import ArtifactError
-from stages.device.operators import (
+from tightfit.schemas.errors import ArtifactError
+from tightfit.stages.device.operators import (
     IN_PLACE,
     decode,
     encode_plain,

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from stages.device.disk import FOLDER
-from stages.device.optimiser import in_backward
+from tightfit.stages.device.disk import FOLDER
+from tightfit.stages.device.optimiser import in_backward
 
 CASES: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
     (torch.optim.SGD, {"lr": 0.1}),

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch._inductor import config
 
-from stages.device import pins as device_pins
-from stages.device.kernels import check_compiler, compile_function, pinned
-from stages.device.pins import pins, setting
+from tightfit.stages.device import pins as device_pins
+from tightfit.stages.device.kernels import check_compiler, compile_function, pinned
+from tightfit.stages.device.pins import pins, setting
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from stages.device.disk import FOLDER
-from stages.device.optimiser import in_backward
 from tests.stages.device.test_optimiser import model, train
+from tightfit.stages.device.disk import FOLDER
+from tightfit.stages.device.optimiser import in_backward
 
 
 @pytest.fixture(autouse=True)

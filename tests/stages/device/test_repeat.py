@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stages.device.repeat import batch_norm_repeat
+from tightfit.stages.device.repeat import batch_norm_repeat
 
 SHAPES = [
     (2, 1),

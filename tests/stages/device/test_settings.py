@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from schemas.errors import ConfigError
-from stages.device import settings
-from stages.device.devices import require_device
-from stages.device.identity import describe_device
-from stages.replay.allocator_settings import MIB, AllocatorSettings, settings_of
 from tests.stages.device.gpus import Gpus, stand_in
+from tightfit.schemas.errors import ConfigError
+from tightfit.stages.device import settings
+from tightfit.stages.device.devices import require_device
+from tightfit.stages.device.identity import describe_device
+from tightfit.stages.replay.allocator_settings import MIB, AllocatorSettings, settings_of
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from stages.device import transfers
-from stages.device.streams import Host
+from tightfit.stages.device import transfers
+from tightfit.stages.device.streams import Host
 
 
 class Event:

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.device.trees import Tree, flatten, read_tree
+from tightfit.stages.device.trees import Tree, flatten, read_tree
 
 
 class Pair(NamedTuple):
@@ -321,7 +321,7 @@ SCRIPT = """
 import sys
 sys.path[:0] = {path!r}
 from dataclasses import dataclass
-from stages.device.trees import flatten, read_tree
+from tightfit.stages.device.trees import flatten, read_tree
 @dataclass
 class Out:
     value: object

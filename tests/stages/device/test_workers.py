@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from stages.device.workers import Promise, Worker
+from tightfit.stages.device.workers import Promise, Worker
 
 
 def test_jobs_are_done_in_the_order_in_which_they_are_submitted() -> None:

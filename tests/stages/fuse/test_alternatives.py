@@ -12,24 +12,29 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from schemas.errors import ArtifactError
-from schemas.graph import Graph, Op, read_graph, write_graph
-from schemas.groups import Body, body_of, is_group
-from stages.audit.folder import read_whole_graph
-from stages.combine.schedule.opening import open_schedule
-from stages.device.check import check_program
-from stages.device.evaluate import evaluate
-from stages.device.groups import forms_of, kernel
-from stages.device.kernels import Kernel, zeros_of
-from stages.fuse import alternatives as parted
-from stages.fuse import compiling
-from stages.fuse.alternatives import _parts, distinct_parts, exact_and_faster, with_alternatives
-from stages.fuse.fusing import fuse
-from stages.fuse.parts import Part, parts_of
-from stages.generate.package import timeless
-from stages.replay.referee import replay
 from tests.stages.fuse.test_compiling import CPU
 from tests.stages.generate.plans import generated, keep_all, traced
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import Graph, Op, read_graph, write_graph
+from tightfit.schemas.groups import Body, body_of, is_group
+from tightfit.stages.audit.folder import read_whole_graph
+from tightfit.stages.combine.schedule.opening import open_schedule
+from tightfit.stages.device.check import check_program
+from tightfit.stages.device.evaluate import evaluate
+from tightfit.stages.device.groups import forms_of, kernel
+from tightfit.stages.device.kernels import Kernel, zeros_of
+from tightfit.stages.fuse import alternatives as parted
+from tightfit.stages.fuse import compiling
+from tightfit.stages.fuse.alternatives import (
+    _parts,
+    distinct_parts,
+    exact_and_faster,
+    with_alternatives,
+)
+from tightfit.stages.fuse.fusing import fuse
+from tightfit.stages.fuse.parts import Part, parts_of
+from tightfit.stages.generate.package import timeless
+from tightfit.stages.replay.referee import replay
 
 WIDTH = 24
 

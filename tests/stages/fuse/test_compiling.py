@@ -14,15 +14,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from schemas.errors import ArtifactError, ModelError
-from schemas.graph import Graph
-from schemas.groups import Body, GroupCall, Leaf, body_digest, body_of, body_text, is_group
-from stages.device import groups as device_groups
-from stages.device import kernels as device_kernels
-from stages.device.check import check_program
-from stages.device.evaluate import evaluate
-from stages.device.groups import compile_body, filled, forms_of, kernel
-from stages.device.kernels import (
+from tests.stages.fuse.compilers import failing_compiler, without_compiler
+from tests.stages.fuse.test_fusing import blocks
+from tests.stages.generate.plans import traced
+from tightfit.schemas.errors import ArtifactError, ModelError
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.groups import Body, GroupCall, Leaf, body_digest, body_of, body_text, is_group
+from tightfit.stages.device import groups as device_groups
+from tightfit.stages.device import kernels as device_kernels
+from tightfit.stages.device.check import check_program
+from tightfit.stages.device.evaluate import evaluate
+from tightfit.stages.device.groups import compile_body, filled, forms_of, kernel
+from tightfit.stages.device.kernels import (
     Kernel,
     Over,
     build_key,
@@ -30,14 +33,11 @@ from stages.device.kernels import (
     kernel_folder,
     traced_function,
 )
-from stages.device.libraries import compile_libraries
-from stages.device.opened import open_library
-from stages.fuse import compiling
-from stages.fuse.compiling import GroupError, check_compiler, compile_group, fuse_compiled
-from stages.fuse.fusing import fuse
-from tests.stages.fuse.compilers import failing_compiler, without_compiler
-from tests.stages.fuse.test_fusing import blocks
-from tests.stages.generate.plans import traced
+from tightfit.stages.device.libraries import compile_libraries
+from tightfit.stages.device.opened import open_library
+from tightfit.stages.fuse import compiling
+from tightfit.stages.fuse.compiling import GroupError, check_compiler, compile_group, fuse_compiled
+from tightfit.stages.fuse.fusing import fuse
 
 CPU = torch.device("cpu")
 LEAF = Leaf([3, 4], [1, 3], 0, "float32")

@@ -13,20 +13,27 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from schemas.arguments import decode_arguments, encode_arguments
-from schemas.contributions import further_contributions
-from schemas.errors import ArtifactError
-from schemas.graph import Graph, check_graph, write_graph
-from schemas.groups import GROUP_PREFIX, body_digest, body_of, body_text, is_group, read_body
-from stages.audit.folder import audit
-from stages.device.evaluate import evaluate
-from stages.device.operators import runner
-from stages.fuse.fusing import fuse
-from stages.fuse.grouping import group_ops
-from stages.generate.package import timeless
-from stages.replay.condense import condense
 from tests.stages.generate.plans import traced
 from tests.stages.trace.compare import check_against_eager
+from tightfit.schemas.arguments import decode_arguments, encode_arguments
+from tightfit.schemas.contributions import further_contributions
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import Graph, check_graph, write_graph
+from tightfit.schemas.groups import (
+    GROUP_PREFIX,
+    body_digest,
+    body_of,
+    body_text,
+    is_group,
+    read_body,
+)
+from tightfit.stages.audit.folder import audit
+from tightfit.stages.device.evaluate import evaluate
+from tightfit.stages.device.operators import runner
+from tightfit.stages.fuse.fusing import fuse
+from tightfit.stages.fuse.grouping import group_ops
+from tightfit.stages.generate.package import timeless
+from tightfit.stages.replay.condense import condense
 
 
 class Block(nn.Module):
@@ -90,7 +97,7 @@ def check_bits(made: Any, path: Path) -> Graph:
         if is_group(op.target):
             body_of(op)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stages.trace.run.runner", by_aten)
+        patch.setattr("tightfit.stages.trace.run.runner", by_aten)
         check_against_eager(fused, built, path)
     return fused
 

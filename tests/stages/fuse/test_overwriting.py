@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from schemas.errors import ArtifactError
-from schemas.graph import NONE, Graph, Op
-from schemas.groups import body_of, is_group, overwritten_output
-from stages.device.check import check_program
-from stages.device.groups import kernel, kernel_over
-from stages.device.kernels import Kernel, Over
-from stages.fuse import overwriting
-from stages.fuse.fusing import fuse
-from stages.fuse.overwriting import exact_and_smaller, with_forms_in_place
-from stages.profile.measure import measure_op
 from tests.stages.fuse.test_compiling import BODY, CPU, inputs
 from tests.stages.generate.plans import generated, traced
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import NONE, Graph, Op
+from tightfit.schemas.groups import body_of, is_group, overwritten_output
+from tightfit.stages.device.check import check_program
+from tightfit.stages.device.groups import kernel, kernel_over
+from tightfit.stages.device.kernels import Kernel, Over
+from tightfit.stages.fuse import overwriting
+from tightfit.stages.fuse.fusing import fuse
+from tightfit.stages.fuse.overwriting import exact_and_smaller, with_forms_in_place
+from tightfit.stages.profile.measure import measure_op
 
 FIRST = Over(0, 0)
 

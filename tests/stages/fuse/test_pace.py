@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from schemas.graph import Graph
-from schemas.groups import Body, body_of, is_group
-from stages.device.evaluate import evaluate
-from stages.fuse import compiling, pace
-from stages.fuse.compiling import fuse_compiled
-from stages.fuse.fusing import fuse
-from stages.fuse.pace import MARGIN, _calls_of, least_seconds, slower_than_aten
 from tests.stages.fuse.test_compiling import BODY, CPU, inputs
 from tests.stages.fuse.test_fusing import blocks
 from tests.stages.generate.plans import traced
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.groups import Body, body_of, is_group
+from tightfit.stages.device.evaluate import evaluate
+from tightfit.stages.fuse import compiling, pace
+from tightfit.stages.fuse.compiling import fuse_compiled
+from tightfit.stages.fuse.fusing import fuse
+from tightfit.stages.fuse.pace import MARGIN, _calls_of, least_seconds, slower_than_aten
 
 
 def test_the_calls_of_a_body_give_what_it_gives() -> None:

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.groups import body_text
-from stages.device import groups as device_groups
-from stages.device.groups import file_name, is_compiled, kernel
-from stages.device.kernels import Kernel, Over, kernel_folder
-from stages.fuse import together, worker
-from stages.fuse.together import compile_together
 from tests.stages.fuse.test_compiling import BODY, CPU, inputs
+from tightfit.schemas.groups import body_text
+from tightfit.stages.device import groups as device_groups
+from tightfit.stages.device.groups import file_name, is_compiled, kernel
+from tightfit.stages.device.kernels import Kernel, Over, kernel_folder
+from tightfit.stages.fuse import together, worker
+from tightfit.stages.fuse.together import compile_together
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_two_runs_may_compile_a_group_at_a_time_and_one_may_be_killed(
     task = together._task([(body_text(BODY), None)], CPU)
     running = [
         subprocess.Popen(
-            [sys.executable, "-m", "stages.fuse.worker"],
+            [sys.executable, "-m", "tightfit.stages.fuse.worker"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=together._ABOVE,
         )
         for _ in range(2)
@@ -117,5 +117,5 @@ def test_a_process_is_given_its_task_and_tells(
     together._apart("the task", running, lambda: done.append(None))
     assert len(done) == 1
     assert (tmp_path / "task").read_text() == "the task"
-    assert (tmp_path / "words").read_text() == "-m stages.fuse.worker\n"
+    assert (tmp_path / "words").read_text() == "-m tightfit.stages.fuse.worker\n"
     assert running[0].returncode == 0

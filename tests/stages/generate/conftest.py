@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.graph import Graph
-from stages.device.factory import Built
 from tests.conftest import LASTING
 from tests.stages.generate.captures import Captures, stand_in
 from tests.stages.generate.graphed import ROWS, package_of
 from tests.stages.generate.models import Small
 from tests.stages.generate.plans import generated, recompute, traced
+from tightfit.schemas.graph import Graph
+from tightfit.stages.device.factory import Built
 
 torch.set_num_threads(1)
 

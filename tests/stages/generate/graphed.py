@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from schemas.graph import Graph
-from stages.device.factory import Built
 from tests.stages.generate.plans import (
     check_equal,
     generated,
     step,
     traced,
 )
+from tightfit.schemas.graph import Graph
+from tightfit.stages.device.factory import Built
 
 ROWS = torch.linspace(-1, 1, 48).reshape(8, 6)
 

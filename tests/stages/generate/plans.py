@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from schemas.costs import Costs
-from schemas.graph import Graph
-from stages.combine.schedule.opening import open_schedule
-from stages.device.factory import Built
-from stages.generate.package import package, timeless, write_directory
-from stages.replay.referee import replay
-from stages.trace.trace import trace
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.graph import Graph
+from tightfit.stages.combine.schedule.opening import open_schedule
+from tightfit.stages.device.factory import Built
+from tightfit.stages.generate.package import package, timeless, write_directory
+from tightfit.stages.replay.referee import replay
+from tightfit.stages.trace.trace import trace
 
 PLAN = {
     "strategy": "unplanned",

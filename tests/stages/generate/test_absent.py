@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from stages.device.factory import Built
 from tests.stages.generate.plans import generated, keep_all, recompute, traced
+from tightfit.stages.device.factory import Built
 
 CHOICES = [chosen for size in (1, 2, 3, 4) for chosen in itertools.combinations(range(4), size)]
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from schemas.errors import ArtifactError
-from stages.combine.schedule.opening import open_schedule
-from stages.device.meter import measure
-from stages.generate.package import package, timeless, write_directory
-from stages.generate.runtime import ahead
-from stages.generate.runtime.ahead import Ahead
-from stages.replay.referee import replay
 from tests.stages.generate.plans import PLAN, keep_all, load_package, step, traced
+from tightfit.schemas.errors import ArtifactError
+from tightfit.stages.combine.schedule.opening import open_schedule
+from tightfit.stages.device.meter import measure
+from tightfit.stages.generate.package import package, timeless, write_directory
+from tightfit.stages.generate.runtime import ahead
+from tightfit.stages.generate.runtime.ahead import Ahead
+from tightfit.stages.replay.referee import replay
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 Taken = list[tuple[int, torch.device]]

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from schemas.errors import ModelError
-from stages.trace.trace import trace
 from tests.stages.generate.plans import built_of, generated, same, traced
+from tightfit.schemas.errors import ModelError
+from tightfit.stages.trace.trace import trace
 
 Ask = Callable[[Any, Tensor, Tensor], bool]
 

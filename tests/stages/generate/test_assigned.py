@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from schemas.errors import ModelError
 from tests.stages.generate.plans import generated, load_package, traced
+from tightfit.schemas.errors import ModelError
 
 
 class Remembers(nn.Module):

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from stages.generate.runtime.arrived import own
-from stages.generate.runtime.facts import Tangent
-from stages.trace.trace import trace
 from tests.stages.generate.plans import built_of, generated
+from tightfit.stages.generate.runtime.arrived import own
+from tightfit.stages.generate.runtime.facts import Tangent
+from tightfit.stages.trace.trace import trace
 
 Kept = list[Any]
 GIVEN = torch.arange(12.0).reshape(3, 4) - 5

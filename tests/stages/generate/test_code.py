@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.errors import ModelError
 from tests.stages.generate import forms
 from tests.stages.generate.plans import generated
 from tests.stages.generate.watched import is_planned, traced_watched
+from tightfit.schemas.errors import ModelError
 
 X = torch.ones(2, 3)
 

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.combine.schedule.opening import open_schedule
-from stages.device.factory import move
-from stages.device.identity import describe_device
-from stages.device.meter import measure
-from stages.generate.package import package, write_directory
-from stages.profile.library import open_library
-from stages.profile.profile import profile
-from stages.replay.referee import replay
-from stages.trace.trace import trace
-from stages.validate.step import Stepper
 from tests.stages.generate.models import Small
 from tests.stages.generate.plans import PLAN, built_of, check_equal, load_package, recompute, step
+from tightfit.stages.combine.schedule.opening import open_schedule
+from tightfit.stages.device.factory import move
+from tightfit.stages.device.identity import describe_device
+from tightfit.stages.device.meter import measure
+from tightfit.stages.generate.package import package, write_directory
+from tightfit.stages.profile.library import open_library
+from tightfit.stages.profile.profile import profile
+from tightfit.stages.replay.referee import replay
+from tightfit.stages.trace.trace import trace
+from tightfit.stages.validate.step import Stepper
 
 pytestmark = [
     pytest.mark.cuda,

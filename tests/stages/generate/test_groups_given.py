@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.device.kernels import FOLDER, Form, Over, checked_kernel
-from stages.generate.runtime.absent import Absent
-from stages.generate.runtime.grouped import Group
+from tightfit.stages.device.kernels import FOLDER, Form, Over, checked_kernel
+from tightfit.stages.generate.runtime.absent import Absent
+from tightfit.stages.generate.runtime.grouped import Group
 
 aten = torch.ops.aten
 FORM = Form((8,), (1,), 0, "float32")

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from schemas.errors import ModelError
 from tests.stages.generate.conftest import Planned
 from tests.stages.generate.models import Small
 from tests.stages.generate.plans import PLAN, generated, load_package, traced
 from tests.stages.generate.test_usage import assert_same_gradients, is_planned
 from tests.stages.generate.watched import traced_watched
 from tests.stages.trace import modules
+from tightfit.schemas.errors import ModelError
 
 X = torch.zeros(4, 6)
 
@@ -188,7 +188,7 @@ def test_a_planned_module_can_be_planned_anew(small: Planned) -> None:
 
 
 def test_an_infeasible_plan_says_so(tmp_path: Path) -> None:
-    from stages.generate.package import infeasible_package, write_directory
+    from tightfit.stages.generate.package import infeasible_package, write_directory
 
     sentence = 'no plan fits into 1MB, "2MB" is the least that works'
     plan = {**PLAN, "verdict": "infeasible", "sentence": sentence, "peak": None, "time": None}

@@ -13,19 +13,19 @@ import torch
 from torch import nn
 
 from data import models
-from schemas.actions import Gradient
-from schemas.graph import Graph
-from stages.combine.schedule.opening import open_schedule
-from stages.device.factory import Built
-from stages.device.identity import describe_device
-from stages.device.meter import measure
-from stages.generate.package import timeless
-from stages.profile.library import open_library
-from stages.profile.profile import profile
-from stages.replay.referee import replay
-from stages.validate.step import Stepper
 from tests.stages.generate.plans import compare, generated, keep_all, recompute, traced
 from tests.stages.generate.test_memory import forget
+from tightfit.schemas.actions import Gradient
+from tightfit.schemas.graph import Graph
+from tightfit.stages.combine.schedule.opening import open_schedule
+from tightfit.stages.device.factory import Built
+from tightfit.stages.device.identity import describe_device
+from tightfit.stages.device.meter import measure
+from tightfit.stages.generate.package import timeless
+from tightfit.stages.profile.library import open_library
+from tightfit.stages.profile.profile import profile
+from tightfit.stages.replay.referee import replay
+from tightfit.stages.validate.step import Stepper
 
 
 class Tied(nn.Module):

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from schemas.graph import Graph
-from stages.generate.layouts import AS_IT_IS, LAID_OUT, REFUSED, layouts
-from stages.trace.trace import trace
 from tests.stages.generate.plans import built_of, generated, recompute, same
+from tightfit.schemas.graph import Graph
+from tightfit.stages.generate.layouts import AS_IT_IS, LAID_OUT, REFUSED, layouts
+from tightfit.stages.trace.trace import trace
 
 Loss = Callable[[Any], torch.Tensor]
 

@@ -14,20 +14,20 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from data import models
-from schemas.costs import Costs
-from schemas.graph import Graph
-from stages.combine.schedule.opening import open_schedule
-from stages.device.factory import Built
-from stages.device.identity import describe_device
-from stages.device.meter import measure
-from stages.profile.library import open_library
-from stages.profile.profile import profile
-from stages.replay.referee import replay
-from stages.validate.step import Stepper
 from tests.stages.generate.conftest import Planned
 from tests.stages.generate.plans import generated, keep_all, recompute, traced
 from tests.stages.generate.test_usage import run
 from tests.stages.trace import modules
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.graph import Graph
+from tightfit.stages.combine.schedule.opening import open_schedule
+from tightfit.stages.device.factory import Built
+from tightfit.stages.device.identity import describe_device
+from tightfit.stages.device.meter import measure
+from tightfit.stages.profile.library import open_library
+from tightfit.stages.profile.profile import profile
+from tightfit.stages.replay.referee import replay
+from tightfit.stages.validate.step import Stepper
 
 MODELS: dict[str, Any] = {
     "gpt2": lambda: models.gpt2(2, 32, 2, 50, 2, 8, dropout=0.1),

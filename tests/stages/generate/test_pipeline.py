@@ -9,12 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.errors import ModelError, ScheduleError
-from schemas.sequence import Operation
-from stages.device.meter import measure
-from stages.generate.pipeline import pipeline_package
-from stages.generate.runtime import stepping
-from stages.trace.trace import trace
 from tests.stages.generate import turns
 from tests.stages.generate.plans import built_of
 from tests.stages.generate.turns import (
@@ -29,6 +23,12 @@ from tests.stages.generate.turns import (
     run_in_turn,
     split_by_hand,
 )
+from tightfit.schemas.errors import ModelError, ScheduleError
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.device.meter import measure
+from tightfit.stages.generate.pipeline import pipeline_package
+from tightfit.stages.generate.runtime import stepping
+from tightfit.stages.trace.trace import trace
 
 ALLOCATIONS = {
     "one": ([0], [7]),

@@ -20,11 +20,11 @@ import pytest
 import torch
 from torch import nn
 
-from stages.generate.runtime.readings import encode
-from stages.generate.runtime.written import agree, same_plain
-from stages.trace.holders import is_generator
 from tests.stages.generate.plans import generated
 from tests.stages.generate.watched import traced_watched
+from tightfit.stages.generate.runtime.readings import encode
+from tightfit.stages.generate.runtime.written import agree, same_plain
+from tightfit.stages.trace.holders import is_generator
 
 X = torch.ones(2, 3)
 

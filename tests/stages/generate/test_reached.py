@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from schemas.errors import ModelError
 from tests.stages.generate.plans import compare, generated
 from tests.stages.generate.reached import READS, Derived, Factor, Model, Thing
 from tests.stages.generate.settings import far
 from tests.stages.generate.watched import traced_watched
+from tightfit.schemas.errors import ModelError
 
 X = torch.ones(2, 3)
 

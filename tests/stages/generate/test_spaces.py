@@ -16,12 +16,12 @@ from torch import nn
 from torch.nn import functional
 
 import tests.stages.generate.settings.deep.conf
-from schemas.errors import ModelError
 from tests.stages.generate.plans import generated, load_package
 from tests.stages.generate.settings import deep
 from tests.stages.generate.settings.deep import conf
 from tests.stages.generate.settings.deep.conf import Config, Sub
 from tests.stages.generate.watched import traced_watched
+from tightfit.schemas.errors import ModelError
 
 X = torch.ones(2, 3)
 NUMBER = 2.0

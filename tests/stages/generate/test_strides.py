@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from stages.generate.handed import eager_strides
 from tests.stages.generate.plans import generated, same, traced
+from tightfit.stages.generate.handed import eager_strides
 
 Seen = dict[str, torch.Tensor]
 X = torch.linspace(-1, 1, 24).reshape(4, 6)

@@ -14,10 +14,10 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-from stages.device.factory import Built
 from tests.stages.generate.conftest import Planned
 from tests.stages.generate.plans import generated, traced
 from tests.stages.generate.test_usage import assert_same_gradients, run, twins
+from tightfit.stages.device.factory import Built
 
 Use = Callable[[nn.Module, torch.Tensor], Any]
 

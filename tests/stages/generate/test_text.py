@@ -15,22 +15,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.actions import Compute
-from schemas.errors import ArtifactError, ConfigError, ScheduleError
-from schemas.graph import NONE, Graph, Op, Value, write_graph
-from schemas.module import module_files, read_made_from
-from schemas.plan import Fixed, Plan, PlanCost, plan_digest, write_plan
-from schemas.schedule import Step, write_schedule
-from stages.combine.schedule.opening import open_schedule
-from stages.generate import cli
-from stages.generate.calls import Operators, statements
-from stages.generate.naming import Names, comment, identifier
-from stages.generate.package import package, signed, timeless, write_directory
-from stages.generate.program import Program, write_program
-from stages.generate.registry import BACKENDS
-from stages.replay.referee import replay
 from tests.stages.generate.conftest import Planned
 from tests.stages.generate.plans import PLAN, keep_all, recompute
+from tightfit.schemas.actions import Compute
+from tightfit.schemas.errors import ArtifactError, ConfigError, ScheduleError
+from tightfit.schemas.graph import NONE, Graph, Op, Value, write_graph
+from tightfit.schemas.module import module_files, read_made_from
+from tightfit.schemas.plan import Fixed, Plan, PlanCost, plan_digest, write_plan
+from tightfit.schemas.schedule import Step, write_schedule
+from tightfit.stages.combine.schedule.opening import open_schedule
+from tightfit.stages.generate import cli
+from tightfit.stages.generate.calls import Operators, statements
+from tightfit.stages.generate.naming import Names, comment, identifier
+from tightfit.stages.generate.package import package, signed, timeless, write_directory
+from tightfit.stages.generate.program import Program, write_program
+from tightfit.stages.generate.registry import BACKENDS
+from tightfit.stages.replay.referee import replay
 
 HELPERS = {
     "batch_norm_repeat",

@@ -17,28 +17,28 @@ import torch
 from torch import nn
 
 from data import models
-from schemas.actions import Action, Free, FreeCopy, Offload, Prefetch, Wait
-from schemas.costs import Costs
-from schemas.graph import Graph
-from schemas.link import HostLink
-from schemas.schedule import Step
-from stages.combine.schedule.executions import runs
-from stages.combine.schedule.leaving import leaving
-from stages.combine.schedule.opening import Opener
-from stages.device.identity import describe_device
-from stages.device.meter import measure
-from stages.device.optimiser import in_backward
-from stages.generate.package import package, timeless, write_directory
-from stages.generate.transfers import places
-from stages.profile.library import open_library
-from stages.profile.profile import profile
-from stages.replay.condense import condense
-from stages.replay.referee import replay
-from stages.validate.step import Stepper
 from tests.stages.generate.plans import PLAN, compare, load_package, same, traced
 from tests.stages.generate.test_memory import forget
 from tests.stages.replay.test_transfers import schedule, three_layers
 from tests.stages.trace import modules
+from tightfit.schemas.actions import Action, Free, FreeCopy, Offload, Prefetch, Wait
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.schedule import Step
+from tightfit.stages.combine.schedule.executions import runs
+from tightfit.stages.combine.schedule.leaving import leaving
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.device.identity import describe_device
+from tightfit.stages.device.meter import measure
+from tightfit.stages.device.optimiser import in_backward
+from tightfit.stages.generate.package import package, timeless, write_directory
+from tightfit.stages.generate.transfers import places
+from tightfit.stages.profile.library import open_library
+from tightfit.stages.profile.profile import profile
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.referee import replay
+from tightfit.stages.validate.step import Stepper
 
 LINK = HostLink(1e9, 1e-5, False, device="cpu", to="disk")
 MODELS: dict[str, Any] = {

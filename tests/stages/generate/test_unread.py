@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from schemas.errors import ArtifactError
-from stages.generate.check import unread
 from tests.stages.generate.plans import generated
 from tests.stages.generate.watched import traced_watched
+from tightfit.schemas.errors import ArtifactError
+from tightfit.stages.generate.check import unread
 
 Use = Callable[[torch.Tensor, Any], Any]
 RATES = [1.0] * 4

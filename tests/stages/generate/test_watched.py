@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from schemas.errors import ArtifactError
-from stages.generate.package import package
-from stages.generate.watched import watched_bytes
 from tests.stages.generate.plans import PLAN, generated, keep_all
 from tests.stages.generate.watched import is_planned, traced_watched
+from tightfit.schemas.errors import ArtifactError
+from tightfit.stages.generate.package import package
+from tightfit.stages.generate.watched import watched_bytes
 
 X = torch.ones(2, 3)
 
@@ -80,9 +80,9 @@ def test_a_package_without_its_description_is_refused(tmp_path: Path) -> None:
 
 
 def _steps(graph: Any) -> Any:
-    from stages.combine.schedule.opening import open_schedule
-    from stages.generate.package import timeless
-    from stages.replay.referee import replay
+    from tightfit.stages.combine.schedule.opening import open_schedule
+    from tightfit.stages.generate.package import timeless
+    from tightfit.stages.replay.referee import replay
 
     costs = timeless(graph)
     return replay(graph, costs, open_schedule(graph, costs, keep_all(graph), False)).steps

@@ -15,17 +15,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from schemas.blocks import Block, Blocks
-from schemas.graph import LOSS_TARGET, NONE, Graph
-from schemas.pattern import Pattern, PatternOperation
-from schemas.pipeline_plan import PipelinePlan, PlannedDevice, PlannedStage
-from schemas.sequence import Operation
-from stages.combine.pipeline.splitting import Planned, Split, split
-from stages.generate.package import timeless, write_directory
-from stages.generate.pipeline import pipeline_package
-from stages.trace.trace import trace
-from stages.validate.load import load_package
 from tests.stages.generate.plans import built_of
+from tightfit.schemas.blocks import Block, Blocks
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph
+from tightfit.schemas.pattern import Pattern, PatternOperation
+from tightfit.schemas.pipeline_plan import PipelinePlan, PlannedDevice, PlannedStage
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.pipeline.splitting import Planned, Split, split
+from tightfit.stages.generate.package import timeless, write_directory
+from tightfit.stages.generate.pipeline import pipeline_package
+from tightfit.stages.trace.trace import trace
+from tightfit.stages.validate.load import load_package
 
 FACTS = {"strategy": "by hand", "machine": "none", "sentence": "Made by hand."}
 

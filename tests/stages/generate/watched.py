@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from schemas.graph import Graph
-from stages.device.factory import Built
-from stages.trace.trace import trace
 from tests.stages.generate.plans import built_of
+from tightfit.schemas.graph import Graph
+from tightfit.stages.device.factory import Built
+from tightfit.stages.trace.trace import trace
 
 
 def traced_watched(made: Sequence[Any], label: str = "model") -> tuple[Graph, Built]:

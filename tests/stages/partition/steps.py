@@ -7,11 +7,11 @@ from math import prod
 
 from hypothesis import strategies as st
 
-from schemas.costs import REPEATED, Cost, Costs, Device
-from schemas.graph import NONE, Graph
-from schemas.problem import Node, Problem, Reuse, Storage
-from stages.partition.facts import Facts, partial_gradients
-from stages.profile.forms import distinct_forms
+from tightfit.schemas.costs import REPEATED, Cost, Costs, Device
+from tightfit.schemas.graph import NONE, Graph
+from tightfit.schemas.problem import Node, Problem, Reuse, Storage
+from tightfit.stages.partition.facts import Facts, partial_gradients
+from tightfit.stages.profile.forms import distinct_forms
 
 
 @st.composite
@@ -90,8 +90,8 @@ def random_steps(draw: st.DrawFn, most: int = 12) -> Facts:
 @cache
 def traced(factory: str, **arguments: object) -> tuple[Graph, Costs]:
     """The graph of a factory "package.module:function" and made-up costs for it."""
-    from stages.device.factory import build
-    from stages.trace.trace import trace
+    from tightfit.stages.device.factory import build
+    from tightfit.stages.trace.trace import trace
 
     graph = trace(build(factory, arguments, fake=True), factory.split(":")[1])
     return graph, made_up_costs(graph)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from schemas.blocks import Blocks, read_blocks, write_blocks
-from schemas.errors import ArtifactError
-from stages.partition.chain import partition
-from stages.replay.block import check_order
 from tests.stages.partition.steps import traced
+from tightfit.schemas.blocks import Blocks, read_blocks, write_blocks
+from tightfit.schemas.errors import ArtifactError
+from tightfit.stages.partition.chain import partition
+from tightfit.stages.replay.block import check_order
 
 TOWERS = "tests.stages.partition.towers"
 JOINS = {"unlike": 2, "three": 3, "siamese": 2, "drawing": 2, "turns": 2}

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.blocks import Block, Blocks, read_blocks, write_blocks
-from schemas.contributions import contributions
-from schemas.costs import write_costs
-from schemas.graph import write_graph
-from schemas.problem import Problem
-from stages.partition.chain import partition
-from stages.partition.cuts import find_segments, forward_cuts
-from stages.partition.facts import Facts, gather_facts
-from stages.partition.local import describe_block, divide
-from stages.replay.block import BlockRun, check_order, simulate
-from stages.replay.condense import condense
-from stages.solve.hand import drop, droppable, keep_all
 from tests.stages.partition.steps import random_steps, traced
+from tightfit.schemas.blocks import Block, Blocks, read_blocks, write_blocks
+from tightfit.schemas.contributions import contributions
+from tightfit.schemas.costs import write_costs
+from tightfit.schemas.graph import write_graph
+from tightfit.schemas.problem import Problem
+from tightfit.stages.partition.chain import partition
+from tightfit.stages.partition.cuts import find_segments, forward_cuts
+from tightfit.stages.partition.facts import Facts, gather_facts
+from tightfit.stages.partition.local import describe_block, divide
+from tightfit.stages.replay.block import BlockRun, check_order, simulate
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.solve.hand import drop, droppable, keep_all
 
 MODULES = "tests.stages.partition.modules"
 SMALL = {"width": 64, "heads": 2, "vocabulary": 100, "batch": 2, "tokens": 16}
@@ -161,7 +161,7 @@ def test_command_writes_what_partition_gives(
 ) -> None:
     import argparse
 
-    from stages.partition.cli import add_arguments, run
+    from tightfit.stages.partition.cli import add_arguments, run
 
     graph, costs = traced("data.models:bert", layers=3)
     write_graph(tmp_path / "graph", graph)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from schemas.blocks import Blocks, read_blocks
-from schemas.costs import Costs
-from schemas.graph import Graph
-from stages.__main__ import main
-from stages.partition import registry
-from stages.partition.chain import partition
 from tests.stages.audit.towers import solve_tower
+from tightfit.__main__ import main
+from tightfit.schemas.blocks import Blocks, read_blocks
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.graph import Graph
+from tightfit.stages.partition import registry
+from tightfit.stages.partition.chain import partition
 
 
 def renamed(graph: Graph, costs: Costs) -> Blocks:

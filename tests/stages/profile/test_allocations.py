@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.costs import Allocations
-from schemas.graph import NONE
-from stages.device.operators import resolve
-from stages.profile import loss as loss_room
-from stages.profile import measure as room
-from stages.profile.loss import measure_loss
-from stages.profile.measure import measure_op, measure_random_state
-from stages.profile.operands import make_tensor
-from stages.profile.sweep import cache_bytes
 from tests.stages.device.gpus import Gpus, stand_in
 from tests.stages.profile.test_profile import graph_of
+from tightfit.schemas.costs import Allocations
+from tightfit.schemas.graph import NONE
+from tightfit.stages.device.operators import resolve
+from tightfit.stages.profile import loss as loss_room
+from tightfit.stages.profile import measure as room
+from tightfit.stages.profile.loss import measure_loss
+from tightfit.stages.profile.measure import measure_op, measure_random_state
+from tightfit.stages.profile.operands import make_tensor
+from tightfit.stages.profile.sweep import cache_bytes
 
 ON_CPU = torch.device("cpu")
 

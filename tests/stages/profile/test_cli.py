@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 from data import models
-from schemas.costs import Device, op_key, read_costs, read_device
-from schemas.errors import ArtifactError, ConfigError
-from schemas.graph import LOSS_TARGET, NONE, Graph, read_graph, write_graph
-from stages.device.factory import check_result
-from stages.profile import cli, measure
-from stages.profile.forms import distinct_forms
-from stages.profile.work import operations
-from stages.trace.trace import trace
 from tests.schemas.machines import described
+from tightfit.schemas.costs import Device, op_key, read_costs, read_device
+from tightfit.schemas.errors import ArtifactError, ConfigError
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, read_graph, write_graph
+from tightfit.stages.device.factory import check_result
+from tightfit.stages.profile import cli, measure
+from tightfit.stages.profile.forms import distinct_forms
+from tightfit.stages.profile.work import operations
+from tightfit.stages.trace.trace import trace
 
 torch.set_num_threads(1)
 

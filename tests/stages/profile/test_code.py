@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stages.profile.code import code_of
+from tightfit.stages.profile.code import code_of
 
 TARGET = torch.arange(5)
 WEIGHT = 2.0

@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from schemas.dtypes import DTYPES
-from schemas.graph import Value, read_graph, write_graph
-from stages.combine.schedule.opening import open_schedule
-from stages.device.identity import describe_device
-from stages.generate.package import package, write_directory
-from stages.profile.library import open_library
-from stages.profile.operands import make_tensor, normal, positive, unit
-from stages.profile.profile import profile
-from stages.replay.referee import replay
-from stages.trace.trace import trace
-from stages.validate.compare import difference, same_bits
-from stages.validate.validate import validate
 from tests.stages.generate.plans import PLAN, built_of, recompute
+from tightfit.schemas.dtypes import DTYPES
+from tightfit.schemas.graph import Value, read_graph, write_graph
+from tightfit.stages.combine.schedule.opening import open_schedule
+from tightfit.stages.device.identity import describe_device
+from tightfit.stages.generate.package import package, write_directory
+from tightfit.stages.profile.library import open_library
+from tightfit.stages.profile.operands import make_tensor, normal, positive, unit
+from tightfit.stages.profile.profile import profile
+from tightfit.stages.replay.referee import replay
+from tightfit.stages.trace.trace import trace
+from tightfit.stages.validate.compare import difference, same_bits
+from tightfit.stages.validate.validate import validate
 
 
 class Casting(nn.Module):

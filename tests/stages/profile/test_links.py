@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import ArtifactError, ConfigError
-from schemas.link import host_link, link_beyond
-from schemas.machine import read_machine
-from schemas.measured_link import MeasuredLink, read_link, write_link
-from schemas.updates import LinkSpeed
-from stages.__main__ import main
-from stages.profile import kept_links, links
-from stages.profile.kept_links import kept_far_link, kept_link, kept_machine
-from stages.profile.links import machine_of, measure_link, measured, sample, speed_of
+from tightfit.__main__ import main
+from tightfit.schemas.errors import ArtifactError, ConfigError
+from tightfit.schemas.link import host_link, link_beyond
+from tightfit.schemas.machine import read_machine
+from tightfit.schemas.measured_link import MeasuredLink, read_link, write_link
+from tightfit.schemas.updates import LinkSpeed
+from tightfit.stages.profile import kept_links, links
+from tightfit.stages.profile.kept_links import kept_far_link, kept_link, kept_machine
+from tightfit.stages.profile.links import machine_of, measure_link, measured, sample, speed_of
 
 
 def test_all_figures_are_measured(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ import gc
 import pytest
 import torch
 
-from stages.device.meter import measure, session, summarise, time_calls
 from tests.stages.device.gpus import stand_in
+from tightfit.stages.device.meter import measure, session, summarise, time_calls
 
 torch.set_num_threads(1)
 

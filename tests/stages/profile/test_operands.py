@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.arguments import argument_values, decode_arguments, encode_arguments
-from schemas.graph import Graph, Op, Value
-from stages.device.operators import decode, resolve
-from stages.profile.operands import make_operands
+from tightfit.schemas.arguments import argument_values, decode_arguments, encode_arguments
+from tightfit.schemas.graph import Graph, Op, Value
+from tightfit.stages.device.operators import decode, resolve
+from tightfit.stages.profile.operands import make_operands
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from schemas.costs import Costs
-from schemas.errors import ModelError
-from schemas.graph import Graph
-from stages.device.factory import check_result
-from stages.device.identity import describe_device
-from stages.profile import measure
-from stages.profile.library import open_library
-from stages.profile.profile import profile
-from stages.trace.trace import trace
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.errors import ModelError
+from tightfit.schemas.graph import Graph
+from tightfit.stages.device.factory import check_result
+from tightfit.stages.device.identity import describe_device
+from tightfit.stages.profile import measure
+from tightfit.stages.profile.library import open_library
+from tightfit.stages.profile.profile import profile
+from tightfit.stages.trace.trace import trace
 
 torch.set_num_threads(1)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.profile import overhead
-from stages.profile.overhead import LONG, PARTS, SHORT, _Timed, measure_overhead
+from tightfit.stages.profile import overhead
+from tightfit.stages.profile.overhead import LONG, PARTS, SHORT, _Timed, measure_overhead
 
 
 def test_what_a_loop_takes_longer_is_no_more_than_processors_worked() -> None:

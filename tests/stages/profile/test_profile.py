@@ -13,18 +13,18 @@ import torch
 from torch import nn
 
 from data import models
-from schemas.costs import Costs, Device, op_key, write_costs
-from schemas.errors import ArtifactError, ConfigError, ModelError
-from schemas.graph import LOSS_TARGET, NONE, Graph
-from stages.device.factory import check_result
-from stages.device.identity import describe_device
-from stages.device.meter import session
-from stages.profile import measure
-from stages.profile.forms import distinct_forms
-from stages.profile.library import Library, device_digest, open_library
-from stages.profile.loss import library_key
-from stages.profile.profile import profile
-from stages.trace.trace import trace
+from tightfit.schemas.costs import Costs, Device, op_key, write_costs
+from tightfit.schemas.errors import ArtifactError, ConfigError, ModelError
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph
+from tightfit.stages.device.factory import check_result
+from tightfit.stages.device.identity import describe_device
+from tightfit.stages.device.meter import session
+from tightfit.stages.profile import measure
+from tightfit.stages.profile.forms import distinct_forms
+from tightfit.stages.profile.library import Library, device_digest, open_library
+from tightfit.stages.profile.loss import library_key
+from tightfit.stages.profile.profile import profile
+from tightfit.stages.trace.trace import trace
 
 torch.set_num_threads(1)
 
@@ -121,7 +121,7 @@ def test_no_more_memory_than_the_largest_op_takes_with_its_operands(tmp_path: Pa
 
 def _without_sessions(graph: Graph, op: Any, forms: set[int], limit: int) -> list[Any]:
     """`measure_op` inside the profiler session of the test: sessions do not nest."""
-    from stages.device.meter import Usage
+    from tightfit.stages.device.meter import Usage
 
     def measured(device: Any, call: Any) -> tuple[Usage, Any]:
         return Usage(measure.footprint(graph, op), 0, []), call()
@@ -144,7 +144,7 @@ def test_what_is_known_is_not_measured_again(
         calls.append(op.target)
         return original(graph, op, *rest)
 
-    monkeypatch.setattr("stages.profile.profile.measure_op", counted)
+    monkeypatch.setattr("tightfit.stages.profile.profile.measure_op", counted)
     with library(tmp_path) as opened:
         assert profile(graph, None, opened).rows == first.rows
     assert calls == []
@@ -170,7 +170,7 @@ def test_a_stored_cost_is_trusted_however_busy_the_machine_was(
 
     with library(tmp_path) as opened:
         first = profile(gpt2, None, opened)
-        monkeypatch.setattr("stages.profile.profile.measure_op", counted)
+        monkeypatch.setattr("tightfit.stages.profile.profile.measure_op", counted)
         op = next(op for op in gpt2.ops if op.target == "aten.mm.default")
         busy = replace(first.of(gpt2, op), lost=0.5)
         opened.add([busy])

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from schemas.arguments import encode_arguments
-from schemas.costs import Cost, Costs
-from schemas.errors import ArtifactError
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value
-from stages.device.factory import check_result
-from stages.profile.roofline import roofline
-from stages.profile.work import operations, temporaries
-from stages.trace.trace import trace
 from tests.schemas.machines import described
+from tightfit.schemas.arguments import encode_arguments
+from tightfit.schemas.costs import Cost, Costs
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value
+from tightfit.stages.device.factory import check_result
+from tightfit.stages.profile.roofline import roofline
+from tightfit.stages.profile.work import operations, temporaries
+from tightfit.stages.trace.trace import trace
 
 FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 

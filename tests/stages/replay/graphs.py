@@ -5,11 +5,20 @@ from __future__ import annotations
 from dataclasses import replace as with_fields
 from itertools import zip_longest
 
-from schemas.arguments import encode_arguments
-from schemas.costs import RANDOM_STATE_TARGET, REPEATED, Cost, Costs, Device, op_key
-from schemas.graph import LOSS_TARGET, NONE, Graph, Op, Output, OwnedGradient, Value, ValueKind
-from schemas.problem import Alternative, Node, Problem, Repeat, Storage
 from tests.stages.combine.problems import two_layers
+from tightfit.schemas.arguments import encode_arguments
+from tightfit.schemas.costs import RANDOM_STATE_TARGET, REPEATED, Cost, Costs, Device, op_key
+from tightfit.schemas.graph import (
+    LOSS_TARGET,
+    NONE,
+    Graph,
+    Op,
+    Output,
+    OwnedGradient,
+    Value,
+    ValueKind,
+)
+from tightfit.schemas.problem import Alternative, Node, Problem, Repeat, Storage
 
 NOTHING = encode_arguments([], {})
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.errors import ConfigError
-from stages.replay.allocator import (
+from tightfit.schemas.errors import ConfigError
+from tightfit.stages.replay.allocator import (
     Allocate,
     AllocatorEvent,
     CachingAllocator,
@@ -24,7 +24,7 @@ from stages.replay.allocator import (
     reserved_of_trace,
     simulate,
 )
-from stages.replay.allocator_settings import MIB, AllocatorSettings, parse_settings
+from tightfit.stages.replay.allocator_settings import MIB, AllocatorSettings, parse_settings
 
 KIB = 1024
 ROOT = Path(__file__).parents[3]
@@ -230,8 +230,8 @@ def test_a_trace_of_pytorch_is_read() -> None:
 
 PLAYED = """
 import os, random, torch
-from stages.replay.allocator import Taken, events_of_trace, simulate
-from stages.replay.allocator_settings import parse_settings
+from tightfit.stages.replay.allocator import Taken, events_of_trace, simulate
+from tightfit.stages.replay.allocator_settings import parse_settings
 
 torch.cuda.init()
 chance = random.Random(3)

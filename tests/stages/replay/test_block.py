@@ -7,13 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.actions import Compute, Loss
-from schemas.problem import Problem
-from stages.combine.schedule.opening import Opener
-from stages.replay.block import BlockRun, simulate
-from stages.replay.line import FASTEST, forms
-from stages.replay.referee import replay
-from stages.solve.hand import (
+from tests.stages.combine.problems import problems
+from tests.stages.replay.graphs import graph_of
+from tests.stages.solve.blocks import perceptron, tiny_blocks
+from tightfit.schemas.actions import Compute, Loss
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.replay.block import BlockRun, simulate
+from tightfit.stages.replay.line import FASTEST, forms
+from tightfit.stages.replay.referee import replay
+from tightfit.stages.solve.hand import (
     backward_nodes,
     drop,
     droppable,
@@ -23,9 +26,6 @@ from stages.solve.hand import (
     output_only,
     recompute_cheap,
 )
-from tests.stages.combine.problems import problems
-from tests.stages.replay.graphs import graph_of
-from tests.stages.solve.blocks import perceptron, tiny_blocks
 
 
 def played(problem: Problem, run: BlockRun) -> tuple[int, int, int]:

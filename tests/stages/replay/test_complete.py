@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.errors import ScheduleError
-from schemas.pipeline import Pipeline, RankAction
-from stages.replay.complete import check_ranks
 from tests.stages.generate.turns import blocks_by_hand, hard, split_by_hand
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.pipeline import Pipeline, RankAction
+from tightfit.stages.replay.complete import check_ranks
 
 
 def _without(kind: str) -> Callable[[Pipeline], Pipeline]:

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.arguments import encode_arguments
-from schemas.costs import Cost, Costs, op_key
-from schemas.errors import ArtifactError
-from schemas.graph import NONE, Graph, OwnedGradient
-from schemas.problem import Node, Problem, Repeat, Reuse, Storage
-from stages.replay.condense import condense
 from tests.stages.combine.problems import problems, two_layers
 from tests.stages.replay.graphs import batch_norm, graph_of, three_parts, with_flags
+from tightfit.schemas.arguments import encode_arguments
+from tightfit.schemas.costs import Cost, Costs, op_key
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import NONE, Graph, OwnedGradient
+from tightfit.schemas.problem import Node, Problem, Repeat, Reuse, Storage
+from tightfit.stages.replay.condense import condense
 
 
 @settings(max_examples=100, deadline=None)

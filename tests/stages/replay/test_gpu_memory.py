@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.costs import Allocations, Costs
-from schemas.errors import ConfigError
-from schemas.graph import Graph
-from schemas.problem import Node, Problem, Storage
-from stages.combine.schedule.opening import open_schedule
-from stages.replay.allocator import Taken
-from stages.replay.allocator_settings import MIB
-from stages.replay.gpu_memory import OnGpu, on_gpu, reserving_least
-from stages.replay.line import executions
-from stages.replay.referee import replay
 from tests.stages.combine.problems import problems, sequences
 from tests.stages.replay.graphs import graph_of
+from tightfit.schemas.costs import Allocations, Costs
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.problem import Node, Problem, Storage
+from tightfit.stages.combine.schedule.opening import open_schedule
+from tightfit.stages.replay.allocator import Taken
+from tightfit.stages.replay.allocator_settings import MIB
+from tightfit.stages.replay.gpu_memory import OnGpu, on_gpu, reserving_least
+from tightfit.stages.replay.line import executions
+from tightfit.stages.replay.referee import replay
 
 
 def step(*sizes: int, peak: int = 0) -> tuple[Graph, Costs]:

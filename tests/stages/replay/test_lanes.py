@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from schemas.errors import ScheduleError
-from schemas.lanes import LaneStep
-from schemas.link import HostLink
-from schemas.sequence import Operation
-from stages.combine.chain.ways import Ways
-from stages.replay.lanes import LaneTotals, check_lanes
 from tests.stages.combine.offload.linked import linked, linked_chains
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.lanes import LaneStep
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.chain.ways import Ways
+from tightfit.stages.replay.lanes import LaneTotals, check_lanes
 
 
 @settings(max_examples=40, deadline=None)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.problem import Node, Problem, Repeat, Storage
-from stages.replay.line import executions, memory_of_part
 from tests.stages.combine.problems import problems, sequences
+from tightfit.schemas.problem import Node, Problem, Repeat, Storage
+from tightfit.stages.replay.line import executions, memory_of_part
 
 
 def form_at(problem: Problem, sequence: Sequence[int], position: int) -> Node | Repeat:

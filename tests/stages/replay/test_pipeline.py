@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import ScheduleError
-from schemas.pattern import Pattern, PatternKind, PatternOperation, check_pattern
-from stages.replay.pipeline import Capacity, StageBytes, play_pattern
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.pattern import Pattern, PatternKind, PatternOperation, check_pattern
+from tightfit.stages.replay.pipeline import Capacity, StageBytes, play_pattern
 
 CASES = Path(__file__).parents[2] / "cases" / "pipeline_patterns.json"
 KINDS: dict[str, PatternKind] = {"F": "forward", "B": "backward"}

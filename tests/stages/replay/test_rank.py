@@ -8,15 +8,15 @@ from functools import cache
 
 import pytest
 
-from schemas.actions import Loss
-from schemas.errors import ScheduleError
-from schemas.graph import Graph
-from schemas.pipeline import Pipeline, RankAction
-from stages.combine.pipeline import splitting
-from stages.replay.rank import Extra, StageProgram, play_ranks, segment_of
-from stages.replay.referee import replay
 from tests.stages.generate.turns import blocks_by_hand, hard, split_by_hand
 from tests.stages.replay.test_refusals import opened, three_parts
+from tightfit.schemas.actions import Loss
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.pipeline import Pipeline, RankAction
+from tightfit.stages.combine.pipeline import splitting
+from tightfit.stages.replay.rank import Extra, StageProgram, play_ranks, segment_of
+from tightfit.stages.replay.referee import replay
 
 
 @dataclass(frozen=True)

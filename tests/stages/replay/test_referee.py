@@ -5,16 +5,16 @@ from typing import Any, cast
 
 import pytest
 
-from schemas.actions import Compute, Free, Gradient, RestoreRandom, SaveRandom, Write
-from schemas.costs import Cost, Costs
-from schemas.errors import ScheduleError
-from schemas.graph import Graph
-from schemas.schedule import Step
-from stages.combine.schedule.opening import Opener
-from stages.replay.condense import condense
-from stages.replay.referee import replay
 from tests.stages.combine.problems import two_layers
 from tests.stages.replay.graphs import graph_of, with_flags
+from tightfit.schemas.actions import Compute, Free, Gradient, RestoreRandom, SaveRandom, Write
+from tightfit.schemas.costs import Cost, Costs
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.schedule import Step
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.referee import replay
 
 
 class Offload:

@@ -6,7 +6,9 @@ from dataclasses import replace as with_fields
 
 import pytest
 
-from schemas.actions import (
+from tests.stages.combine.problems import two_layers
+from tests.stages.replay.graphs import batch_norm, graph_of, three_parts, two_ways
+from tightfit.schemas.actions import (
     Compute,
     Free,
     FreeRandom,
@@ -16,18 +18,16 @@ from schemas.actions import (
     SaveRandom,
     Write,
 )
-from schemas.arguments import encode_arguments
-from schemas.costs import Cost, Costs, op_key
-from schemas.errors import ScheduleError
-from schemas.graph import NONE, Graph, Op, Value
-from schemas.problem import Node, Problem, Reuse, Storage
-from schemas.schedule import Step
-from stages.combine.schedule.opening import Opener
-from stages.replay.condense import condense
-from stages.replay.referee import replay
-from stages.replay.rules.registry import RULE_OF
-from tests.stages.combine.problems import two_layers
-from tests.stages.replay.graphs import batch_norm, graph_of, three_parts, two_ways
+from tightfit.schemas.arguments import encode_arguments
+from tightfit.schemas.costs import Cost, Costs, op_key
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.graph import NONE, Graph, Op, Value
+from tightfit.schemas.problem import Node, Problem, Reuse, Storage
+from tightfit.schemas.schedule import Step
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.referee import replay
+from tightfit.stages.replay.rules.registry import RULE_OF
 
 
 def opened(graph: Graph, costs: Costs, executions: list[int]) -> list[Step]:

@@ -7,7 +7,8 @@ from dataclasses import replace as with_fields
 
 import pytest
 
-from schemas.actions import (
+from tests.stages.replay.graphs import graph_of
+from tightfit.schemas.actions import (
     Action,
     Compute,
     Free,
@@ -18,18 +19,17 @@ from schemas.actions import (
     Prefetch,
     Wait,
 )
-from schemas.costs import Costs
-from schemas.errors import ScheduleError
-from schemas.graph import Graph
-from schemas.link import HostLink
-from schemas.plan import Transfers
-from schemas.problem import Node, Problem, Reuse, Storage
-from schemas.schedule import Step
-from stages.combine.schedule.opening import Opener
-from stages.replay.condense import condense
-from stages.replay.referee import Replay, replay
-from stages.replay.walk import effects
-from tests.stages.replay.graphs import graph_of
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.plan import Transfers
+from tightfit.schemas.problem import Node, Problem, Reuse, Storage
+from tightfit.schemas.schedule import Step
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.referee import Replay, replay
+from tightfit.stages.replay.walk import effects
 
 LINK = HostLink(bandwidth=2.0, latency=0.5, shared=False, room=12, device="cpu")
 Away = dict[int, list[Action]]

@@ -6,8 +6,8 @@ import gc
 
 import pytest
 
-from schemas.errors import ScheduleError
-from stages.replay.uncollected import uncollected
+from tightfit.schemas.errors import ScheduleError
+from tightfit.stages.replay.uncollected import uncollected
 
 
 @uncollected()

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from schemas.actions import (
+from tests.stages.replay.test_transfers import Away, schedule, three_layers
+from tightfit.schemas.actions import (
     Accumulate,
     Action,
     Free,
@@ -18,13 +19,12 @@ from schemas.actions import (
     Prefetch,
     Wait,
 )
-from schemas.errors import ArtifactError, ScheduleError
-from schemas.graph import Graph
-from schemas.link import HostLink
-from schemas.schedule import Step
-from schemas.updates import Far, LinkSpeed, UpdateCost, Updates, updates_of
-from stages.replay.referee import Replay, replay
-from tests.stages.replay.test_transfers import Away, schedule, three_layers
+from tightfit.schemas.errors import ArtifactError, ScheduleError
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.schedule import Step
+from tightfit.schemas.updates import Far, LinkSpeed, UpdateCost, Updates, updates_of
+from tightfit.stages.replay.referee import Replay, replay
 
 LINK = HostLink(bandwidth=2.0, shared=False, room=100, device="cpu")
 PARAMETER, GRADIENT, END, UPDATED = 6, 5, 10, 9

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.problem import Problem
-from stages.replay.line import forms
-from stages.replay.useless import without_useless
 from tests.stages.combine.problems import problems, sequences
+from tightfit.schemas.problem import Problem
+from tightfit.stages.replay.line import forms
+from tightfit.stages.replay.useless import without_useless
 
 
 def useless(problem: Problem, sequence: list[int], place: int) -> bool:

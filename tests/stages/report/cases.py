@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from schemas.actions import Compute
-from schemas.arguments import encode_arguments
-from schemas.blocks import Block, Blocks, problem_digest, write_blocks
-from schemas.costs import Cost, Costs, Device, op_key, write_costs
-from schemas.frontier import Frontier, Point, pareto, write_frontier
-from schemas.graph import (
+from tightfit.schemas.actions import Compute
+from tightfit.schemas.arguments import encode_arguments
+from tightfit.schemas.blocks import Block, Blocks, problem_digest, write_blocks
+from tightfit.schemas.costs import Cost, Costs, Device, op_key, write_costs
+from tightfit.schemas.frontier import Frontier, Point, pareto, write_frontier
+from tightfit.schemas.graph import (
     LOSS_TARGET,
     NONE,
     Graph,
@@ -22,16 +22,16 @@ from schemas.graph import (
     ValueKind,
     write_graph,
 )
-from schemas.measurement import LinePoint, Measurement, write_line, write_measurement
-from schemas.options import Option, write_options
-from schemas.plan import Fixed, Plan, write_plan
-from schemas.plan import PlanCost as Figures
-from schemas.problem import Node, Problem, Storage
-from schemas.schedule import Step, write_schedule
-from schemas.sequence import Operation, write_sequence
-from stages.combine.schedule.opening import Opener
-from stages.replay.condense import condense
-from stages.replay.referee import Replay, replay
+from tightfit.schemas.measurement import LinePoint, Measurement, write_line, write_measurement
+from tightfit.schemas.options import Option, write_options
+from tightfit.schemas.plan import Fixed, Plan, write_plan
+from tightfit.schemas.plan import PlanCost as Figures
+from tightfit.schemas.problem import Node, Problem, Storage
+from tightfit.schemas.schedule import Step, write_schedule
+from tightfit.schemas.sequence import Operation, write_sequence
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.referee import Replay, replay
 
 WIDE, WEIGHT = 1_000_000, 250_000
 """Bytes of an activation and of a parameter."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from pathlib import Path
 
-from stages.report.index import run_index
-from stages.report.load import load_model, load_run
-from stages.report.page import model_page
-from stages.report.render import render_index, render_model
+from tightfit.stages.report.index import run_index
+from tightfit.stages.report.load import load_model, load_run
+from tightfit.stages.report.page import model_page
+from tightfit.stages.report.render import render_index, render_model
 
 
 class Page(HTMLParser):

@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.report.aligning import aligned
+from tightfit.stages.report.aligning import aligned
 
 Line = list[tuple[float, int]]
 

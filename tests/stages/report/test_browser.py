@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from stages.report.index import Index, run_index
-from stages.report.load import load_model, load_run
-from stages.report.page import model_page
-from stages.report.render import render_index, render_model
 from tests.stages.report.browser import PROGRAM, Browser, running
 from tests.stages.report.cases import small_graph, write_results
+from tightfit.stages.report.index import Index, run_index
+from tightfit.stages.report.load import load_model, load_run
+from tightfit.stages.report.page import model_page
+from tightfit.stages.report.render import render_index, render_model
 
 pytestmark = pytest.mark.skipif(not PROGRAM, reason="there is no chromium on this machine")
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from schemas.errors import ArtifactError, ConfigError
-from schemas.graph import write_graph
-from stages.report import cli
-from stages.report.index import run_index
-from stages.report.load import UNTOLD, error_before, load_model, load_run
-from stages.report.verdicts import outcome
 from tests.stages.report.cases import small_graph
 from tests.stages.report.pages import Page, index_of, page_of, write_error
+from tightfit.schemas.errors import ArtifactError, ConfigError
+from tightfit.schemas.graph import write_graph
+from tightfit.stages.report import cli
+from tightfit.stages.report.index import run_index
+from tightfit.stages.report.load import UNTOLD, error_before, load_model, load_run
+from tightfit.stages.report.verdicts import outcome
 
 
 def test_a_model_that_failed_has_a_page(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from schemas.actions import (
+from tests.stages.report.cases import keep_all, played, small_costs, small_graph, write_results
+from tightfit.__main__ import main
+from tightfit.schemas.actions import (
     Action,
     Compute,
     Free,
@@ -18,16 +20,14 @@ from schemas.actions import (
     Prefetch,
     Wait,
 )
-from schemas.link import HostLink
-from schemas.measurement import LinePoint, write_line
-from schemas.schedule import Step, write_schedule
-from schemas.updates import LinkSpeed, UpdateCost, Updates
-from stages.__main__ import main
-from stages.combine.whole.backward import in_backward
-from stages.replay.referee import Replay, replay
-from stages.report.lanes import lanes_plot, measured_lanes
-from stages.report.timeline import timeline
-from tests.stages.report.cases import keep_all, played, small_costs, small_graph, write_results
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.measurement import LinePoint, write_line
+from tightfit.schemas.schedule import Step, write_schedule
+from tightfit.schemas.updates import LinkSpeed, UpdateCost, Updates
+from tightfit.stages.combine.whole.backward import in_backward
+from tightfit.stages.replay.referee import Replay, replay
+from tightfit.stages.report.lanes import lanes_plot, measured_lanes
+from tightfit.stages.report.timeline import timeline
 
 GRAPH = small_graph()
 COSTS = small_costs(GRAPH)

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from schemas.errors import ArtifactError, ConfigError
-from schemas.measurement import read_measurement, write_measurement
-from schemas.plan import GpuMemory, read_plan, write_plan
-from stages.report import cli
-from stages.report.index import run_index
-from stages.report.load import files_of_model, load_model
-from stages.report.page import model_page
-from stages.report.render import render_index
 from tests.stages.report.cases import small_graph, write_results
 from tests.stages.report.pages import index_of, page_of, write_error
+from tightfit.schemas.errors import ArtifactError, ConfigError
+from tightfit.schemas.measurement import read_measurement, write_measurement
+from tightfit.schemas.plan import GpuMemory, read_plan, write_plan
+from tightfit.stages.report import cli
+from tightfit.stages.report.index import run_index
+from tightfit.stages.report.load import files_of_model, load_model
+from tightfit.stages.report.page import model_page
+from tightfit.stages.report.render import render_index
 
 EVIL = '<script>alert("x")</script>&\'"><img src=x onerror=alert(1)>'
 
@@ -214,7 +214,7 @@ def test_no_torch_is_loaded(results: Path, tmp_path: Path) -> None:
         str(tmp_path / "report.html"),
     ]
     code = (
-        f"import sys; from stages.__main__ import main; done = main({words!r});"
+        f"import sys; from tightfit.__main__ import main; done = main({words!r});"
         "sys.exit(done or bool({'torch', 'numba', 'scipy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from schemas.actions import Compute, Free, Loss
-from stages.report.perfetto import trace_events
 from tests.stages.report.cases import keep_all, played, run_again, small_costs, small_graph
+from tightfit.schemas.actions import Compute, Free, Loss
+from tightfit.stages.report.perfetto import trace_events
 
 GRAPH = small_graph()
 COSTS = small_costs(GRAPH)

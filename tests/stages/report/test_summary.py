@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from schemas.measurement import read_measurement, write_measurement
-from schemas.running import held
-from stages.__main__ import UNENDED, main
+from tightfit.__main__ import UNENDED, main
+from tightfit.schemas.measurement import read_measurement, write_measurement
+from tightfit.schemas.running import held
 
 
 def test_a_folder_without_plans_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from schemas.measurement import read_measurement, write_measurement
-from schemas.plan import GpuMemory, Transfers, read_plan, write_plan
-from stages.report import summary
-from stages.report.index import run_index
-from stages.report.load import load_model
-from stages.report.page import model_page
-from stages.report.render import render_index, render_model
 from tests.stages.report.pages import page_of
+from tightfit.schemas.measurement import read_measurement, write_measurement
+from tightfit.schemas.plan import GpuMemory, Transfers, read_plan, write_plan
+from tightfit.stages.report import summary
+from tightfit.stages.report.index import run_index
+from tightfit.stages.report.load import load_model
+from tightfit.stages.report.page import model_page
+from tightfit.stages.report.render import render_index, render_model
 
 
 def test_the_table_tells_the_gap_of_each_plan(

@@ -6,14 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.actions import Compute, Loss
-from schemas.sequence import Operation
-from stages.combine.schedule.opening import Opener
-from stages.replay.condense import condense
-from stages.replay.referee import Replay, replay
-from stages.report.keeping import Column, block_rows, repeated_ops
-from stages.report.memory import COLUMNS, columns, memory_plot, occupancy
-from stages.report.timeline import LOSS, OWNERS, timeline
 from tests.stages.report.cases import (
     WEIGHT,
     WIDE,
@@ -25,6 +17,14 @@ from tests.stages.report.cases import (
     small_graph,
     small_options,
 )
+from tightfit.schemas.actions import Compute, Loss
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.referee import Replay, replay
+from tightfit.stages.report.keeping import Column, block_rows, repeated_ops
+from tightfit.stages.report.memory import COLUMNS, columns, memory_plot, occupancy
+from tightfit.stages.report.timeline import LOSS, OWNERS, timeline
 
 GRAPH = small_graph()
 COSTS = small_costs(GRAPH)

@@ -6,20 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.costs import Device
-from schemas.plan import GpuMemory, Plan
-from stages.report.curve import dots_of
-from stages.report.load import PlanResult
-from stages.report.timeline import timeline
-from stages.report.verdicts import (
-    best_of,
-    bound_words,
-    breakdown,
-    cards,
-    outcome,
-    proof,
-    unvalidated,
-)
 from tests.stages.report.cases import (
     keep_all,
     measurement_of,
@@ -28,6 +14,20 @@ from tests.stages.report.cases import (
     run_again,
     small_costs,
     small_graph,
+)
+from tightfit.schemas.costs import Device
+from tightfit.schemas.plan import GpuMemory, Plan
+from tightfit.stages.report.curve import dots_of
+from tightfit.stages.report.load import PlanResult
+from tightfit.stages.report.timeline import timeline
+from tightfit.stages.report.verdicts import (
+    best_of,
+    bound_words,
+    breakdown,
+    cards,
+    outcome,
+    proof,
+    unvalidated,
 )
 
 GRAPH = small_graph()

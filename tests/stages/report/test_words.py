@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stages.report.scales import Scale, levels, round_step, spanning, stairs
-from stages.report.words import (
+from tightfit.stages.report.scales import Scale, levels, round_step, spanning, stairs
+from tightfit.stages.report.words import (
     count,
     duration,
     exact,

@@ -8,10 +8,10 @@ from itertools import product
 
 from hypothesis import strategies as st
 
-from schemas.problem import Node, Problem, Repeat, Reuse, Storage
-from stages.replay.block import BlockFigures, BlockRun, check_order, simulate
-from stages.replay.unrolling import ProgramStage
-from stages.solve.hand import needed_only
+from tightfit.schemas.problem import Node, Problem, Repeat, Reuse, Storage
+from tightfit.stages.replay.block import BlockFigures, BlockRun, check_order, simulate
+from tightfit.stages.replay.unrolling import ProgramStage
+from tightfit.stages.solve.hand import needed_only
 
 
 def node(

@@ -4,20 +4,20 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from schemas.engines import Engine
-from schemas.problem import Problem
-from stages.replay.block import simulate
-from stages.solve.checkmate import (
+from tests.stages.solve.blocks import every_run, perceptron, tiny_blocks
+from tightfit.schemas.engines import Engine
+from tightfit.schemas.problem import Problem
+from tightfit.stages.replay.block import simulate
+from tightfit.stages.solve.checkmate import (
     Checkmate,
     block_stages,
     choose_stages,
     count_variables,
     full_stages,
 )
-from stages.solve.engine import Limits, solve
-from stages.solve.hand import keep_all
-from stages.solve.search import least_peak_of_block
-from tests.stages.solve.blocks import every_run, perceptron, tiny_blocks
+from tightfit.stages.solve.engine import Limits, solve
+from tightfit.stages.solve.hand import keep_all
+from tightfit.stages.solve.search import least_peak_of_block
 
 CLASSES = {
     "any node": full_stages,

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pulp
 import pytest
 
-from schemas.engines import ENGINES, Engine
-from stages.solve.engine import Limits, solve
+from tightfit.schemas.engines import ENGINES, Engine
+from tightfit.stages.solve.engine import Limits, solve
 
 
 def knapsack(items: int = 40, seed: int = 0) -> pulp.LpProblem:

@@ -7,18 +7,18 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 
-from schemas.engines import ENGINES, Engine
-from schemas.link import HostLink
-from schemas.options import Option
-from schemas.problem import Problem
-from stages.replay.block import BlockRun, simulate
-from stages.replay.line import forms
-from stages.solve import search
-from stages.solve.checkmate import choose_stages, count_variables
-from stages.solve.hand import drop
-from stages.solve.leaving import recompute_quick
-from stages.solve.search import Grid, grid_points, least_peak_of_block, solve_block
 from tests.stages.solve.blocks import every_run, perceptron, tiny_blocks
+from tightfit.schemas.engines import ENGINES, Engine
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.options import Option
+from tightfit.schemas.problem import Problem
+from tightfit.stages.replay.block import BlockRun, simulate
+from tightfit.stages.replay.line import forms
+from tightfit.stages.solve import search
+from tightfit.stages.solve.checkmate import choose_stages, count_variables
+from tightfit.stages.solve.hand import drop
+from tightfit.stages.solve.leaving import recompute_quick
+from tightfit.stages.solve.search import Grid, grid_points, least_peak_of_block, solve_block
 
 EXACT = Grid(peaks=3, saves=3, gap=0.0, variables=10)
 
@@ -105,8 +105,8 @@ def test_no_run_needs_less_than_the_least_peak(problem: Problem) -> None:
 
 
 def test_the_grid_runs_from_loose_to_tight() -> None:
-    from stages.solve.hand import keep_all, recompute_cheap
-    from stages.solve.search import Found
+    from tightfit.stages.solve.hand import keep_all, recompute_cheap
+    from tightfit.stages.solve.search import Found
 
     problem = perceptron()
     runs = [("keep", keep_all(problem)), *recompute_cheap(problem)]

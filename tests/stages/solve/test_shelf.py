@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from schemas.blocks import Block, Blocks, problem_digest, write_blocks
-from schemas.errors import ArtifactError, TightfitError
-from schemas.link import HostLink
-from schemas.options import Option, read_options, speed_of
-from stages.solve import search, shelf
-from stages.solve.cli import add_arguments, run
-from stages.solve.engine import SolveVerdict, solve
-from stages.solve.search import Grid
 from tests.stages.solve.blocks import perceptron
+from tightfit.schemas.blocks import Block, Blocks, problem_digest, write_blocks
+from tightfit.schemas.errors import ArtifactError, TightfitError
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.options import Option, read_options, speed_of
+from tightfit.stages.solve import search, shelf
+from tightfit.stages.solve.cli import add_arguments, run
+from tightfit.stages.solve.engine import SolveVerdict, solve
+from tightfit.stages.solve.search import Grid
 
 GRID = Grid(peaks=2, saves=2)
 
@@ -94,7 +94,7 @@ def test_a_worker_ends_with_the_process_that_began_it() -> None:
     """Also where that was killed, and could end none."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    code = f"import stages.solve.worker as worker; worker._end_with({ended.pid})"
+    code = f"import tightfit.stages.solve.worker as worker; worker._end_with({ended.pid})"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 1
 
 
@@ -156,7 +156,7 @@ def test_a_failing_solve_says_so(tmp_path: Path) -> None:
 
 
 def test_solving_loads_no_torch() -> None:
-    code = "import sys, stages.solve.worker; sys.exit('torch' in sys.modules)"
+    code = "import sys, tightfit.stages.solve.worker; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from schemas.graph import LOSS_TARGET, NONE, Graph, read_graph, write_graph
-from stages.device.factory import Built
-from stages.device.trees import flatten, read_tree
-from stages.trace.run import Outcome, run_graph
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, read_graph, write_graph
+from tightfit.stages.device.factory import Built
+from tightfit.stages.device.trees import flatten, read_tree
+from tightfit.stages.trace.run import Outcome, run_graph
 
 
 def equal(one: Any, other: Any) -> bool:

@@ -11,10 +11,10 @@ from torch import nn
 from transformers import masking_utils
 
 from data.models import gpt2
-from stages.device.factory import Built
-from stages.trace.as_eager import RECURRENT, packed_sequences, whole_operators
-from stages.trace.trace import trace
 from tests.stages.trace.compare import check_against_eager
+from tightfit.stages.device.factory import Built
+from tightfit.stages.trace.as_eager import RECURRENT, packed_sequences, whole_operators
+from tightfit.stages.trace.trace import trace
 
 TINY = {"layers": 1, "width": 16, "heads": 2, "vocabulary": 20, "batch": 2, "tokens": 6}
 
@@ -89,7 +89,7 @@ def test_all_is_put_back_after_an_error() -> None:
 @pytest.mark.parametrize("missing", ["operator", "masks"])
 def test_where_there_is_nothing_to_replace_all_stays(monkeypatch: Any, missing: str) -> None:
     if missing == "operator":
-        monkeypatch.setattr("stages.trace.as_eager._KEYS", ())
+        monkeypatch.setattr("tightfit.stages.trace.as_eager._KEYS", ())
     else:
         monkeypatch.delattr(masking_utils, "find_packed_sequence_indices")
     before = kernels()

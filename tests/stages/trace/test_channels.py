@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from schemas.graph import Graph, Op, Value
-from stages.device.factory import Built
-from stages.trace.trace import trace
 from tests.stages.trace import compare
 from tests.stages.trace.compare import check_against_eager
+from tightfit.schemas.graph import Graph, Op, Value
+from tightfit.stages.device.factory import Built
+from tightfit.stages.trace.trace import trace
 
 
 class Net(nn.Module):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from schemas.errors import ConfigError, ModelError
-from schemas.graph import read_graph
-from stages.trace.cli import add_arguments, run
+from tightfit.schemas.errors import ConfigError, ModelError
+from tightfit.schemas.graph import read_graph
+from tightfit.stages.trace.cli import add_arguments, run
 
 TINY = {"layers": 1, "width": 32, "heads": 2, "vocabulary": 50, "batch": 1, "tokens": 8}
 
@@ -61,7 +61,7 @@ def test_weights_are_never_allocated(tmp_path: Path) -> None:
     big = {"layers": 1, "width": 8832, "heads": 48, "vocabulary": 20000, "batch": 8, "tokens": 1024}
     script = f"""
 import resource, torch, transformers.models.gpt2.modeling_gpt2
-from stages.trace.cli import run
+from tightfit.stages.trace.cli import run
 from argparse import Namespace
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 run(Namespace(factory="data.models:gpt2", arguments={json.dumps(big)!r}, name="big", device="cpu",

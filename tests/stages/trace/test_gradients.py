@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from schemas.contributions import contributions
-from schemas.graph import Graph
-from stages.device.factory import Built
-from stages.trace.trace import trace
 from tests.stages.trace.compare import check_against_eager
+from tightfit.schemas.contributions import contributions
+from tightfit.schemas.graph import Graph
+from tightfit.stages.device.factory import Built
+from tightfit.stages.trace.trace import trace
 
 
 class Squared(nn.Module):

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.graph import OwnedGradient
-from stages.device.readings import ABSENT
-from stages.trace import holders
-from stages.trace.holders import (
+from tightfit.schemas.graph import OwnedGradient
+from tightfit.stages.device.readings import ABSENT
+from tightfit.stages.trace import holders
+from tightfit.stages.trace.holders import (
     Holder,
     contents,
     is_generator,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from stages.trace.known import Known
+from tightfit.stages.trace.known import Known
 
 
 def test_what_is_written_is_forgotten_and_nothing_else() -> None:

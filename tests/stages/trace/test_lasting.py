@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from schemas.errors import ModelError
 from tests.stages.generate.plans import check_equal, generated, step, traced
+from tightfit.schemas.errors import ModelError
 
 
 class Model(nn.Module):

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from schemas.graph import NONE, Graph
-from stages.device.check import check_program
-from stages.trace.library_norms import EVALUATION, library_norms
-from stages.trace.program import Call, Program, Variable
 from tests.stages.generate.plans import compare, generated, recompute, traced
+from tightfit.schemas.graph import NONE, Graph
+from tightfit.stages.device.check import check_program
+from tightfit.stages.trace.library_norms import EVALUATION, library_norms
+from tightfit.stages.trace.program import Call, Program, Variable
 
 aten = torch.ops.aten
 CHOOSING = "aten._batch_norm_with_update_functional.default"

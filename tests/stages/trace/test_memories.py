@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from schemas.costs import op_key
-from schemas.errors import ArtifactError, ModelError
-from schemas.graph import Graph, check_graph, read_graph, write_graph
-from stages.device import attention
-from stages.device.check import check_program
-from stages.device.operators import encode_plain
-from stages.profile.operands import make_tensor, normal
-from stages.trace import layout
-from stages.trace.emit import Emitter
-from stages.trace.forward import Leaf
-from stages.trace.layout import lay_out
-from stages.trace.program import Call, Program, Variable
+from tightfit.schemas.costs import op_key
+from tightfit.schemas.errors import ArtifactError, ModelError
+from tightfit.schemas.graph import Graph, check_graph, read_graph, write_graph
+from tightfit.stages.device import attention
+from tightfit.stages.device.check import check_program
+from tightfit.stages.device.operators import encode_plain
+from tightfit.stages.profile.operands import make_tensor, normal
+from tightfit.stages.trace import layout
+from tightfit.stages.trace.emit import Emitter
+from tightfit.stages.trace.forward import Leaf
+from tightfit.stages.trace.layout import lay_out
+from tightfit.stages.trace.program import Call, Program, Variable
 
 aten = torch.ops.aten
 

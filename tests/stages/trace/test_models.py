@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from stages.device.factory import build
-from stages.trace.trace import trace
 from tests.stages.trace.compare import check_against_eager
+from tightfit.stages.device.factory import build
+from tightfit.stages.trace.trace import trace
 
 TINY = {"layers": 2, "width": 64, "heads": 2, "vocabulary": 100, "batch": 2, "tokens": 16}
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from stages.device.check import check_program
 from tests.stages.generate.plans import compare, generated, recompute, traced
+from tightfit.stages.device.check import check_program
 
 NORMS: dict[str, Callable[[], nn.Module]] = {
     "batch": lambda: nn.BatchNorm2d(8),

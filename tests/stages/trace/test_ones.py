@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.graph import Graph, read_graph
-from stages.__main__ import main
-from stages.device.factory import Built
-from stages.trace.trace import trace
+from tightfit.__main__ import main
+from tightfit.schemas.graph import Graph, read_graph
+from tightfit.stages.device.factory import Built
+from tightfit.stages.trace.trace import trace
 
 transformers: Any = pytest.importorskip("transformers")
 

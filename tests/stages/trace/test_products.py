@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from stages.trace.layout import PRODUCTS, place_of
+from tightfit.stages.trace.layout import PRODUCTS, place_of
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stages.trace.profiling import profiled
+from tightfit.stages.trace.profiling import profiled
 
 
 def _quiet(*_: Any) -> None: ...

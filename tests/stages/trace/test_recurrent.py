@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from schemas.graph import NONE, Graph
-from stages.device.check import check_program
-from stages.device.recurrent import LAYER, WORKSPACE
 from tests.stages.generate.plans import compare, generated, recompute, traced
+from tightfit.schemas.graph import NONE, Graph
+from tightfit.stages.device.check import check_program
+from tightfit.stages.device.recurrent import LAYER, WORKSPACE
 
 
 class Frozen(nn.Module):

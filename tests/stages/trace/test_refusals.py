@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from schemas.errors import ModelError
-from stages.trace.trace import trace
 from tests.stages.generate.plans import built_of
+from tightfit.schemas.errors import ModelError
+from tightfit.stages.trace.trace import trace
 
 X = torch.ones(2, 3)
 TABLES: dict[Any, Any] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from stages.trace.source import location_of
+from tightfit.stages.trace.source import location_of
 
 
 def _failing() -> None:

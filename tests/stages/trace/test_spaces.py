@@ -12,9 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from stages.trace import spaces
-from stages.trace.spaces import Spaces, data_named, is_data, is_plain, users_class, users_module
 from tests.stages.trace import modules
+from tightfit.stages.trace import spaces
+from tightfit.stages.trace.spaces import (
+    Spaces,
+    data_named,
+    is_data,
+    is_plain,
+    users_class,
+    users_module,
+)
 
 
 class Mine:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.errors import ModelError
 from tests.stages.generate.plans import backward, check_equal, fresh, generated, traced
 from tests.stages.trace.sweep import CASES
+from tightfit.schemas.errors import ModelError
 
 REFUSED = {
     "AdaptiveLogSoftmax": "nonzero.* depends on the data of a tensor",

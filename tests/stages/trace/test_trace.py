@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.errors import ModelError
-from schemas.graph import LOSS_TARGET, NONE, Graph
-from stages.device.factory import Built, build
-from stages.trace.program import FakeConstantError
-from stages.trace.trace import trace
 from tests.stages.trace import layers, modules, refused
 from tests.stages.trace.compare import check_against_eager
+from tightfit.schemas.errors import ModelError
+from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph
+from tightfit.stages.device.factory import Built, build
+from tightfit.stages.trace.program import FakeConstantError
+from tightfit.stages.trace.trace import trace
 
 FILES = (modules, layers, refused)
 

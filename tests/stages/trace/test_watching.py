@@ -16,9 +16,6 @@ from torch import nn
 
 import data.models as models
 import data.zoo_text as texts
-from schemas.errors import ModelError
-from stages.trace.capture import capture
-from stages.trace.watching import Watcher, watching
 from tests.stages.generate.plans import built_of
 from tests.stages.generate.watched import traced_watched
 from tests.stages.trace import forwards
@@ -31,6 +28,9 @@ from tests.stages.trace.forwards import (
     sets_the_same,
     uses_torch,
 )
+from tightfit.schemas.errors import ModelError
+from tightfit.stages.trace.capture import capture
+from tightfit.stages.trace.watching import Watcher, watching
 
 
 def numpy_numbers() -> list[int]:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from schemas.errors import ModelError
 from tests.stages.generate.plans import generated, load_package
 from tests.stages.generate.watched import traced_watched
+from tightfit.schemas.errors import ModelError
 
 STRENGTH = 1.0
 SEEN: list[int] = []

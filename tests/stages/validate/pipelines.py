@@ -73,7 +73,7 @@ def machine(path: Path, count: int, memory: int) -> Path:
 
 def lonely(rank: int, module: str, folder: str) -> None:
     """Rank 1 ends in the middle of a step; rank 0 writes what it says then."""
-    from stages.validate.load import load_package
+    from tightfit.stages.validate.load import load_package
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group(

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from stages.device.factory import Built, check_result
-from stages.trace.trace import trace
-from stages.validate.validate import check, check_captured
+from tightfit.stages.device.factory import Built, check_result
+from tightfit.stages.trace.trace import trace
+from tightfit.stages.validate.validate import check, check_captured
 
 
 class Plain(nn.Module):

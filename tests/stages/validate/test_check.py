@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from schemas.graph import Graph
-from stages.device.factory import Built, check_result
-from stages.trace.trace import trace
-from stages.validate.contents import fresh_contents, own_copy
-from stages.validate.step import Stepper
-from stages.validate.validate import check as check_plan
+from tightfit.schemas.graph import Graph
+from tightfit.stages.device.factory import Built, check_result
+from tightfit.stages.trace.trace import trace
+from tightfit.stages.validate.contents import fresh_contents, own_copy
+from tightfit.stages.validate.step import Stepper
+from tightfit.stages.validate.validate import check as check_plan
 
 torch.set_num_threads(1)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stages.__main__ import main
 from tests.schemas.machines import described
 from tests.stages.audit.towers import SOURCE, stage
+from tightfit.__main__ import main
 
 FILES = ("--graph", "graph.arrow", "--costs", "costs.arrow")
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from schemas.graph import Graph
-from stages.device.factory import Built
-from stages.trace.trace import trace
-from stages.validate.channels import ChannelsLast
-from stages.validate.fused import beside_eager
+from tightfit.schemas.graph import Graph
+from tightfit.stages.device.factory import Built
+from tightfit.stages.trace.trace import trace
+from tightfit.stages.validate.channels import ChannelsLast
+from tightfit.stages.validate.fused import beside_eager
 
 IMAGES = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from schemas.measurement import Measurement
-from stages.device.factory import check_result
-from stages.trace.trace import trace
-from stages.validate.validate import own_peak, validate
 from tests.stages.validate.test_validate import PLAN, written
+from tightfit.schemas.measurement import Measurement
+from tightfit.stages.device.factory import check_result
+from tightfit.stages.trace.trace import trace
+from tightfit.stages.validate.validate import own_peak, validate
 
 torch.set_num_threads(1)
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from schemas.graph import Graph
-from schemas.measurement import Measurement
-from stages.device.factory import Built, check_result
-from stages.trace.trace import trace
-from stages.validate import libraries
-from stages.validate.compare import Trail, compare, tolerance
-from stages.validate.step import Stepper
-from stages.validate.validate import check, validate
 from tests.stages.validate.test_memory import Planned
 from tests.stages.validate.test_validate import PLAN, net
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.measurement import Measurement
+from tightfit.stages.device.factory import Built, check_result
+from tightfit.stages.trace.trace import trace
+from tightfit.stages.validate import libraries
+from tightfit.stages.validate.compare import Trail, compare, tolerance
+from tightfit.stages.validate.step import Stepper
+from tightfit.stages.validate.validate import check, validate
 
 OURS = "aten._native_batch_norm_legit_functional.default"
 EAGER = "aten.native_batch_norm.default"

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from schemas.errors import ArtifactError
-from stages.device.factory import Built
-from stages.generate.package import signed, write_directory
-from stages.trace.trace import trace
-from stages.validate.load import load_planned, package_files
 from tests.stages.generate.plans import generated, load_package
+from tightfit.schemas.errors import ArtifactError
+from tightfit.stages.device.factory import Built
+from tightfit.stages.generate.package import signed, write_directory
+from tightfit.stages.trace.trace import trace
+from tightfit.stages.validate.load import load_planned, package_files
 
 
 class Shifted(nn.Module):

@@ -12,26 +12,26 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.errors import ArtifactError
-from schemas.graph import read_graph
-from schemas.measured_updates import read_measured, write_measured
-from schemas.measurement import Measurement, read_measurement
-from schemas.plan import read_plan
-from schemas.schedule import (
+from tightfit.__main__ import main
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import read_graph
+from tightfit.schemas.measured_updates import read_measured, write_measured
+from tightfit.schemas.measurement import Measurement, read_measurement
+from tightfit.schemas.plan import read_plan
+from tightfit.schemas.schedule import (
     SCHEDULE,
     read_schedule,
     schedule_link,
     schedule_updates,
     write_schedule,
 )
-from schemas.store import read
-from stages.__main__ import main
-from stages.audit.plan_files import PlanFiles, complaints_of
-from stages.device.factory import build
-from stages.generate.remote import away_of
-from stages.profile import measure
-from stages.validate.load import load_lodged, load_package, load_planned
-from stages.validate.lodged import PLAIN, PLANNED, check_lodged, optimizer_of
+from tightfit.schemas.store import read
+from tightfit.stages.audit.plan_files import PlanFiles, complaints_of
+from tightfit.stages.device.factory import build
+from tightfit.stages.generate.remote import away_of
+from tightfit.stages.profile import measure
+from tightfit.stages.validate.load import load_lodged, load_package, load_planned
+from tightfit.stages.validate.lodged import PLAIN, PLANNED, check_lodged, optimizer_of
 
 MODEL = {"layers": 2, "width": 32, "heads": 2, "vocabulary": 60, "batch": 2, "tokens": 8}
 
@@ -44,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
     graph, costs = str(folder / "graph.arrow"), str(folder / "costs.arrow")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "SECONDS", 0.0)
-        patch.setattr("stages.combine.whole.command.LEAST", 1 << 10)
+        patch.setattr("tightfit.stages.combine.whole.command.LEAST", 1 << 10)
         patch.setenv("TIGHTFIT_DISK", str(folder))
         assert main(["trace", *model, "--name", "gpt2", "--out", graph]) == 0
         library = ["--library", str(folder / "store"), "--out", costs]
@@ -71,7 +71,7 @@ def test_the_module_is_judged_to_the_byte(
 ) -> None:
     _, words = made
     out = str(tmp_path / "measurement.arrow")
-    monkeypatch.setattr("schemas.telling.PAUSE", 0.0)
+    monkeypatch.setattr("tightfit.schemas.telling.PAUSE", 0.0)
     assert main(["validate", *words, "--out", out, "--pairs", "2"]) == 0
     found = read_measurement(out)
     *lines, last = capsys.readouterr().out.splitlines()
@@ -168,7 +168,7 @@ def test_described_updates_are_not_run(
     (tmp_path / "described.json").write_text(json.dumps(machine))
     where[1] = str(tmp_path / "described.json")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stages.combine.whole.command.LEAST", 1 << 10)
+        patch.setattr("tightfit.stages.combine.whole.command.LEAST", 1 << 10)
         assert main(["whole", *graph, *costs, *where, "--out", str(tmp_path / "plan")]) == 0
     plan = ["--plan", str(tmp_path / "plan" / "plan.json"), "--out", str(tmp_path / "module")]
     schedule = ["--schedule", str(tmp_path / "plan" / "schedule.arrow")]
@@ -210,7 +210,7 @@ def away(made: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     given = [*graph, "--machine", str(folder / "machine.json"), "--budget", "420kB"]
     given += ["--updates", str(own / "updates.json")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stages.combine.whole.command.LEAST", 1 << 10)
+        patch.setattr("tightfit.stages.combine.whole.command.LEAST", 1 << 10)
         assert main(["whole", *given, "--out", str(own / "plan"), "--microbatches", "3"]) == 0
     return own / "plan", folder / "plan", graph[:2], words[:-6]
 
@@ -260,7 +260,7 @@ def test_other_bytes_of_a_microbatch_are_told(
     said, lodge = package.LODGING, package.lodge
     facts = ("first_adding_peak", "adding_peak", "peak", "first_peak", "sums")
     wrong = {fact: getattr(said, fact) + 64 for fact in facts}
-    monkeypatch.setattr("stages.validate.lodged.check_lodged", lambda *_: "")
+    monkeypatch.setattr("tightfit.stages.validate.lodged.check_lodged", lambda *_: "")
     monkeypatch.setattr(
         package, "lodge", lambda one, other, _, *disks: lodge(one, other, said, *disks)
     )

@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from schemas.graph import Graph
-from schemas.measurement import Measurement
-from stages.device.devices import move_tensors, waiting_on_host
-from stages.device.factory import Built, check_result
-from stages.replay.allocator import Taken
-from stages.trace.trace import trace
-from stages.validate.compare import leave_trail
-from stages.validate.comparison import copied
-from stages.validate.contents import fresh_contents
-from stages.validate.measure import GpuUse, taken_memory
-from stages.validate.step import Stepper, random_tangents
-from stages.validate.validate import check, validate
 from tests.stages.device.gpus import stand_in
 from tests.stages.validate.test_validate import PLAN, Net, net
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.measurement import Measurement
+from tightfit.stages.device.devices import move_tensors, waiting_on_host
+from tightfit.stages.device.factory import Built, check_result
+from tightfit.stages.replay.allocator import Taken
+from tightfit.stages.trace.trace import trace
+from tightfit.stages.validate.compare import leave_trail
+from tightfit.stages.validate.comparison import copied
+from tightfit.stages.validate.contents import fresh_contents
+from tightfit.stages.validate.measure import GpuUse, taken_memory
+from tightfit.stages.validate.step import Stepper, random_tangents
+from tightfit.stages.validate.validate import check, validate
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 OF_LIBRARY = RuntimeError(
@@ -153,7 +153,7 @@ def judged(graph: Graph, built: Built, monkeypatch: pytest.MonkeyPatch, total: i
     """A plan for a GPU of which 900 bytes were reserved, 800 of them in blocks."""
     peak = validate(graph, built, PLAN, Planned(built.model), pairs=0).measurement.measured_peak
     monkeypatch.setattr(
-        "stages.validate.validate.taken_memory", lambda *_, **__: GpuUse(Taken(700, 800, 900), 5000)
+        "tightfit.stages.validate.validate.taken_memory", lambda *_, **__: GpuUse(Taken(700, 800, 900), 5000)
     )  # fmt: skip
     gpu = {"requested": 700, "allocated": 790, "reserved": 890, "workspaces": 0, "keep_all": 999}
     plan = {**PLAN, "peak": peak, "budget_bytes": peak, "budget_total": total, "gpu": gpu}

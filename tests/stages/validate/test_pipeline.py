@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.multiprocessing
 
-from schemas.pipeline import read_pipeline
-from schemas.pipeline_measurement import read_pipeline_measurement
-from stages.__main__ import main
-from stages.audit.folder import audit
 from tests.stages.validate.pipelines import lonely, machine
+from tightfit.__main__ import main
+from tightfit.schemas.pipeline import read_pipeline
+from tightfit.schemas.pipeline_measurement import read_pipeline_measurement
+from tightfit.stages.audit.folder import audit
 
 
 def commands(

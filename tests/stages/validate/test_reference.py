@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.errors import ArtifactError, ConfigError
-from schemas.graph import Graph
-from schemas.measurement import read_line, read_measurement
-from schemas.reference import Reference, read_reference, write_reference
-from stages.device.factory import Built, check_result
-from stages.device.identity import describe_device
-from stages.trace.trace import trace
-from stages.validate import cli, reference_command
-from stages.validate.compare import Trail, digests_of, equal_digests, same_bits
-from stages.validate.comparison import ORIGINAL_STEP, SEED
-from stages.validate.reference import Original, measure_original
-from stages.validate.rounds import ROUNDS
-from stages.validate.validate import validate
 from tests.stages.validate.test_validate import PLAN, command, net, written
+from tightfit.schemas.errors import ArtifactError, ConfigError
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.measurement import read_line, read_measurement
+from tightfit.schemas.reference import Reference, read_reference, write_reference
+from tightfit.stages.device.factory import Built, check_result
+from tightfit.stages.device.identity import describe_device
+from tightfit.stages.trace.trace import trace
+from tightfit.stages.validate import cli, reference_command
+from tightfit.stages.validate.compare import Trail, digests_of, equal_digests, same_bits
+from tightfit.stages.validate.comparison import ORIGINAL_STEP, SEED
+from tightfit.stages.validate.reference import Original, measure_original
+from tightfit.stages.validate.rounds import ROUNDS
+from tightfit.stages.validate.validate import validate
 
 torch.set_num_threads(1)
 FACTORY = ("--factory", "tests.stages.validate.test_validate:net", "--pairs", "2")

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.errors import ArtifactError
-from schemas.graph import Graph
-from schemas.measurement import FAILED
-from schemas.plan import Transfers
-from stages.device.factory import Built
-from stages.generate.package import package, timeless, write_directory
-from stages.replay.referee import replay
-from stages.validate.foretold import transfers_of
-from stages.validate.load import load_planned
-from stages.validate.sent import check_sent
-from stages.validate.validate import validate
 from tests.stages.generate.plans import PLAN, traced
 from tests.stages.generate.test_transfers import LINK, leaves
 from tests.stages.trace import modules
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.measurement import FAILED
+from tightfit.schemas.plan import Transfers
+from tightfit.stages.device.factory import Built
+from tightfit.stages.generate.package import package, timeless, write_directory
+from tightfit.stages.replay.referee import replay
+from tightfit.stages.validate.foretold import transfers_of
+from tightfit.stages.validate.load import load_planned
+from tightfit.stages.validate.sent import check_sent
+from tightfit.stages.validate.validate import validate
 
 
 @pytest.fixture(scope="module")

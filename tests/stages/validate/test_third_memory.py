@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from schemas.measurement import read_measurement
-from schemas.schedule import read_schedule, schedule_link, schedule_updates, write_schedule
-from stages.__main__ import main
-from stages.profile import measure
-from stages.validate.load import load_package
 from tests.stages.validate.test_lodged import MODEL, generated
+from tightfit.__main__ import main
+from tightfit.schemas.measurement import read_measurement
+from tightfit.schemas.schedule import read_schedule, schedule_link, schedule_updates, write_schedule
+from tightfit.stages.profile import measure
+from tightfit.stages.validate.load import load_package
 
 
 def test_states_of_a_third_memory_are_judged_to_the_byte(
@@ -32,8 +32,8 @@ def test_states_of_a_third_memory_are_judged_to_the_byte(
     measured += ["--link", str(path), "--disk", str(near), "--far-disk", str(far)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "SECONDS", 0.0)
-        patch.setattr("stages.profile.kept_links.KEPT_SIZE", 4 << 20)
-        patch.setattr("stages.profile.updates.PIECE_BYTES", 4 << 10)
+        patch.setattr("tightfit.stages.profile.kept_links.KEPT_SIZE", 4 << 20)
+        patch.setattr("tightfit.stages.profile.updates.PIECE_BYTES", 4 << 10)
         assert main(["profile", *measured, "--out", str(costs)]) == 0
     machine = json.loads(path.read_text())
     machine["memories"][0]["memory"] = 300_000
@@ -42,9 +42,9 @@ def test_states_of_a_third_memory_are_judged_to_the_byte(
     given += ["--updates", str(tmp_path / "updates.json")]
     plan, module = tmp_path / "plan", tmp_path / "module"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stages.combine.whole.command.LEAST", 1 << 10)
+        patch.setattr("tightfit.stages.combine.whole.command.LEAST", 1 << 10)
         # The fewest leave no room for gradients on their way, which takes a while to find.
-        patch.setattr("stages.combine.whole.far.MORE", (0.15,))
+        patch.setattr("tightfit.stages.combine.whole.far.MORE", (0.15,))
         assert main(["whole", *given, "--out", str(plan)]) == 0
     assert generated(plan, graph, module) == 0
     lodging = load_package(module).LODGING

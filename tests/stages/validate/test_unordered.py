@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from stages.device.factory import Built, check_result
-from stages.trace.trace import trace
-from stages.validate.unordered import unordered
-from stages.validate.validate import validate
 from tests.stages.validate.test_validate import PLAN
+from tightfit.stages.device.factory import Built, check_result
+from tightfit.stages.trace.trace import trace
+from tightfit.stages.validate.unordered import unordered
+from tightfit.stages.validate.validate import validate
 
 
 class Rows(nn.Module):

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from stages.device.updating import Updates
-from stages.validate.updates import check_updates
 from tests.stages.generate.plans import generated, traced
+from tightfit.stages.device.updating import Updates
+from tightfit.stages.validate.updates import check_updates
 
 
 @pytest.fixture

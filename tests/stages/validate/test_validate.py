@@ -12,23 +12,23 @@ import torch
 from torch import nn
 
 from data import models
-from schemas.errors import ArtifactError, ConfigError, ModelError
-from schemas.graph import Graph, write_graph
-from schemas.measurement import read_line, read_measurement
-from stages.combine.schedule.opening import open_schedule
-from stages.device.factory import Built, check_result
-from stages.device.identity import describe_device
-from stages.generate.package import package, write_directory
-from stages.profile import measure
-from stages.profile.library import open_library
-from stages.profile.profile import profile
-from stages.replay.referee import replay
-from stages.trace.trace import trace
-from stages.validate import cli
-from stages.validate.compare import compare, difference, leave_trail, same_bits
-from stages.validate.step import Stepper
-from stages.validate.validate import validate
 from tests.stages.generate.plans import keep_all, recompute
+from tightfit.schemas.errors import ArtifactError, ConfigError, ModelError
+from tightfit.schemas.graph import Graph, write_graph
+from tightfit.schemas.measurement import read_line, read_measurement
+from tightfit.stages.combine.schedule.opening import open_schedule
+from tightfit.stages.device.factory import Built, check_result
+from tightfit.stages.device.identity import describe_device
+from tightfit.stages.generate.package import package, write_directory
+from tightfit.stages.profile import measure
+from tightfit.stages.profile.library import open_library
+from tightfit.stages.profile.profile import profile
+from tightfit.stages.replay.referee import replay
+from tightfit.stages.trace.trace import trace
+from tightfit.stages.validate import cli
+from tightfit.stages.validate.compare import compare, difference, leave_trail, same_bits
+from tightfit.stages.validate.step import Stepper
+from tightfit.stages.validate.validate import validate
 
 torch.set_num_threads(1)
 

@@ -3,11 +3,11 @@ fewer batches of the stages that had more than k in flight, and takes (k+1)/k of
 
 from __future__ import annotations
 
-from schemas.allocators import ALLOCATORS
-from stages.combine.allocate.allocator import AllocationInstance, Answer
-from stages.combine.allocate.contiguous import ALL, Kept, least_feasible, partition
-from stages.combine.allocate.groups import one_f_one_b
-from stages.combine.allocate.layers import NO_LIMIT
+from tightfit.schemas.allocators import ALLOCATORS
+from tightfit.stages.combine.allocate.allocator import AllocationInstance, Answer
+from tightfit.stages.combine.allocate.contiguous import ALL, Kept, least_feasible, partition
+from tightfit.stages.combine.allocate.groups import one_f_one_b
+from tightfit.stages.combine.allocate.layers import NO_LIMIT
 
 
 class KPeriodic:

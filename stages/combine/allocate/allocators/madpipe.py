@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from schemas.allocators import ALLOCATORS
-from schemas.engines import TITLES
-from stages.combine.allocate.allocation import Stage
-from stages.combine.allocate.allocator import AllocationInstance, Answer
-from stages.combine.allocate.allocators.one_f_one_b import ALLOCATOR as CONTIGUOUS
-from stages.combine.allocate.integer import IntegerLimits
-from stages.combine.allocate.menu import InnerPlan
-from stages.combine.allocate.periodic import schedule
-from stages.combine.allocate.special import allocations
+from tightfit.schemas.allocators import ALLOCATORS
+from tightfit.schemas.engines import TITLES
+from tightfit.stages.combine.allocate.allocation import Stage
+from tightfit.stages.combine.allocate.allocator import AllocationInstance, Answer
+from tightfit.stages.combine.allocate.allocators.one_f_one_b import ALLOCATOR as CONTIGUOUS
+from tightfit.stages.combine.allocate.integer import IntegerLimits
+from tightfit.stages.combine.allocate.menu import InnerPlan
+from tightfit.stages.combine.allocate.periodic import schedule
+from tightfit.stages.combine.allocate.special import allocations
 
 SCHEDULES = 4
 """Allocations of the program that are scheduled, the shortest periods first."""

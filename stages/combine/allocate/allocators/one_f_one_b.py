@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from schemas.allocators import ALLOCATORS
-from stages.combine.allocate.allocator import AllocationInstance, Answer
-from stages.combine.allocate.contiguous import least_feasible, least_peak_at
-from stages.combine.allocate.groups import one_f_one_b
+from tightfit.schemas.allocators import ALLOCATORS
+from tightfit.stages.combine.allocate.allocator import AllocationInstance, Answer
+from tightfit.stages.combine.allocate.contiguous import least_feasible, least_peak_at
+from tightfit.stages.combine.allocate.groups import one_f_one_b
 
 SOLVER = "dynamic program, 1F1B*"
 

@@ -3,12 +3,12 @@ does to compare with it."""
 
 from __future__ import annotations
 
-from schemas.allocators import ALLOCATORS
-from stages.combine.allocate.allocation import Allocation
-from stages.combine.allocate.allocator import AllocationInstance, Answer
-from stages.combine.allocate.contiguous import least_feasible
-from stages.combine.allocate.groups import fits_at, least_period, one_f_one_b
-from stages.combine.allocate.layers import NO_LIMIT
+from tightfit.schemas.allocators import ALLOCATORS
+from tightfit.stages.combine.allocate.allocation import Allocation
+from tightfit.stages.combine.allocate.allocator import AllocationInstance, Answer
+from tightfit.stages.combine.allocate.contiguous import least_feasible
+from tightfit.stages.combine.allocate.groups import fits_at, least_period, one_f_one_b
+from tightfit.stages.combine.allocate.layers import NO_LIMIT
 
 
 class Pipedream:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from schemas.allocators import ALLOCATORS
-from schemas.engines import TITLES
-from stages.combine.allocate.allocation import Allocation
-from stages.combine.allocate.allocator import AllocationInstance, Answer
-from stages.combine.allocate.allocators.madpipe import ALLOCATOR as MADPIPE
-from stages.combine.allocate.assignment import assign
-from stages.combine.allocate.integer import MARGIN, IntegerLimits
-from stages.combine.allocate.periodic import schedule
+from tightfit.schemas.allocators import ALLOCATORS
+from tightfit.schemas.engines import TITLES
+from tightfit.stages.combine.allocate.allocation import Allocation
+from tightfit.stages.combine.allocate.allocator import AllocationInstance, Answer
+from tightfit.stages.combine.allocate.allocators.madpipe import ALLOCATOR as MADPIPE
+from tightfit.stages.combine.allocate.assignment import assign
+from tightfit.stages.combine.allocate.integer import MARGIN, IntegerLimits
+from tightfit.stages.combine.allocate.periodic import schedule
 
 ALLOCATIONS = 400
 """Allocations that are tried at most."""

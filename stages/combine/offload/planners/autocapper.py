@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from schemas.offloaders import OFFLOADERS
-from schemas.strategies import SLOTS
-from stages.combine.chain.frontier import keep_all_sequence
-from stages.combine.chain.table import Table, build_table
-from stages.combine.chain.ways import Ways
-from stages.combine.offload.gaps import Computation, Gap, computation
-from stages.combine.offload.plans import OffloadInstance
+from tightfit.schemas.offloaders import OFFLOADERS
+from tightfit.schemas.strategies import SLOTS
+from tightfit.stages.combine.chain.frontier import keep_all_sequence
+from tightfit.stages.combine.chain.table import Table, build_table
+from tightfit.stages.combine.chain.ways import Ways
+from tightfit.stages.combine.offload.gaps import Computation, Gap, computation
+from tightfit.stages.combine.offload.plans import OffloadInstance
 
 LIMITS = 40
 """Memory limits that sequences are made for, from the budget to what keeping everything takes."""

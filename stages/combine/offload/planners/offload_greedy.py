@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from schemas.offloaders import OFFLOADERS
-from stages.combine.chain.frontier import keep_all_sequence
-from stages.combine.offload.gaps import Computation, Gap, computation
-from stages.combine.offload.plans import OffloadInstance, gaps_of
-from stages.combine.offload.sets import greedy_set
+from tightfit.schemas.offloaders import OFFLOADERS
+from tightfit.stages.combine.chain.frontier import keep_all_sequence
+from tightfit.stages.combine.offload.gaps import Computation, Gap, computation
+from tightfit.stages.combine.offload.plans import OffloadInstance, gaps_of
+from tightfit.stages.combine.offload.sets import greedy_set
 
 
 class OffloadGreedy:

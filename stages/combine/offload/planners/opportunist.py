@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from schemas.link import HostLink
-from schemas.offloaders import OFFLOADERS
-from schemas.sequence import Operation, Store
-from stages.combine.chain.frontier import keep_all_sequence
-from stages.combine.chain.table import Table, cell, pass_on
-from stages.combine.chain.ways import Ways
-from stages.combine.offload.gaps import Computation, Gap, computation
-from stages.combine.offload.planners.autocapper import rotor_table
-from stages.combine.offload.plans import OffloadInstance, gaps_of
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.offloaders import OFFLOADERS
+from tightfit.schemas.sequence import Operation, Store
+from tightfit.stages.combine.chain.frontier import keep_all_sequence
+from tightfit.stages.combine.chain.table import Table, cell, pass_on
+from tightfit.stages.combine.chain.ways import Ways
+from tightfit.stages.combine.offload.gaps import Computation, Gap, computation
+from tightfit.stages.combine.offload.planners.autocapper import rotor_table
+from tightfit.stages.combine.offload.plans import OffloadInstance, gaps_of
 
 
 class Opportunist:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from schemas.offloaders import OFFLOADERS
-from stages.combine.chain.frontier import keep_all_sequence
-from stages.combine.offload.gaps import Computation, Gap, computation
-from stages.combine.offload.planners.autocapper import capped_sequences, rotor_table
-from stages.combine.offload.planners.opportunist import opportune_sequences
-from stages.combine.offload.plans import OffloadInstance, gaps_of
-from stages.combine.offload.pofo import pofo
-from stages.combine.offload.spans import build_spans
+from tightfit.schemas.offloaders import OFFLOADERS
+from tightfit.stages.combine.chain.frontier import keep_all_sequence
+from tightfit.stages.combine.offload.gaps import Computation, Gap, computation
+from tightfit.stages.combine.offload.planners.autocapper import capped_sequences, rotor_table
+from tightfit.stages.combine.offload.planners.opportunist import opportune_sequences
+from tightfit.stages.combine.offload.plans import OffloadInstance, gaps_of
+from tightfit.stages.combine.offload.pofo import pofo
+from tightfit.stages.combine.offload.spans import build_spans
 
 SLOTS = 50
 """S 4.4.1 finds that more change nothing."""

@@ -11,9 +11,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from schemas.chain import Chain, Position
-from stages.combine.allocate.allocation import Allocation, Stage
-from stages.combine.allocate.layers import NO_LIMIT, Layers, Wire, layers_of_chain
+from tightfit.schemas.chain import Chain, Position
+from tightfit.stages.combine.allocate.allocation import Allocation, Stage
+from tightfit.stages.combine.allocate.layers import NO_LIMIT, Layers, Wire, layers_of_chain
 
 CASES = Path(__file__).parents[3] / "cases"
 ENOUGH = NO_LIMIT - 1

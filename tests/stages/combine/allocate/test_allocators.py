@@ -13,19 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from schemas.allocators import ALLOCATORS, AllocatorAbout
-from schemas.chain import Chain, Position
-from schemas.errors import ConfigError
-from stages.combine.allocate.allocation import Allocation, Stage, pattern_of
-from stages.combine.allocate.allocator import AllocationInstance, Answer
-from stages.combine.allocate.fleet import Fleet
-from stages.combine.allocate.groups import least_period, one_f_one_b
-from stages.combine.allocate.integer import IntegerLimits
-from stages.combine.allocate.layers import Layers, layers_of_chain
-from stages.combine.allocate.periodic import schedule
-from stages.combine.allocate.planning import PROVEN, Settings, plan_pipeline
-from stages.combine.allocate.registry import allocator
-from stages.replay.pipeline import StageBytes, play_pattern
 from tests.stages.combine.allocate.pipelines import (
     ENOUGH,
     allocations,
@@ -35,6 +22,19 @@ from tests.stages.combine.allocate.pipelines import (
     pipelines,
     wire_of_case,
 )
+from tightfit.schemas.allocators import ALLOCATORS, AllocatorAbout
+from tightfit.schemas.chain import Chain, Position
+from tightfit.schemas.errors import ConfigError
+from tightfit.stages.combine.allocate.allocation import Allocation, Stage, pattern_of
+from tightfit.stages.combine.allocate.allocator import AllocationInstance, Answer
+from tightfit.stages.combine.allocate.fleet import Fleet
+from tightfit.stages.combine.allocate.groups import least_period, one_f_one_b
+from tightfit.stages.combine.allocate.integer import IntegerLimits
+from tightfit.stages.combine.allocate.layers import Layers, layers_of_chain
+from tightfit.stages.combine.allocate.periodic import schedule
+from tightfit.stages.combine.allocate.planning import PROVEN, Settings, plan_pipeline
+from tightfit.stages.combine.allocate.registry import allocator
+from tightfit.stages.replay.pipeline import StageBytes, play_pattern
 
 PAGE = Path(__file__).parents[4] / "docs/pipelines.md"
 
@@ -189,7 +189,7 @@ def test_an_allocator_from_outside_is_one_file_and_one_line(
     module = types.ModuleType("alone")
     module.ALLOCATOR = Alone()  # type: ignore[attr-defined]
     monkeypatch.setitem(ALLOCATORS, "alone", Alone.about)
-    monkeypatch.setitem(sys.modules, "stages.combine.allocate.allocators.alone", module)
+    monkeypatch.setitem(sys.modules, "tightfit.stages.combine.allocate.allocators.alone", module)
     case = cases("pipeline_contiguous")[0]
     fleet = Fleet(names_of(2), ENOUGH, wire_of_case(case))
     chain = chain_of_case(case)

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from schemas.allocators import ALLOCATORS
-from schemas.chain import Chain, Position, write_chain
-from schemas.engines import ENGINES, TITLES, Engine
-from schemas.options import Option, write_options
-from schemas.pattern import read_pattern
-from schemas.pipeline_plan import PipelinePlan, read_pipeline_plan
-from schemas.sequence import read_sequence
-from stages.__main__ import main
-from stages.audit.folder import audit
 from tests.stages.combine.allocate.pipelines import cases, chain_of_case
 from tests.stages.combine.engines import engines_asked
+from tightfit.__main__ import main
+from tightfit.schemas.allocators import ALLOCATORS
+from tightfit.schemas.chain import Chain, Position, write_chain
+from tightfit.schemas.engines import ENGINES, TITLES, Engine
+from tightfit.schemas.options import Option, write_options
+from tightfit.schemas.pattern import read_pattern
+from tightfit.schemas.pipeline_plan import PipelinePlan, read_pipeline_plan
+from tightfit.schemas.sequence import read_sequence
+from tightfit.stages.audit.folder import audit
 
 CASE = next(c for c in cases("pipeline_contiguous") if c["expected_period_memory"] == 42)
 """The case whose memory binds: 20 without it, 42 with it, at two devices."""

@@ -7,24 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from stages.combine.allocate.allocation import pattern_of
-from stages.combine.allocate.contiguous import (
-    ALL,
-    Kept,
-    least_feasible,
-    least_memory,
-    least_peak_at,
-    partition,
-)
-from stages.combine.allocate.groups import (
-    fits_at,
-    groups_of,
-    in_flight,
-    least_period,
-    one_f_one_b,
-)
-from stages.combine.allocate.layers import NO_LIMIT, Layers
-from stages.replay.pipeline import play_pattern
 from tests.stages.combine.allocate.pipelines import (
     cases,
     contiguous,
@@ -32,6 +14,24 @@ from tests.stages.combine.allocate.pipelines import (
     names_of,
     pipelines,
 )
+from tightfit.stages.combine.allocate.allocation import pattern_of
+from tightfit.stages.combine.allocate.contiguous import (
+    ALL,
+    Kept,
+    least_feasible,
+    least_memory,
+    least_peak_at,
+    partition,
+)
+from tightfit.stages.combine.allocate.groups import (
+    fits_at,
+    groups_of,
+    in_flight,
+    least_period,
+    one_f_one_b,
+)
+from tightfit.stages.combine.allocate.layers import NO_LIMIT, Layers
+from tightfit.stages.replay.pipeline import play_pattern
 
 
 @pytest.mark.parametrize("case", cases("pipeline_nca"), ids=lambda case: case["id"])

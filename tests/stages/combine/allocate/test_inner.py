@@ -11,25 +11,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.chain import Chain, Position
-from schemas.errors import ConfigError, ScheduleError
-from schemas.options import Option
-from schemas.sequence import Operation
-from stages.combine.allocate.allocation import Allocation, pattern_of
-from stages.combine.allocate.allocator import AllocationInstance
-from stages.combine.allocate.contiguous import least_feasible, least_memory, partition
-from stages.combine.allocate.groups import groups_of
-from stages.combine.allocate.inner import Inner, menu_of
-from stages.combine.allocate.integer import IntegerLimits
-from stages.combine.allocate.layers import Layers, Wire, layers_of_chain
-from stages.combine.allocate.menu import InnerPlan
-from stages.combine.allocate.periodic import schedule
-from stages.combine.allocate.registry import allocator
-from stages.combine.allocate.special import allocate
-from stages.combine.chain.frontier import ChainFrontier
-from stages.combine.chain.ways import ways_of_chain
-from stages.replay.pipeline import play_pattern
 from tests.stages.combine.allocate.pipelines import chains, contiguous, names_of
+from tightfit.schemas.chain import Chain, Position
+from tightfit.schemas.errors import ConfigError, ScheduleError
+from tightfit.schemas.options import Option
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.allocate.allocation import Allocation, pattern_of
+from tightfit.stages.combine.allocate.allocator import AllocationInstance
+from tightfit.stages.combine.allocate.contiguous import least_feasible, least_memory, partition
+from tightfit.stages.combine.allocate.groups import groups_of
+from tightfit.stages.combine.allocate.inner import Inner, menu_of
+from tightfit.stages.combine.allocate.integer import IntegerLimits
+from tightfit.stages.combine.allocate.layers import Layers, Wire, layers_of_chain
+from tightfit.stages.combine.allocate.menu import InnerPlan
+from tightfit.stages.combine.allocate.periodic import schedule
+from tightfit.stages.combine.allocate.registry import allocator
+from tightfit.stages.combine.allocate.special import allocate
+from tightfit.stages.combine.chain.frontier import ChainFrontier
+from tightfit.stages.combine.chain.ways import ways_of_chain
+from tightfit.stages.replay.pipeline import play_pattern
 
 Ops = list[Operation]
 ENOUGH = 10**4

@@ -9,14 +9,14 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.errors import ScheduleError
-from stages.combine.allocate.allocation import Allocation, Stage, Timing, pattern_of
-from stages.combine.allocate.groups import least_period
-from stages.combine.allocate.integer import IntegerLimits
-from stages.combine.allocate.layers import Layers
-from stages.combine.allocate.periodic import schedule, shortest_period
-from stages.replay.pipeline import play_pattern
 from tests.stages.combine.allocate.pipelines import contiguous, names_of, pipelines
+from tightfit.schemas.errors import ScheduleError
+from tightfit.stages.combine.allocate.allocation import Allocation, Stage, Timing, pattern_of
+from tightfit.stages.combine.allocate.groups import least_period
+from tightfit.stages.combine.allocate.integer import IntegerLimits
+from tightfit.stages.combine.allocate.layers import Layers
+from tightfit.stages.combine.allocate.periodic import schedule, shortest_period
+from tightfit.stages.replay.pipeline import play_pattern
 
 
 @settings(deadline=None, max_examples=40)

@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.combine.allocate.allocation import Allocation
-from stages.combine.allocate.layers import Layers
-from stages.combine.allocate.partitions import delayed, periods
-from stages.combine.allocate.special import (
+from tests.stages.combine.allocate.pipelines import (
+    allocations,
+    cases,
+    layers_of_case,
+    names_of,
+    pipelines,
+)
+from tightfit.stages.combine.allocate.allocation import Allocation
+from tightfit.stages.combine.allocate.layers import Layers
+from tightfit.stages.combine.allocate.partitions import delayed, periods
+from tightfit.stages.combine.allocate.special import (
     CAREFUL,
     PRINTED,
     SOUND,
@@ -21,13 +28,6 @@ from stages.combine.allocate.special import (
     allocate,
     least_bytes,
     least_load,
-)
-from tests.stages.combine.allocate.pipelines import (
-    allocations,
-    cases,
-    layers_of_case,
-    names_of,
-    pipelines,
 )
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from schemas.chain import Chain, Position, read_chain, write_chain
-from schemas.errors import ConfigError
-from schemas.options import Option, write_options
-from schemas.sequence import read_sequence
-from stages.combine.chain.cli import add_arguments, run
-from stages.combine.chain.replay import chain_replay
-from stages.combine.chain.ways import ways_of_chain
 from tests.stages.combine.persistent import cases, chain_of_case
+from tightfit.schemas.chain import Chain, Position, read_chain, write_chain
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.options import Option, write_options
+from tightfit.schemas.sequence import read_sequence
+from tightfit.stages.combine.chain.cli import add_arguments, run
+from tightfit.stages.combine.chain.replay import chain_replay
+from tightfit.stages.combine.chain.ways import ways_of_chain
 
 SOLVED = cases()[2]
 

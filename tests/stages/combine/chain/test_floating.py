@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.chain import Chain, write_chain
-from schemas.plan import read_plan
-from schemas.sequence import Operation
-from stages.__main__ import main
-from stages.combine.chain.floated import LONGEST, FloatedChain
-from stages.combine.chain.floating import Floating
-from stages.combine.chain.replay import chain_replay
-from stages.combine.chain.search import SequenceSearch, StoredState, _Move
-from stages.combine.chain.ways import PositionWays, Ways, ways_of_chain
 from tests.stages.combine.chains import chains
 from tests.stages.combine.persistent import cases, chain_of_case, optimum
+from tightfit.__main__ import main
+from tightfit.schemas.chain import Chain, write_chain
+from tightfit.schemas.plan import read_plan
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.chain.floated import LONGEST, FloatedChain
+from tightfit.stages.combine.chain.floating import Floating
+from tightfit.stages.combine.chain.replay import chain_replay
+from tightfit.stages.combine.chain.search import SequenceSearch, StoredState, _Move
+from tightfit.stages.combine.chain.ways import PositionWays, Ways, ways_of_chain
 
 
 class Unfreed(SequenceSearch):

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from schemas.chain import Chain, Position
-from schemas.errors import ScheduleError
-from schemas.sequence import Operation
-from stages.combine.chain.replay import chain_replay
-from stages.combine.chain.ways import PositionWays, Way, Ways, ways_of_chain
 from tests.stages.combine.persistent import cases, chain_of_case
+from tightfit.schemas.chain import Chain, Position
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.chain.replay import chain_replay
+from tightfit.stages.combine.chain.ways import PositionWays, Way, Ways, ways_of_chain
 
 SOLVED = [case for case in cases() if case["example_sequence"]]
 CHAIN = Chain(

@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.combine.chain.frontier import ChainFrontier
-from stages.combine.chain.slots import discretise
-from stages.combine.chain.table import fill
-from stages.combine.chain.table_compiled import fill_compiled
-from stages.combine.chain.ways import Ways
 from tests.stages.combine.chains import ways
 from tests.stages.combine.persistent import optimum
+from tightfit.stages.combine.chain.frontier import ChainFrontier
+from tightfit.stages.combine.chain.slots import discretise
+from tightfit.stages.combine.chain.table import fill
+from tightfit.stages.combine.chain.table_compiled import fill_compiled
+from tightfit.stages.combine.chain.ways import Ways
 
 
 @given(ways(), st.integers(0, 50))

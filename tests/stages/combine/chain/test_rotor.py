@@ -13,20 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.chain import Chain, Position
-from schemas.errors import ArtifactError
-from schemas.sequence import Operation
-from stages.combine.chain import frontier as chain_frontier
-from stages.combine.chain.frontier import ChainFrontier
-from stages.combine.chain.least import Least
-from stages.combine.chain.replay import chain_replay
-from stages.combine.chain.slots import discretise
-from stages.combine.chain.table import build_table
-from stages.combine.chain.ways import ways_of_chain
-from stages.combine.strategies import rotor
-from stages.combine.strategies.strategy import Candidate
 from tests.stages.combine.chains import chains
 from tests.stages.combine.persistent import cases, chain_of_case, optimum
+from tightfit.schemas.chain import Chain, Position
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.chain import frontier as chain_frontier
+from tightfit.stages.combine.chain.frontier import ChainFrontier
+from tightfit.stages.combine.chain.least import Least
+from tightfit.stages.combine.chain.replay import chain_replay
+from tightfit.stages.combine.chain.slots import discretise
+from tightfit.stages.combine.chain.table import build_table
+from tightfit.stages.combine.chain.ways import ways_of_chain
+from tightfit.stages.combine.strategies import rotor
+from tightfit.stages.combine.strategies.strategy import Candidate
 
 
 def best(chain: Chain, budget: int, slots: int = 500) -> float:

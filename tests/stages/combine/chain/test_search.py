@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.chain import Chain, Position, write_chain
-from schemas.errors import ConfigError, ScheduleError
-from schemas.plan import read_plan
-from schemas.sequence import Operation, read_sequence
-from stages.__main__ import main
-from stages.combine.chain import freed
-from stages.combine.chain.freed import FreedChain
-from stages.combine.chain.replay import chain_replay
-from stages.combine.chain.search import FastestSequence, SequenceSearch
-from stages.combine.chain.ways import ways_of_chain
 from tests.stages.combine.chains import chains
 from tests.stages.combine.persistent import cases, chain_of_case, optimum
+from tightfit.__main__ import main
+from tightfit.schemas.chain import Chain, Position, write_chain
+from tightfit.schemas.errors import ConfigError, ScheduleError
+from tightfit.schemas.plan import read_plan
+from tightfit.schemas.sequence import Operation, read_sequence
+from tightfit.stages.combine.chain import freed
+from tightfit.stages.combine.chain.freed import FreedChain
+from tightfit.stages.combine.chain.replay import chain_replay
+from tightfit.stages.combine.chain.search import FastestSequence, SequenceSearch
+from tightfit.stages.combine.chain.ways import ways_of_chain
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case["id"])

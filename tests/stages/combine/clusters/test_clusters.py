@@ -9,24 +9,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.errors import ArtifactError
-from schemas.hierarchy import Hierarchy
-from schemas.problem import Problem
-from stages.combine.clusters.cluster import Cluster, clusters_of, local, throughout
-from stages.combine.clusters.options import Grid, Options, figures_of, selected, worth_having
-from stages.combine.clusters.plans import ClusterPlan, plans_of
-from stages.combine.clusters.treewidth import by_treewidth
-from stages.combine.clusters.ways import Option
-from stages.combine.moment.limits import Limits
-from stages.combine.schedule.opening import Opener
-from stages.partition.facts import Facts
-from stages.partition.hierarchy.flow import Limits as Sizes
-from stages.partition.hierarchy.step import hierarchy_of
-from stages.replay.condense import condense
-from stages.replay.line import FASTEST, executions
-from stages.replay.referee import replay
 from tests.stages.combine.clusters.trees import rows_of
 from tests.stages.partition.steps import random_steps, traced
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.hierarchy import Hierarchy
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.clusters.cluster import Cluster, clusters_of, local, throughout
+from tightfit.stages.combine.clusters.options import (
+    Grid,
+    Options,
+    figures_of,
+    selected,
+    worth_having,
+)
+from tightfit.stages.combine.clusters.plans import ClusterPlan, plans_of
+from tightfit.stages.combine.clusters.treewidth import by_treewidth
+from tightfit.stages.combine.clusters.ways import Option
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.partition.facts import Facts
+from tightfit.stages.partition.hierarchy.flow import Limits as Sizes
+from tightfit.stages.partition.hierarchy.step import hierarchy_of
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.line import FASTEST, executions
+from tightfit.stages.replay.referee import replay
 
 GRID = Grid(peaks=2, saves=2, options=3, limits=Limits(gap=1e-3, nodes=20, checks=100))
 SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=2)
@@ -170,5 +176,5 @@ def test_a_large_cluster_is_not_decomposed(monkeypatch: pytest.MonkeyPatch) -> N
     [whole] = clusters_of(problem, rows_of(problem, [999])).members
     alone, _ = local(problem, whole, throughout(problem))
     assert list(by_treewidth(alone, 2))
-    monkeypatch.setattr("stages.combine.clusters.treewidth.LARGEST", len(alone.nodes) - 1)
+    monkeypatch.setattr("tightfit.stages.combine.clusters.treewidth.LARGEST", len(alone.nodes) - 1)
     assert not list(by_treewidth(alone, 2))

@@ -8,28 +8,28 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from schemas.problem import Problem
-from stages.combine.clusters.cluster import clusters_of, throughout
-from stages.combine.clusters.options import Grid, Options
-from stages.combine.clusters.plans import plans_of
-from stages.combine.clusters.sequence import by_sequence, ways_of_tasks
-from stages.combine.clusters.ways import tasks_of_clusters
-from stages.combine.moment.limits import Limits
-from stages.combine.schedule.opening import Opener
-from stages.combine.unrolled.frontier import nodes_of
-from stages.combine.unrolled.program import Unrolled
-from stages.combine.unrolled.starts import all_kept, seconds_of
-from stages.combine.unrolled.tasks import Tasks, forward_stages, tasks_of_nodes
-from stages.partition.facts import Facts
-from stages.partition.hierarchy.flow import Limits as Sizes
-from stages.partition.hierarchy.step import hierarchy_of
-from stages.replay.condense import condense
-from stages.replay.line import FASTEST, executions
-from stages.replay.referee import replay
-from stages.replay.useless import without_useless
 from tests.stages.combine.clusters.trees import rows_of
 from tests.stages.combine.polish.test_optimum import chain
 from tests.stages.partition.steps import random_steps, traced
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.clusters.cluster import clusters_of, throughout
+from tightfit.stages.combine.clusters.options import Grid, Options
+from tightfit.stages.combine.clusters.plans import plans_of
+from tightfit.stages.combine.clusters.sequence import by_sequence, ways_of_tasks
+from tightfit.stages.combine.clusters.ways import tasks_of_clusters
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.combine.unrolled.frontier import nodes_of
+from tightfit.stages.combine.unrolled.program import Unrolled
+from tightfit.stages.combine.unrolled.starts import all_kept, seconds_of
+from tightfit.stages.combine.unrolled.tasks import Tasks, forward_stages, tasks_of_nodes
+from tightfit.stages.partition.facts import Facts
+from tightfit.stages.partition.hierarchy.flow import Limits as Sizes
+from tightfit.stages.partition.hierarchy.step import hierarchy_of
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.line import FASTEST, executions
+from tightfit.stages.replay.referee import replay
+from tightfit.stages.replay.useless import without_useless
 
 GRID = Grid(peaks=2, saves=2, options=3, limits=Limits(gap=1e-3, nodes=20, checks=100))
 TOWER = ([6, 4, 4, 6, 6, 3, 5, 4], [2, 2, 5, 4, 5, 3, 4, 2])

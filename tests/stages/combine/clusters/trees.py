@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from schemas.hierarchy import Hierarchy, Tier
-from schemas.problem import Problem
-from stages.partition.hierarchy.backward import places_of
+from tightfit.schemas.hierarchy import Hierarchy, Tier
+from tightfit.schemas.problem import Problem
+from tightfit.stages.partition.hierarchy.backward import places_of
 
 DIGEST = "0" * 64
 

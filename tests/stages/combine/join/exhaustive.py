@@ -10,12 +10,12 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from schemas.errors import ScheduleError
-from schemas.sequence import NO_OPTION, Operation
-from stages.combine.chain.ways import PositionWays, Way, Ways
-from stages.combine.join.branches import Join
-from stages.combine.join.replay import join_replay
 from tests.stages.combine.persistent import State, moves
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.sequence import NO_OPTION, Operation
+from tightfit.stages.combine.chain.ways import PositionWays, Way, Ways
+from tightfit.stages.combine.join.branches import Join
+from tightfit.stages.combine.join.replay import join_replay
 
 CASES = Path(__file__).parents[3] / "cases"
 _S = TypeVar("_S", bound=Hashable)

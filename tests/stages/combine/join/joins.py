@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from schemas.chain import Chain
-from stages.combine.chain.ways import PositionWays, Way
-from stages.combine.join.branches import Join
 from tests.stages.combine.chains import QUARTERS, SIZES, chains, ways
+from tightfit.schemas.chain import Chain
+from tightfit.stages.combine.chain.ways import PositionWays, Way
+from tightfit.stages.combine.join.branches import Join
 
 
 @st.composite

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from schemas.chain import Chain, write_chain
-from schemas.errors import ArtifactError
-from schemas.options import Option, write_options
-from schemas.sequence import read_sequence
-from stages.combine.chain.cli import add_arguments, run
-from stages.combine.join.branches import join_of_chains
-from stages.combine.join.replay import join_replay
 from tests.stages.combine.chain.test_cli import layers
+from tightfit.schemas.chain import Chain, write_chain
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.options import Option, write_options
+from tightfit.schemas.sequence import read_sequence
+from tightfit.stages.combine.chain.cli import add_arguments, run
+from tightfit.stages.combine.join.branches import join_of_chains
+from tightfit.stages.combine.join.replay import join_replay
 
 ROOT = Path(__file__).parents[4]
 
@@ -132,7 +132,7 @@ def test_branches_that_are_too_long_together_are_refused(tmp_path: Path) -> None
 def test_the_command_plans_a_join_without_pytorch(tmp_path: Path) -> None:
     arguments = ["chain", *written(tmp_path, two()), "--strategy", "rotor", "--budget", "60%"]
     code = (
-        "import sys; from stages.__main__ import main\n"
+        "import sys; from tightfit.__main__ import main\n"
         f"status = main({[*arguments, '--out', str(tmp_path / 'out')]!r})\n"
         "assert 'torch' not in sys.modules; sys.exit(status)"
     )

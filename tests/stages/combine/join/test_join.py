@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.chain import Chain, Position
-from schemas.errors import ArtifactError
-from schemas.sequence import Operation
-from stages.combine.chain.frontier import ChainFrontier
-from stages.combine.chain.ways import ways_of_chain
-from stages.combine.join.branches import Join, join_of_chains, unit_join
-from stages.combine.join.frontier import JoinFrontier
-from stages.combine.join.replay import join_replay
-from stages.combine.join.table import empty_table, fill_join
-from stages.combine.join.table_compiled import fill_join_compiled
 from tests.stages.combine.chains import chains
 from tests.stages.combine.join.exhaustive import nested_optimum, persistent_optimum
 from tests.stages.combine.join.joins import chains_of_a_join, joins
+from tightfit.schemas.chain import Chain, Position
+from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.chain.frontier import ChainFrontier
+from tightfit.stages.combine.chain.ways import ways_of_chain
+from tightfit.stages.combine.join.branches import Join, join_of_chains, unit_join
+from tightfit.stages.combine.join.frontier import JoinFrontier
+from tightfit.stages.combine.join.replay import join_replay
+from tightfit.stages.combine.join.table import empty_table, fill_join
+from tightfit.stages.combine.join.table_compiled import fill_join_compiled
 
 
 def seconds(join: Join, budget: int, slots: int = 500) -> float:

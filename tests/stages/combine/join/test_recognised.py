@@ -6,18 +6,18 @@ from functools import cache
 
 import pytest
 
-from schemas.costs import Costs
-from schemas.graph import Graph
-from stages.combine.join.frontier import JoinFrontier
-from stages.combine.join.recognised import StepJoin
-from stages.combine.schedule.opening import Opener
-from stages.combine.strategies.registry import strategy
-from stages.combine.strategies.strategy import TrainingStep
-from stages.partition.chain import partition
-from stages.replay.condense import condense
-from stages.replay.referee import Replay, replay
-from stages.solve.search import Grid, solve_block
 from tests.stages.partition.steps import traced
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.graph import Graph
+from tightfit.stages.combine.join.frontier import JoinFrontier
+from tightfit.stages.combine.join.recognised import StepJoin
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.combine.strategies.registry import strategy
+from tightfit.stages.combine.strategies.strategy import TrainingStep
+from tightfit.stages.partition.chain import partition
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.referee import Replay, replay
+from tightfit.stages.solve.search import Grid, solve_block
 
 TOWERS = "tests.stages.partition.towers"
 JOINS = ["unlike", "three", "siamese", "drawing"]

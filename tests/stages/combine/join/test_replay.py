@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.chain import Chain, Position
-from schemas.errors import ScheduleError
-from schemas.sequence import Operation
-from stages.combine.join.branches import join_of_chains, unit_join
-from stages.combine.join.replay import join_replay
+from tightfit.schemas.chain import Chain, Position
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.join.branches import join_of_chains, unit_join
+from tightfit.stages.combine.join.replay import join_replay
 
 LOSS = Position(2, 0.5, 0.25, 3, 4, 5, 2, 7, 0, 11, "loss")
 LEFT = Chain([Position(1, 1.0, 2.0, 10, 30, 12, 1, 2, 0, 5, ""), LOSS], 100, 9)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.combine.join.branches import Join, unit_join
-from stages.combine.join.frontier import JoinFrontier
-from stages.combine.join.least import JoinLeast
-from stages.combine.join.replay import join_replay
-from stages.combine.join.table import build_join_table
 from tests.stages.combine.join.exhaustive import cases, unit_optimum
+from tightfit.stages.combine.join.branches import Join, unit_join
+from tightfit.stages.combine.join.frontier import JoinFrontier
+from tightfit.stages.combine.join.least import JoinLeast
+from tightfit.stages.combine.join.replay import join_replay
+from tightfit.stages.combine.join.table import build_join_table
 
 JOINS = cases("join")
 TABLES = [case for case in cases("join_tables") if "lengths" in case]

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from schemas.problem import Problem
 from tests.stages.combine.problems import repeatable
+from tightfit.schemas.problem import Problem
 
 State: TypeAlias = tuple[frozenset[int], frozenset[int]]
 """The nodes that have run and the storages that are there."""

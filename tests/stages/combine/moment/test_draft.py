@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from schemas.problem import Node, Problem, Repeat, Storage
-from stages.combine.moment.draft import sequence_of
-from stages.combine.moment.matrix import ONE
+from tightfit.schemas.problem import Node, Problem, Repeat, Storage
+from tightfit.stages.combine.moment.draft import sequence_of
+from tightfit.stages.combine.moment.matrix import ONE
 
 
 def node(op: int, inputs: list[int], outputs: list[int], repeat: Repeat | None = None) -> Node:

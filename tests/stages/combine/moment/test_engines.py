@@ -9,27 +9,27 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from schemas.engines import ENGINES, Engine
-from schemas.problem import Problem
-from stages.combine.clusters.options import Grid
-from stages.combine.clusters.plans import plans_of
-from stages.combine.moment import solver
-from stages.combine.moment.deciding import Moments
-from stages.combine.moment.intervals import Order
-from stages.combine.moment.limits import Limits
-from stages.combine.moment.matrix import Matrix, SparseProgram
-from stages.combine.moment.program import Program
-from stages.combine.moment.solver import integral, relaxed
-from stages.combine.strategies.checkmate import STRATEGY
-from stages.combine.strategies.strategy import TrainingStep
-from stages.combine.unrolled.frontier import Solution, fastest
-from stages.combine.unrolled.starts import all_again, seconds_of
-from stages.combine.unrolled.tasks import forward_stages, full_stages, tasks_of_nodes
 from tests.stages.combine.clusters.trees import rows_of
 from tests.stages.combine.polish.test_optimum import chain
 from tests.stages.combine.polish.test_optimum import optimum as optimum_of_chain
 from tests.stages.combine.problems import problems, two_layers
 from tests.stages.combine.unrolled.test_starts import deep
+from tightfit.schemas.engines import ENGINES, Engine
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.clusters.options import Grid
+from tightfit.stages.combine.clusters.plans import plans_of
+from tightfit.stages.combine.moment import solver
+from tightfit.stages.combine.moment.deciding import Moments
+from tightfit.stages.combine.moment.intervals import Order
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.moment.matrix import Matrix, SparseProgram
+from tightfit.stages.combine.moment.program import Program
+from tightfit.stages.combine.moment.solver import integral, relaxed
+from tightfit.stages.combine.strategies.checkmate import STRATEGY
+from tightfit.stages.combine.strategies.strategy import TrainingStep
+from tightfit.stages.combine.unrolled.frontier import Solution, fastest
+from tightfit.stages.combine.unrolled.starts import all_again, seconds_of
+from tightfit.stages.combine.unrolled.tasks import forward_stages, full_stages, tasks_of_nodes
 
 EXACT = Limits(gap=0.0, nodes=10_000, checks=1_000_000)
 LONG = [6, 4, 4, 6, 6, 3, 5, 4], [2, 2, 5, 4, 5, 3, 4, 2]
@@ -120,7 +120,7 @@ def test_runs_of_all_nodes_have_one_optimum(problem: Problem, less: int) -> None
 
 
 def test_strategies_plan_alike_by_every_engine() -> None:
-    from schemas.blocks import Blocks
+    from tightfit.schemas.blocks import Blocks
 
     problem = deep()
     blocks = Blocks("none", [], 0.0, 0, 0, 0.0, 0, [], {})

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from schemas.problem import Node, Problem, Reuse, Storage
-from stages.combine.bounds import least_peak
-from stages.combine.moment import deciding, widening
-from stages.combine.moment.deciding import Moments, MomentsOfMany
-from stages.combine.moment.intervals import Intervals, Order
-from stages.combine.moment.limits import Limits
-from stages.combine.moment.matrix import SparseProgram
-from stages.combine.moment.program import Program, seconds_of_all
-from stages.combine.moment.solver import Solved, dual_bound, integral, relaxed
-from stages.combine.polish.polisher import Polisher
 from tests.stages.combine.moment.brute import TooLargeError, optimum
 from tests.stages.combine.polish.test_optimum import chain
 from tests.stages.combine.polish.test_optimum import optimum as optimum_of_chain
 from tests.stages.combine.problems import problems, sequences, two_layers
+from tightfit.schemas.problem import Node, Problem, Reuse, Storage
+from tightfit.stages.combine.bounds import least_peak
+from tightfit.stages.combine.moment import deciding, widening
+from tightfit.stages.combine.moment.deciding import Moments, MomentsOfMany
+from tightfit.stages.combine.moment.intervals import Intervals, Order
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.moment.matrix import SparseProgram
+from tightfit.stages.combine.moment.program import Program, seconds_of_all
+from tightfit.stages.combine.moment.solver import Solved, dual_bound, integral, relaxed
+from tightfit.stages.combine.polish.polisher import Polisher
 
 EXACT = Limits(gap=0.0, nodes=10_000, checks=1_000_000)
 
@@ -247,7 +247,7 @@ def test_parts_count_more_often_with_rows_for_two_intervals(
         return relaxed(arrays, EXACT).bound
 
     known, more = bound(None), bound(10)
-    monkeypatch.setattr("stages.combine.moment.program.CLOSED", 1)
+    monkeypatch.setattr("tightfit.stages.combine.moment.program.CLOSED", 1)
     assert best is not None
     for closer in (more, bound(10)):
         assert known + 0.05 < closer

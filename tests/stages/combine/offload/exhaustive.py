@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from copy import copy
 from pathlib import Path
 
-from schemas.errors import ScheduleError
-from schemas.link import HostLink
-from schemas.sequence import Operation, OperationKind
-from stages.combine.chain.ways import Ways
-from stages.combine.offload.replay import LinkedPlayer
-from stages.replay.link_lanes import LinkLanes
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.sequence import Operation, OperationKind
+from tightfit.stages.combine.chain.ways import Ways
+from tightfit.stages.combine.offload.replay import LinkedPlayer
+from tightfit.stages.replay.link_lanes import LinkLanes
 
 CASES = Path(__file__).parents[3] / "cases" / "offload.json"
 Key = tuple[object, ...]

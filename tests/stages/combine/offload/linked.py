@@ -7,12 +7,12 @@ from itertools import combinations
 
 from hypothesis import strategies as st
 
-from schemas.link import HostLink
-from stages.combine.chain.ways import Ways, ways_of_chain
-from stages.combine.offload.fluid import fluid_seconds
-from stages.combine.offload.plans import LinkedChain
-from stages.combine.offload.registry import planner
 from tests.stages.combine.chains import chains
+from tightfit.schemas.link import HostLink
+from tightfit.stages.combine.chain.ways import Ways, ways_of_chain
+from tightfit.stages.combine.offload.fluid import fluid_seconds
+from tightfit.stages.combine.offload.plans import LinkedChain
+from tightfit.stages.combine.offload.registry import planner
 
 SLOTS = 500
 

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from schemas.chain import read_chain, write_chain
-from schemas.lanes import LaneStep, read_lanes, write_lanes
-from schemas.link import HostLink
-from schemas.offloaders import OFFLOADERS
-from schemas.plan import read_plan, write_plan
-from schemas.sequence import read_sequence, write_sequence
-from schemas.store import header
-from stages.__main__ import main
-from stages.combine.chain.ways import ways_of_chain
-from stages.combine.offload.registry import planner
-from stages.combine.offload.replay import linked_replay
 from tests.stages.combine.chain.test_cli import layers
+from tightfit.__main__ import main
+from tightfit.schemas.chain import read_chain, write_chain
+from tightfit.schemas.lanes import LaneStep, read_lanes, write_lanes
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.offloaders import OFFLOADERS
+from tightfit.schemas.plan import read_plan, write_plan
+from tightfit.schemas.sequence import read_sequence, write_sequence
+from tightfit.schemas.store import header
+from tightfit.stages.combine.chain.ways import ways_of_chain
+from tightfit.stages.combine.offload.registry import planner
+from tightfit.stages.combine.offload.replay import linked_replay
 
 BANDWIDTH = 700_000
 LINK = {"between": ["cuda:0", "host"], "bandwidth": BANDWIDTH, "latency": 0.01, "shared": False}

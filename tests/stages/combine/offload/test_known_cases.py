@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from stages.combine.chain.ways import Ways, ways_of_chain
-from stages.combine.offload.bound import bound, simple_bound
-from stages.combine.offload.fluid import fluid_seconds
-from stages.combine.offload.sets import dynprog_sets, greedy_set
 from tests.stages.combine.offload.exhaustive import offload_cases
 from tests.stages.combine.offload.linked import least_fluid, linked, shares_of
 from tests.stages.combine.persistent import chain_of_case
+from tightfit.stages.combine.chain.ways import Ways, ways_of_chain
+from tightfit.stages.combine.offload.bound import bound, simple_bound
+from tightfit.stages.combine.offload.fluid import fluid_seconds
+from tightfit.stages.combine.offload.sets import dynprog_sets, greedy_set
 
 CASES = [pytest.param(case, id=case["id"]) for case in offload_cases()]
 EXACT = "expected_exact_int"

@@ -7,19 +7,19 @@ import math
 import pytest
 from hypothesis import given, settings
 
-from schemas.link import HostLink
-from schemas.offloaders import OFFLOADERS
-from stages.combine.chain.frontier import ChainFrontier
-from stages.combine.chain.ways import Ways, ways_of_chain
-from stages.combine.offload.bound import simple_bound
-from stages.combine.offload.gaps import Computation, Gap
-from stages.combine.offload.placing import first_made_first, stays
-from stages.combine.offload.plans import capped
-from stages.combine.offload.replay import linked_replay
-from stages.combine.offload.sets import dynprog_sets
 from tests.stages.combine.offload.exhaustive import offload_cases, optimum
 from tests.stages.combine.offload.linked import least_fluid, linked, linked_chains
 from tests.stages.combine.persistent import chain_of_case
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.offloaders import OFFLOADERS
+from tightfit.stages.combine.chain.frontier import ChainFrontier
+from tightfit.stages.combine.chain.ways import Ways, ways_of_chain
+from tightfit.stages.combine.offload.bound import simple_bound
+from tightfit.stages.combine.offload.gaps import Computation, Gap
+from tightfit.stages.combine.offload.placing import first_made_first, stays
+from tightfit.stages.combine.offload.plans import capped
+from tightfit.stages.combine.offload.replay import linked_replay
+from tightfit.stages.combine.offload.sets import dynprog_sets
 
 Given = tuple[Ways, HostLink, int]
 CLOSE = 1 + 1e-9

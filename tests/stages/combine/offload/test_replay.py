@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.chain import Chain, Position
-from schemas.errors import ConfigError, ScheduleError
-from schemas.link import HostLink
-from schemas.sequence import Operation
-from stages.combine.chain.ways import ways_of_chain
-from stages.combine.offload.registry import planner
-from stages.combine.offload.replay import LinkedReplay, linked_replay
+from tightfit.schemas.chain import Chain, Position
+from tightfit.schemas.errors import ConfigError, ScheduleError
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.chain.ways import ways_of_chain
+from tightfit.stages.combine.offload.registry import planner
+from tightfit.stages.combine.offload.replay import LinkedReplay, linked_replay
 
 LINKS = ways_of_chain(
     Chain(

@@ -10,30 +10,30 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 
-from schemas.errors import ArtifactError, ConfigError
-from schemas.frontier import Frontier
-from schemas.link import HostLink
-from schemas.options import write_options
-from stages.combine.chain.ways import Way
-from stages.combine.frontier import Subject, frontier
-from stages.combine.given import check_options
-from stages.combine.making import _check_speed
-from stages.combine.moment.solver import Limits
-from stages.combine.offmate.positions import Leaving, OffmateChain, OffmateOption
-from stages.combine.offmate.program import OffmateSolution, solve_offmate
-from stages.combine.schedule.leaving import leaving
-from stages.combine.schedule.opening import Opener
-from stages.combine.strategies.registry import strategy
-from stages.combine.strategies.strategy import TrainingStep
-from stages.combine.transfers.search import Linker
-from stages.partition.facts import Facts
-from stages.replay.condense import condense
-from stages.replay.referee import replay
-from stages.solve.search import Grid, solve_block
 from tests.stages.combine.engines import engines_asked
 from tests.stages.combine.strategies.test_strategies import blocks_of
 from tests.stages.partition.steps import random_steps
 from tests.stages.replay.graphs import graph_of
+from tightfit.schemas.errors import ArtifactError, ConfigError
+from tightfit.schemas.frontier import Frontier
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.options import write_options
+from tightfit.stages.combine.chain.ways import Way
+from tightfit.stages.combine.frontier import Subject, frontier
+from tightfit.stages.combine.given import check_options
+from tightfit.stages.combine.making import _check_speed
+from tightfit.stages.combine.moment.solver import Limits
+from tightfit.stages.combine.offmate.positions import Leaving, OffmateChain, OffmateOption
+from tightfit.stages.combine.offmate.program import OffmateSolution, solve_offmate
+from tightfit.stages.combine.schedule.leaving import leaving
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.combine.strategies.registry import strategy
+from tightfit.stages.combine.strategies.strategy import TrainingStep
+from tightfit.stages.combine.transfers.search import Linker
+from tightfit.stages.partition.facts import Facts
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.referee import replay
+from tightfit.stages.solve.search import Grid, solve_block
 
 EXACT = Limits(gap=0.0, nodes=10_000, checks=100_000)
 

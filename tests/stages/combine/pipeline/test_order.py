@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.pipeline import Parcel, RankAction, Unit
-from stages.combine.pipeline.order import rank_actions
-from stages.replay.pipeline import issue_order, unrolled
 from tests.stages.generate.turns import plan_by_hand
+from tightfit.schemas.pipeline import Parcel, RankAction, Unit
+from tightfit.stages.combine.pipeline.order import rank_actions
+from tightfit.stages.replay.pipeline import issue_order, unrolled
 
 
 @st.composite

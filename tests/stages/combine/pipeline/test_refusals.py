@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.errors import ConfigError, ModelError, TightfitError
-from schemas.graph import Graph, OwnedGradient
-from stages.generate.package import timeless
 from tests.stages.generate.turns import blocks_by_hand, hard, split_by_hand
+from tightfit.schemas.errors import ConfigError, ModelError, TightfitError
+from tightfit.schemas.graph import Graph, OwnedGradient
+from tightfit.stages.generate.package import timeless
 
 
 def of_an_input(graph: Graph) -> Graph:

@@ -10,10 +10,10 @@ from itertools import pairwise
 
 import pytest
 
-from schemas.frontier import BUDGETS
-from schemas.problem import Node, Problem, Storage
-from stages.combine.polish.polisher import Polisher
-from stages.combine.polish.sweeping import MISSES, STEP, grid
+from tightfit.schemas.frontier import BUDGETS
+from tightfit.schemas.problem import Node, Problem, Storage
+from tightfit.stages.combine.polish.polisher import Polisher
+from tightfit.stages.combine.polish.sweeping import MISSES, STEP, grid
 
 State = tuple[int, frozenset[int]]
 

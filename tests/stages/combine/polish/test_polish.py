@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 
-from schemas.problem import Problem
-from stages.combine.polish.polisher import Polisher
 from tests.stages.combine.problems import problems
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.polish.polisher import Polisher
 
 
 @settings(max_examples=60, deadline=None)

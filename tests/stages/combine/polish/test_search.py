@@ -8,15 +8,22 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.graph import Phase
-from schemas.problem import Node, Problem, Storage
-from stages.combine.polish.anneal import PATIENT, QUICK, Pace, anneal
-from stages.combine.polish.arrays import Arrays, arrays, keeps_turn, large_first
-from stages.combine.polish.equal import draw_again_in_all, draw_removal_in_all
-from stages.combine.polish.kernel import memory_line
-from stages.combine.polish.kinds import kinds_of
-from stages.combine.polish.moves import draw_again, draw_removal, draw_shift, draw_storage, undo
-from stages.combine.polish.state import (
+from tests.stages.combine.problems import plain_line, problems, sequences, two_layers
+from tightfit.schemas.graph import Phase
+from tightfit.schemas.problem import Node, Problem, Storage
+from tightfit.stages.combine.polish.anneal import PATIENT, QUICK, Pace, anneal
+from tightfit.stages.combine.polish.arrays import Arrays, arrays, keeps_turn, large_first
+from tightfit.stages.combine.polish.equal import draw_again_in_all, draw_removal_in_all
+from tightfit.stages.combine.polish.kernel import memory_line
+from tightfit.stages.combine.polish.kinds import kinds_of
+from tightfit.stages.combine.polish.moves import (
+    draw_again,
+    draw_removal,
+    draw_shift,
+    draw_storage,
+    undo,
+)
+from tightfit.stages.combine.polish.state import (
     EXCESS,
     NOTED,
     State,
@@ -26,9 +33,8 @@ from stages.combine.polish.state import (
     open_gap,
     state_of,
 )
-from stages.combine.polish.uncounted import uncounted
-from stages.combine.polish.views import Views
-from tests.stages.combine.problems import plain_line, problems, sequences, two_layers
+from tightfit.stages.combine.polish.uncounted import uncounted
+from tightfit.stages.combine.polish.views import Views
 
 AGAIN, REMOVAL, SHIFT, AGAIN_IN_ALL, REMOVAL_IN_ALL, UNDO = range(6)
 ALWAYS = -1

@@ -8,26 +8,26 @@ from typing import Any
 
 import pytest
 
-from schemas.costs import Costs, op_key
-from schemas.frontier import Frontier
-from schemas.problem import Problem
-from stages.combine.bounds import least_seconds
-from stages.combine.choose import choose
-from stages.combine.fixed import fixed_bytes
-from stages.combine.frontier import Subject, frontier
-from stages.combine.polish.polisher import Polisher
-from stages.combine.polish.searcher import Polished
-from stages.combine.refine import Player, refined
-from stages.combine.schedule.executions import runs
-from stages.combine.schedule.opening import Opener
-from stages.combine.strategies.registry import strategy
-from stages.combine.strategies.strategy import Candidate, TrainingStep
-from stages.partition.chain import partition
-from stages.replay.condense import condense
-from stages.replay.line import executions
-from stages.replay.referee import replay
-from stages.solve.search import Grid, solve_block
 from tests.stages.partition.steps import traced
+from tightfit.schemas.costs import Costs, op_key
+from tightfit.schemas.frontier import Frontier
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.bounds import least_seconds
+from tightfit.stages.combine.choose import choose
+from tightfit.stages.combine.fixed import fixed_bytes
+from tightfit.stages.combine.frontier import Subject, frontier
+from tightfit.stages.combine.polish.polisher import Polisher
+from tightfit.stages.combine.polish.searcher import Polished
+from tightfit.stages.combine.refine import Player, refined
+from tightfit.stages.combine.schedule.executions import runs
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.combine.strategies.registry import strategy
+from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.stages.partition.chain import partition
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.line import executions
+from tightfit.stages.replay.referee import replay
+from tightfit.stages.solve.search import Grid, solve_block
 
 GPT2 = {"layers": 2, "width": 64, "heads": 2, "vocabulary": 100, "batch": 2, "tokens": 16}
 RESNET = {"name": "resnet18", "batch": 4, "size": 96}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.problem import Alternative, Node, Problem, Repeat, Storage
-from stages.combine.polish.polisher import Polisher
 from tests.stages.combine.moment.brute import optimum
+from tightfit.schemas.problem import Alternative, Node, Problem, Repeat, Storage
+from tightfit.stages.combine.polish.polisher import Polisher
 
 SUM, NORM = 1, 2
 """What node 1 makes."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from schemas.problem import Node, Problem, Repeat, Storage
-from stages.combine.bounds import least_seconds_of_nodes
-from stages.combine.polish.arrays import arrays
-from stages.combine.polish.kernel import memory_line
-from stages.combine.polish.polisher import Polisher
-from stages.replay.line import executions
+from tightfit.schemas.problem import Node, Problem, Repeat, Storage
+from tightfit.stages.combine.bounds import least_seconds_of_nodes
+from tightfit.stages.combine.polish.arrays import arrays
+from tightfit.stages.combine.polish.kernel import memory_line
+from tightfit.stages.combine.polish.polisher import Polisher
+from tightfit.stages.replay.line import executions
 
 
 @pytest.fixture

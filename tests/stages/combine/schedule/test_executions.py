@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.blocks import Block, Blocks
-from schemas.options import Option
-from schemas.problem import Node, Problem, Storage
-from schemas.sequence import Operation, OperationKind
-from stages.combine.schedule.executions import captured, executions_of
+from tightfit.schemas.blocks import Block, Blocks
+from tightfit.schemas.options import Option
+from tightfit.schemas.problem import Node, Problem, Storage
+from tightfit.schemas.sequence import Operation, OperationKind
+from tightfit.stages.combine.schedule.executions import captured, executions_of
 
 FIRST = Block("a", "", [1, 2], [9, 10], [], [], [], [], [], [], 0, 0, 0, 0, 0)
 SECOND = Block("b", "", [3, 4, 5], [7, 8], [5], [], [], [], [], [], 0, 0, 0, 0, 0)

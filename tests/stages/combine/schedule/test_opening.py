@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.errors import ScheduleError
-from schemas.graph import check_graph
-from schemas.problem import Problem
-from stages.combine.polish.polisher import Polisher
-from stages.combine.polish.views import views_of
-from stages.combine.schedule.opening import Opener
-from stages.replay.condense import condense
-from stages.replay.referee import replay
 from tests.stages.combine.problems import plain_line, problems, two_layers
 from tests.stages.replay.graphs import graph_of
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.graph import check_graph
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.polish.polisher import Polisher
+from tightfit.stages.combine.polish.views import views_of
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.referee import replay
 
 
 @settings(max_examples=150, deadline=None)

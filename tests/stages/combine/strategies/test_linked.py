@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from schemas import telling
-from schemas.actions import Action, Free, Loss, Offload, Prefetch, Wait
-from schemas.config import parse_config
-from schemas.errors import ConfigError
-from schemas.frontier import read_frontier, write_frontier
-from schemas.plan import read_plan
-from schemas.schedule import read_schedule, schedule_link
-from schemas.strategies import STRATEGIES, About
-from stages.__main__ import main
-from stages.combine.schedule.executions import runs
-from stages.combine.schedule.leaving import leaving
-from stages.combine.strategies.strategy import Candidate, TrainingStep
 from tests.stages.audit.towers import SOURCE, solve_tower
+from tightfit.__main__ import main
+from tightfit.schemas import telling
+from tightfit.schemas.actions import Action, Free, Loss, Offload, Prefetch, Wait
+from tightfit.schemas.config import parse_config
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.frontier import read_frontier, write_frontier
+from tightfit.schemas.plan import read_plan
+from tightfit.schemas.schedule import read_schedule, schedule_link
+from tightfit.schemas.strategies import STRATEGIES, About
+from tightfit.stages.combine.schedule.executions import runs
+from tightfit.stages.combine.schedule.leaving import leaving
+from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
 
 
 class OneLeaves:
@@ -65,7 +65,7 @@ def test_a_strategy_with_a_link_from_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(STRATEGIES, "one_leaves", replace(OneLeaves.about, baseline=True))
-    place = types.ModuleType("stages.combine.strategies.one_leaves")
+    place = types.ModuleType("tightfit.stages.combine.strategies.one_leaves")
     monkeypatch.setitem(sys.modules, place.__name__, place)
     monkeypatch.setattr(OneLeaves, "about", STRATEGIES["one_leaves"])
     monkeypatch.setattr(place, "STRATEGY", OneLeaves(), raising=False)

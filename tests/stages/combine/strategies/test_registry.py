@@ -11,20 +11,20 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 
-from schemas.config import parse_config
-from schemas.frontier import read_frontier
-from schemas.link import HostLink
-from schemas.plan import read_plan
-from schemas.sequence import Operation, OperationKind
-from schemas.strategies import STRATEGIES, About
-from stages.__main__ import main
-from stages.combine.strategies.registry import strategy as strategy_of
-from stages.combine.strategies.strategy import Candidate, TrainingStep
-from stages.partition.facts import Facts
 from tests.stages.audit.towers import solve_tower
 from tests.stages.combine.clusters.trees import rows_of
 from tests.stages.combine.strategies.test_strategies import blocks_of, check_candidate, options_of
 from tests.stages.partition.steps import random_steps
+from tightfit.__main__ import main
+from tightfit.schemas.config import parse_config
+from tightfit.schemas.frontier import read_frontier
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.plan import read_plan
+from tightfit.schemas.sequence import Operation, OperationKind
+from tightfit.schemas.strategies import STRATEGIES, About
+from tightfit.stages.combine.strategies.registry import strategy as strategy_of
+from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.stages.partition.facts import Facts
 
 README = Path(__file__).parents[4] / "README.md"
 
@@ -70,7 +70,7 @@ class Halves:
         return "" if len(step.blocks.blocks) > 1 else "it has a single block"
 
     def candidates(self, step: TrainingStep) -> list[Candidate]:
-        from stages.combine.schedule.executions import captured, executions_of, runs
+        from tightfit.stages.combine.schedule.executions import captured, executions_of, runs
 
         last = len(step.blocks.blocks) + 1
         half = last // 2
@@ -89,7 +89,7 @@ def test_a_strategy_from_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(STRATEGIES, "halves", Halves.about)
-    place = types.ModuleType("stages.combine.strategies.halves")
+    place = types.ModuleType("tightfit.stages.combine.strategies.halves")
     monkeypatch.setitem(sys.modules, place.__name__, place)
     monkeypatch.setattr(place, "STRATEGY", Halves(), raising=False)
     tower = {"factory": "towers:tower", "strategies": ["unplanned", "halves"]}

@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from schemas.blocks import Blocks
-from schemas.errors import ArtifactError, ConfigError
-from schemas.options import Option
-from schemas.problem import Problem
-from schemas.sequence import Operation
-from stages.combine.chain.replay import chain_replay
-from stages.combine.chain.ways import keep_all, ways_of_blocks
-from stages.combine.schedule.executions import executions_of
-from stages.combine.strategies.registry import strategy
-from stages.combine.strategies.strategy import Candidate, TrainingStep
-from stages.partition.chain import partition
-from stages.partition.cuts import find_segments
-from stages.partition.facts import Facts
-from stages.partition.local import describe_block, divide
-from stages.replay.condense import condense
-from stages.replay.line import FASTEST
-from stages.solve.search import Grid, solve_block
 from tests.stages.combine.problems import plain_line
 from tests.stages.partition.steps import random_steps, traced
+from tightfit.schemas.blocks import Blocks
+from tightfit.schemas.errors import ArtifactError, ConfigError
+from tightfit.schemas.options import Option
+from tightfit.schemas.problem import Problem
+from tightfit.schemas.sequence import Operation
+from tightfit.stages.combine.chain.replay import chain_replay
+from tightfit.stages.combine.chain.ways import keep_all, ways_of_blocks
+from tightfit.stages.combine.schedule.executions import executions_of
+from tightfit.stages.combine.strategies.registry import strategy
+from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.stages.partition.chain import partition
+from tightfit.stages.partition.cuts import find_segments
+from tightfit.stages.partition.facts import Facts
+from tightfit.stages.partition.local import describe_block, divide
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.line import FASTEST
+from tightfit.stages.solve.search import Grid, solve_block
 
 NO_SOLVER = Grid(largest=0)
 

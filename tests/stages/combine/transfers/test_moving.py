@@ -12,20 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.link import HostLink
-from schemas.problem import Node, Problem, Storage
-from stages.combine.polish.anneal import CLOSING, LOOSE, QUICK, Pace
-from stages.combine.polish.lanes import lanes, through
-from stages.combine.polish.state import EXCESS, state_of
-from stages.combine.polish.views import views_of
-from stages.combine.schedule.leaving import leaving
-from stages.combine.transfers.deciding import LinkedMoments
-from stages.combine.transfers.moving import Mover, as_made
-from stages.combine.transfers.placing import Placer
-from stages.combine.transfers.search import ASKED, Linker
-from stages.replay.line import executions
 from tests.stages.combine.problems import problems
 from tests.stages.combine.transfers.test_search import LINKS, budgets, played, step_of
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.problem import Node, Problem, Storage
+from tightfit.stages.combine.polish.anneal import CLOSING, LOOSE, QUICK, Pace
+from tightfit.stages.combine.polish.lanes import lanes, through
+from tightfit.stages.combine.polish.state import EXCESS, state_of
+from tightfit.stages.combine.polish.views import views_of
+from tightfit.stages.combine.schedule.leaving import leaving
+from tightfit.stages.combine.transfers.deciding import LinkedMoments
+from tightfit.stages.combine.transfers.moving import Mover, as_made
+from tightfit.stages.combine.transfers.placing import Placer
+from tightfit.stages.combine.transfers.search import ASKED, Linker
+from tightfit.stages.replay.line import executions
 
 VIEWS = st.sampled_from([0.0, 1.0])
 """The seconds of each view; none are there where these are 0."""
@@ -169,7 +169,7 @@ def test_more_moves_are_made_where_a_plan_is_far_from_the_bound(
     found = linker.plan(budget, [everything])
     assert found is not None and set(shares) == {ASKED.moves}
     assert found.seconds == pytest.approx(linker.moments.bound(budget).seconds)
-    monkeypatch.setattr("stages.combine.transfers.search.FAR", -1.0)
+    monkeypatch.setattr("tightfit.stages.combine.transfers.search.FAR", -1.0)
     assert linker.plan(budget, [everything]) == found
     assert set(shares) == {ASKED.moves, ASKED.patience, ASKED.further}
 

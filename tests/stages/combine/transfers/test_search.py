@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.actions import (
+from tests.stages.combine.problems import problems, two_layers
+from tests.stages.replay.graphs import graph_of
+from tightfit.schemas.actions import (
     Action,
     Compute,
     Free,
@@ -23,29 +25,29 @@ from schemas.actions import (
     Prefetch,
     Wait,
 )
-from schemas.costs import Costs
-from schemas.errors import ScheduleError
-from schemas.frontier import Frontier
-from schemas.graph import Graph
-from schemas.link import HostLink
-from schemas.problem import Problem, Reuse
-from schemas.schedule import Step
-from schemas.strategies import About
-from stages.combine.bounds import least_peak
-from stages.combine.choose import choose
-from stages.combine.frontier import Subject, frontier
-from stages.combine.moment.program import seconds_of_all
-from stages.combine.moment.solver import integral
-from stages.combine.polish.sweeping import grid
-from stages.combine.polish.views import views_of
-from stages.combine.schedule.executions import runs
-from stages.combine.schedule.leaving import leaving
-from stages.combine.schedule.opening import Opener
-from stages.combine.strategies.strategy import Candidate
-from stages.combine.transfers.bound import least_seconds_linked
-from stages.combine.transfers.deciding import LinkedMoments
-from stages.combine.transfers.placing import Placer
-from stages.combine.transfers.search import (
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.errors import ScheduleError
+from tightfit.schemas.frontier import Frontier
+from tightfit.schemas.graph import Graph
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.problem import Problem, Reuse
+from tightfit.schemas.schedule import Step
+from tightfit.schemas.strategies import About
+from tightfit.stages.combine.bounds import least_peak
+from tightfit.stages.combine.choose import choose
+from tightfit.stages.combine.frontier import Subject, frontier
+from tightfit.stages.combine.moment.program import seconds_of_all
+from tightfit.stages.combine.moment.solver import integral
+from tightfit.stages.combine.polish.sweeping import grid
+from tightfit.stages.combine.polish.views import views_of
+from tightfit.stages.combine.schedule.executions import runs
+from tightfit.stages.combine.schedule.leaving import leaving
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.combine.strategies.strategy import Candidate
+from tightfit.stages.combine.transfers.bound import least_seconds_linked
+from tightfit.stages.combine.transfers.deciding import LinkedMoments
+from tightfit.stages.combine.transfers.placing import Placer
+from tightfit.stages.combine.transfers.search import (
     EVERY,
     PRICES,
     SWEEP,
@@ -53,11 +55,9 @@ from stages.combine.transfers.search import (
     Linker,
     _sweeping,
 )
-from stages.replay.condense import condense
-from stages.replay.line import executions
-from stages.replay.referee import Replay, replay
-from tests.stages.combine.problems import problems, two_layers
-from tests.stages.replay.graphs import graph_of
+from tightfit.stages.replay.condense import condense
+from tightfit.stages.replay.line import executions
+from tightfit.stages.replay.referee import Replay, replay
 
 LINKS = st.builds(
     HostLink,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 
-from schemas.problem import Problem
-from stages.combine.bounds import least_peak
-from stages.combine.treewidth.decomposition import Decomposition, decomposed
-from stages.combine.treewidth.schedule import LONGEST, scheduled
-from stages.replay.line import executions
 from tests.stages.combine.problems import problems
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.bounds import least_peak
+from tightfit.stages.combine.treewidth.decomposition import Decomposition, decomposed
+from tightfit.stages.combine.treewidth.schedule import LONGEST, scheduled
+from tightfit.stages.replay.line import executions
 
 
 def edges_of(problem: Problem) -> set[tuple[int, int]]:

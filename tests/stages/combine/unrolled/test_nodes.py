@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.problem import Node, Problem, Reuse
-from stages.combine.moment.limits import Limits
-from stages.combine.strategies.checkmate import LARGEST, STRATEGY
-from stages.combine.strategies.strategy import TrainingStep
-from stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth
-from stages.combine.unrolled.tasks import (
+from tests.stages.combine.moment.brute import optimum
+from tests.stages.combine.problems import problems, two_layers
+from tightfit.schemas.problem import Node, Problem, Reuse
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.strategies.checkmate import LARGEST, STRATEGY
+from tightfit.stages.combine.strategies.strategy import TrainingStep
+from tightfit.stages.combine.unrolled.frontier import Solution, fastest, nodes_of, worth
+from tightfit.stages.combine.unrolled.tasks import (
     Tasks,
     forward_stages,
     full_stages,
     tasks_of_nodes,
 )
-from stages.replay.line import FASTEST, executions
-from stages.replay.unrolling import ProgramStage
-from tests.stages.combine.moment.brute import optimum
-from tests.stages.combine.problems import problems, two_layers
+from tightfit.stages.replay.line import FASTEST, executions
+from tightfit.stages.replay.unrolling import ProgramStage
 
 LIMITS = Limits(gap=0.0, nodes=10_000, checks=100_000)
 CLASSES = {"any": full_stages, "after the loss": forward_stages}
@@ -153,7 +153,7 @@ def test_a_large_step_is_refused(large: TrainingStep) -> None:
 
 @pytest.fixture
 def large() -> TrainingStep:
-    from schemas.blocks import Blocks
+    from tightfit.schemas.blocks import Blocks
 
     problem = two_layers()
     blocks = Blocks("none", [], 0.0, 0, 0, 0.0, 0, [], {})

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from schemas.problem import Problem
-from stages.combine.moment.limits import Limits
-from stages.combine.strategies.checkmate import STRATEGY
-from stages.combine.strategies.strategy import TrainingStep
-from stages.combine.unrolled.frontier import Solution, fastest, nodes_of
-from stages.combine.unrolled.starts import all_again, all_kept, seconds_of
-from stages.combine.unrolled.tasks import forward_stages, full_stages, tasks_of_nodes
-from stages.replay.line import FASTEST, executions
 from tests.stages.combine.problems import problems, two_layers
 from tests.stages.combine.unrolled.test_nodes import alike, peak_of
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.moment.limits import Limits
+from tightfit.stages.combine.strategies.checkmate import STRATEGY
+from tightfit.stages.combine.strategies.strategy import TrainingStep
+from tightfit.stages.combine.unrolled.frontier import Solution, fastest, nodes_of
+from tightfit.stages.combine.unrolled.starts import all_again, all_kept, seconds_of
+from tightfit.stages.combine.unrolled.tasks import forward_stages, full_stages, tasks_of_nodes
+from tightfit.stages.replay.line import FASTEST, executions
 
 CLASSES = {"any": full_stages, "after the loss": forward_stages}
 
@@ -53,7 +53,7 @@ def test_a_start_is_kept_where_the_work_does_not_suffice() -> None:
 
 
 def test_checkmate_starts_from_making_everything_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from schemas.blocks import Blocks
+    from tightfit.schemas.blocks import Blocks
 
     given: list[Solution | None] = []
 
@@ -62,7 +62,7 @@ def test_checkmate_starts_from_making_everything_again(monkeypatch: pytest.Monke
         assert start is None or isinstance(start, Solution)
         given.append(start)
 
-    monkeypatch.setattr("stages.combine.strategies.checkmate.fastest", solved)
+    monkeypatch.setattr("tightfit.stages.combine.strategies.checkmate.fastest", solved)
     problem = deep()
     blocks = Blocks("none", [], 0.0, 0, 0, 0.0, 0, [], {})
     STRATEGY.candidates(TrainingStep(problem, blocks, {}))
@@ -72,7 +72,7 @@ def test_checkmate_starts_from_making_everything_again(monkeypatch: pytest.Monke
 
 def deep() -> Problem:
     """A step in which everything made again takes much less than everything kept."""
-    from schemas.problem import Node, Storage
+    from tightfit.schemas.problem import Node, Storage
 
     forward = [
         Node(k, "forward", 1.0, 8, [k - 1] if k else [], [k], [], False, True) for k in range(6)

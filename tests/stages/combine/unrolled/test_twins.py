@@ -9,15 +9,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from schemas.problem import Problem
-from stages.combine.unrolled.frontier import fastest
-from stages.combine.unrolled.tasks import forward_stages, full_stages, tasks_of_nodes
-from stages.replay.block import simulate
-from stages.solve import checkmate
-from stages.solve.engine import Limits, solve
-from stages.solve.hand import keep_all
 from tests.stages.combine.unrolled.test_nodes import LIMITS
 from tests.stages.solve.blocks import tiny_blocks
+from tightfit.schemas.problem import Problem
+from tightfit.stages.combine.unrolled.frontier import fastest
+from tightfit.stages.combine.unrolled.tasks import forward_stages, full_stages, tasks_of_nodes
+from tightfit.stages.replay.block import simulate
+from tightfit.stages.solve import checkmate
+from tightfit.stages.solve.engine import Limits, solve
+from tightfit.stages.solve.hand import keep_all
 
 CLASSES = {
     "any": (full_stages, checkmate.full_stages),

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.actions import Optimise
-from schemas.link import HostLink
-from schemas.schedule import Step
-from schemas.updates import LinkSpeed, UpdateCost, Updates
-from stages.combine.whole.backward import _popped, costs_by_value, in_backward
-from stages.replay.referee import Replay, replay
 from tests.stages.replay.test_transfers import schedule, three_layers
+from tightfit.schemas.actions import Optimise
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.schedule import Step
+from tightfit.schemas.updates import LinkSpeed, UpdateCost, Updates
+from tightfit.stages.combine.whole.backward import _popped, costs_by_value, in_backward
+from tightfit.stages.replay.referee import Replay, replay
 
 SPEED = LinkSpeed(1.0, 1.0, (1.0, 2.0), 0.0)
 LINK = HostLink(1.0, shared=False, device="cpu", to="disk")

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.errors import ConfigError
-from schemas.link import HostLink
-from schemas.plan import read_plan
-from schemas.schedule import schedule_updates
-from stages.__main__ import main
-from stages.combine.whole.command import planned
-from stages.combine.whole.far import with_states_far
-from stages.combine.whole.kept import narrower
-from stages.combine.whole.search import Found, Search
 from tests.stages.combine.whole.test_search import GRAPH, check, files, machine, task
 from tests.stages.report.cases import WEIGHT
+from tightfit.__main__ import main
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.plan import read_plan
+from tightfit.schemas.schedule import schedule_updates
+from tightfit.stages.combine.whole.command import planned
+from tightfit.stages.combine.whole.far import with_states_far
+from tightfit.stages.combine.whole.kept import narrower
+from tightfit.stages.combine.whole.search import Found, Search
 
 __all__ = ["files"]
 
@@ -35,7 +35,7 @@ PARAMETERS = 6 * WEIGHT
 def small_pieces() -> Iterator[None]:
     """Of several pieces a parameter, of which buffers hold four."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stages.combine.whole.described.PIECE", WEIGHT // 5)
+        patch.setattr("tightfit.stages.combine.whole.described.PIECE", WEIGHT // 5)
         yield
 
 
@@ -158,7 +158,7 @@ def test_the_command_plans_with_a_third_memory(
     path.write_text(json.dumps(document))
     given += ["--machine", str(path), "--out", str(files / "far"), "--budget", "9MB"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stages.combine.whole.command.LEAST", 1)
+        patch.setattr("tightfit.stages.combine.whole.command.LEAST", 1)
         assert main(["whole", *given]) == 0
     updates = schedule_updates(files / "far/schedule.arrow")
     assert updates is not None and updates.far is not None

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from stages.combine.whole.search import Search
 from tests.stages.combine.whole.test_search import task
+from tightfit.stages.combine.whole.search import Search
 
 
 @pytest.mark.long

@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.errors import ConfigError
-from schemas.link import HostLink
-from schemas.measured_updates import MeasuredUpdates
-from schemas.updates import UpdateCost
-from stages.combine.whole.budgets import hardly_any_room, smallest
-from stages.combine.whole.choice import Choice
-from stages.combine.whole.command import planned as whole
-from stages.combine.whole.plans import total_bytes
-from stages.combine.whole.search import Found, Search
-from stages.combine.whole.task import Task, task_of
 from tests.stages.combine.whole.test_search import GRAPH
 from tests.stages.combine.whole.test_search import task as described
 from tests.stages.report.cases import small_costs
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.measured_updates import MeasuredUpdates
+from tightfit.schemas.updates import UpdateCost
+from tightfit.stages.combine.whole.budgets import hardly_any_room, smallest
+from tightfit.stages.combine.whole.choice import Choice
+from tightfit.stages.combine.whole.command import planned as whole
+from tightfit.stages.combine.whole.plans import total_bytes
+from tightfit.stages.combine.whole.search import Found, Search
+from tightfit.stages.combine.whole.task import Task, task_of
 
 FLOATS = replace(GRAPH, values=[replace(value, dtype="float8_e4m3fn") for value in GRAPH.values])
 """Bytes that count as numbers with fractions."""

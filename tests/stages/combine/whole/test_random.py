@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.actions import Compute, RestoreRandom
-from stages.combine.schedule.opening import Opener
-from stages.combine.whole.base import base_of
-from stages.combine.whole.moved import Moved
-from stages.combine.whole.placing import placed
-from stages.combine.whole.windows import windows_of
-from stages.replay.referee import replay
 from tests.stages.combine.whole.test_search import COSTS, GRAPH, task
 from tests.stages.report.cases import run_again
+from tightfit.schemas.actions import Compute, RestoreRandom
+from tightfit.stages.combine.schedule.opening import Opener
+from tightfit.stages.combine.whole.base import base_of
+from tightfit.stages.combine.whole.moved import Moved
+from tightfit.stages.combine.whole.placing import placed
+from tightfit.stages.combine.whole.windows import windows_of
+from tightfit.stages.replay.referee import replay
 
 DRAWS = [op.phase == "forward" and op.target.startswith("aten.mm.") for op in GRAPH.ops]
 DRAWING = replace(

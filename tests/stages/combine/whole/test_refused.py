@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from schemas.measured_updates import MeasuredUpdates, write_measured
-from schemas.plan import read_plan
-from schemas.updates import UpdateCost
-from stages.__main__ import main
-from stages.device.updating import KNOWN
 from tests.stages.combine.whole.test_search import GRAPH, files, machine
+from tightfit.__main__ import main
+from tightfit.schemas.measured_updates import MeasuredUpdates, write_measured
+from tightfit.schemas.plan import read_plan
+from tightfit.schemas.updates import UpdateCost
+from tightfit.stages.device.updating import KNOWN
 
 __all__ = ["files"]
 
@@ -24,7 +24,7 @@ OWNERS = [gradient.value for gradient in GRAPH.gradients]
 
 @pytest.fixture
 def given(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr("stages.combine.whole.command.LEAST", 1)
+    monkeypatch.setattr("tightfit.stages.combine.whole.command.LEAST", 1)
     words = {"graph": files / "graph.arrow", "costs": files / "costs.arrow", "out": tmp_path}
     return ["whole", *(word for name, path in words.items() for word in (f"--{name}", str(path)))]
 

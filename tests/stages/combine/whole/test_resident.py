@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.actions import Optimise
-from schemas.measured_updates import MeasuredUpdates
-from stages.combine.whole.bound import least_whole_seconds
-from stages.combine.whole.plans import plan_of
-from stages.combine.whole.resident import NEAR, with_resident_states
-from stages.combine.whole.search import Search
-from stages.combine.whole.task import Task
-from stages.replay.referee import replay
 from tests.stages.combine.whole.test_search import COSTS, GRAPH, task
 from tests.stages.report.cases import WEIGHT
+from tightfit.schemas.actions import Optimise
+from tightfit.schemas.measured_updates import MeasuredUpdates
+from tightfit.stages.combine.whole.bound import least_whole_seconds
+from tightfit.stages.combine.whole.plans import plan_of
+from tightfit.stages.combine.whole.resident import NEAR, with_resident_states
+from tightfit.stages.combine.whole.search import Search
+from tightfit.stages.combine.whole.task import Task
+from tightfit.stages.replay.referee import replay
 
 STATES = 2 * WEIGHT
 

@@ -13,26 +13,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.actions import Accumulate, Optimise, OptimiseAway
-from schemas.costs import write_costs
-from schemas.errors import ConfigError
-from schemas.graph import write_graph
-from schemas.link import HostLink
-from schemas.machine import Device
-from schemas.plan import read_plan
-from schemas.schedule import read_schedule, schedule_link, schedule_updates
-from stages.__main__ import main
-from stages.combine.whole import command
-from stages.combine.whole.bound import least_whole_seconds
-from stages.combine.whole.budgets import smallest
-from stages.combine.whole.choice import Choice
-from stages.combine.whole.described import described_costs
-from stages.combine.whole.plans import plan_of
-from stages.combine.whole.search import Found, Search
-from stages.combine.whole.task import Task, task_of
-from stages.replay.referee import replay
 from tests.stages.combine.engines import engines_asked
 from tests.stages.report.cases import WEIGHT, WIDE, small_costs, small_graph
+from tightfit.__main__ import main
+from tightfit.schemas.actions import Accumulate, Optimise, OptimiseAway
+from tightfit.schemas.costs import write_costs
+from tightfit.schemas.errors import ConfigError
+from tightfit.schemas.graph import write_graph
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.machine import Device
+from tightfit.schemas.plan import read_plan
+from tightfit.schemas.schedule import read_schedule, schedule_link, schedule_updates
+from tightfit.stages.combine.whole import command
+from tightfit.stages.combine.whole.bound import least_whole_seconds
+from tightfit.stages.combine.whole.budgets import smallest
+from tightfit.stages.combine.whole.choice import Choice
+from tightfit.stages.combine.whole.described import described_costs
+from tightfit.stages.combine.whole.plans import plan_of
+from tightfit.stages.combine.whole.search import Found, Search
+from tightfit.stages.combine.whole.task import Task, task_of
+from tightfit.stages.replay.referee import replay
 
 DEVICE = Device("cpu", 10**9, {"": 1e12}, 1e9, 1e-5)
 GRAPH = small_graph(6)
@@ -234,7 +234,7 @@ def test_the_command_writes_a_plan_and_its_schedule(
     small = machine(files, memory=4_000_000).rename(files / "small.json")
     given += ["--machine", str(machine(files)), "--out", str(files / "plan")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stages.combine.whole.command.LEAST", 1)
+        patch.setattr("tightfit.stages.combine.whole.command.LEAST", 1)
         assert main(["whole", *given, "--budget", "7MB"]) == 0
         plan = read_plan(files / "plan/plan.json")
         assert plan.sentence.startswith("feasible: ")

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from stages.partition.hierarchy.flow import Array, Flow
+from tightfit.stages.partition.hierarchy.flow import Array, Flow
 
 Node = tuple[str, list[int], list[int]]
 """A node's label, the values that it reads, and the bytes of those that it makes; values are

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import chain
 
-from stages.partition.hierarchy.flow import Flow, Level, Tree
-from stages.partition.hierarchy.items import nodes_of
+from tightfit.stages.partition.hierarchy.flow import Flow, Level, Tree
+from tightfit.stages.partition.hierarchy.items import nodes_of
 
 Edges = set[tuple[int, int]]
 

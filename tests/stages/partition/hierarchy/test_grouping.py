@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.partition.hierarchy.flow import Flow
-from stages.partition.hierarchy.grouping import (
+from tests.stages.partition.hierarchy.flows import flow_of, random_flows
+from tests.stages.partition.hierarchy.slow import edges, slow_border, slow_groups
+from tightfit.stages.partition.hierarchy.flow import Flow
+from tightfit.stages.partition.hierarchy.grouping import (
     ItemArrays,
     _candidates,
     _dominators,
@@ -16,9 +18,7 @@ from stages.partition.hierarchy.grouping import (
     full_runs,
     grouped,
 )
-from stages.partition.hierarchy.items import Items, nodes_of, starts_of
-from tests.stages.partition.hierarchy.flows import flow_of, random_flows
-from tests.stages.partition.hierarchy.slow import edges, slow_border, slow_groups
+from tightfit.stages.partition.hierarchy.items import Items, nodes_of, starts_of
 
 
 def border_of(items: Items, low: int, high: int) -> int:

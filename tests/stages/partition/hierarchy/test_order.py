@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 
-from stages.partition.hierarchy.flow import Flow
-from stages.partition.hierarchy.items import nodes_of
-from stages.partition.hierarchy.order import arranged, topological
 from tests.stages.partition.hierarchy.flows import Node, flow_of, random_flows, relabelled
 from tests.stages.partition.hierarchy.slow import edges
+from tightfit.stages.partition.hierarchy.flow import Flow
+from tightfit.stages.partition.hierarchy.items import nodes_of
+from tightfit.stages.partition.hierarchy.order import arranged, topological
 
 
 def order_of(*nodes: Node) -> list[int]:

@@ -10,11 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.errors import ArtifactError, ConfigError
-from stages.partition.hierarchy import partition as module
-from stages.partition.hierarchy.check import check_tree
-from stages.partition.hierarchy.flow import Flow, Level, Limits, Tree
-from stages.partition.hierarchy.partition import h_partition
 from tests.stages.partition.hierarchy.flows import (
     FAMILIES,
     Node,
@@ -32,6 +27,11 @@ from tests.stages.partition.hierarchy.slow import (
     portrait,
     reached,
 )
+from tightfit.schemas.errors import ArtifactError, ConfigError
+from tightfit.stages.partition.hierarchy import partition as module
+from tightfit.stages.partition.hierarchy.check import check_tree
+from tightfit.stages.partition.hierarchy.flow import Flow, Level, Limits, Tree
+from tightfit.stages.partition.hierarchy.partition import h_partition
 
 
 @st.composite

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from schemas.costs import write_costs
-from schemas.graph import Graph, write_graph
-from schemas.hierarchy import Hierarchy, read_hierarchy
-from stages.__main__ import main
-from stages.audit.folder import audit
-from stages.partition.cli import LIMITS
-from stages.partition.facts import gather_facts
-from stages.partition.hierarchy.flow import Limits
-from stages.partition.hierarchy.step import Forward, forward_of, hierarchy_of
-from stages.replay.condense import condense
 from tests.stages.partition.hierarchy.slow import edges, makes, reads
 from tests.stages.partition.steps import traced
+from tightfit.__main__ import main
+from tightfit.schemas.costs import write_costs
+from tightfit.schemas.graph import Graph, write_graph
+from tightfit.schemas.hierarchy import Hierarchy, read_hierarchy
+from tightfit.stages.audit.folder import audit
+from tightfit.stages.partition.cli import LIMITS
+from tightfit.stages.partition.facts import gather_facts
+from tightfit.stages.partition.hierarchy.flow import Limits
+from tightfit.stages.partition.hierarchy.step import Forward, forward_of, hierarchy_of
+from tightfit.stages.replay.condense import condense
 
 HERE = "tests.stages.partition.hierarchy.modules"
 MODULES = "tests.stages.partition.modules"

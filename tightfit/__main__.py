@@ -1,4 +1,4 @@
-"""The command line: `python -m stages STAGE ...`, installed as `tightfit STAGE ...`.
+"""The command line: `python -m tightfit STAGE ...`, installed as `tightfit STAGE ...`.
 
 Each stage has a module `cli` with `add_arguments` and `run`; only the one that is called is
 loaded. A stage that makes files says in `derived` what it made of what; a record of it is kept
@@ -17,33 +17,54 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from schemas.errors import ConfigError, TightfitError
-from schemas.running import held
-from schemas.words import one_line
+from tightfit.schemas.errors import ConfigError, TightfitError
+from tightfit.schemas.running import held
+from tightfit.schemas.words import one_line
 
 if TYPE_CHECKING:
-    from schemas.derived import Derived
+    from tightfit.schemas.derived import Derived
 
 STAGES = {
-    "trace": ("stages.trace.cli", "capture the training step of a model as a graph"),
-    "fuse": ("stages.fuse.cli", "make groups of small ops single ops, and compile them"),
-    "profile": ("stages.profile.cli", "measure the ops of a graph on a device"),
-    "machine": ("stages.profile.machine", "measure the link of a device and describe the machine"),
-    "partition": ("stages.partition.cli", "cut a graph into a sequence of blocks"),
-    "solve": ("stages.solve.cli", "find the options of each distinct block"),
-    "combine": ("stages.combine.cli", "make the plans of a strategy, from most to least memory"),
-    "choose": ("stages.combine.choosing", "choose the plan of a strategy for a budget"),
-    "chain": ("stages.combine.chain.cli", "plan a chain, or the branches of a join, from files"),
-    "whole": ("stages.combine.whole.command", "plan a step with its optimiser, in two memories"),
-    "split": ("stages.combine.pipeline.command", "split a step over the ranks of a pipeline"),
-    "generate": ("stages.generate.cli", "write the module that runs a plan"),
-    "reference": ("stages.validate.reference_command", "run a model and measure its own step"),
-    "validate": ("stages.validate.cli", "run a module against its model and compare"),
-    "report": ("stages.report.cli", "write the page of a model, or the index of a run"),
-    "summary": ("stages.report.summary", "print a table of the plans of a run"),
-    "audit": ("stages.audit.cli", "check all that a run left on disk"),
-    "prune": ("stages.audit.pruning", "remove results that the configuration does not ask for"),
-    "lineage": ("stages.audit.lineage", "tell how a file of a run was made, and of what"),
+    "trace": ("tightfit.stages.trace.cli", "capture the training step of a model as a graph"),
+    "fuse": ("tightfit.stages.fuse.cli", "make groups of small ops single ops, and compile them"),
+    "profile": ("tightfit.stages.profile.cli", "measure the ops of a graph on a device"),
+    "machine": (
+        "tightfit.stages.profile.machine",
+        "measure the link of a device and describe the machine",
+    ),
+    "partition": ("tightfit.stages.partition.cli", "cut a graph into a sequence of blocks"),
+    "solve": ("tightfit.stages.solve.cli", "find the options of each distinct block"),
+    "combine": (
+        "tightfit.stages.combine.cli",
+        "make the plans of a strategy, from most to least memory",
+    ),
+    "choose": ("tightfit.stages.combine.choosing", "choose the plan of a strategy for a budget"),
+    "chain": (
+        "tightfit.stages.combine.chain.cli",
+        "plan a chain, or the branches of a join, from files",
+    ),
+    "whole": (
+        "tightfit.stages.combine.whole.command",
+        "plan a step with its optimiser, in two memories",
+    ),
+    "split": (
+        "tightfit.stages.combine.pipeline.command",
+        "split a step over the ranks of a pipeline",
+    ),
+    "generate": ("tightfit.stages.generate.cli", "write the module that runs a plan"),
+    "reference": (
+        "tightfit.stages.validate.reference_command",
+        "run a model and measure its own step",
+    ),
+    "validate": ("tightfit.stages.validate.cli", "run a module against its model and compare"),
+    "report": ("tightfit.stages.report.cli", "write the page of a model, or the index of a run"),
+    "summary": ("tightfit.stages.report.summary", "print a table of the plans of a run"),
+    "audit": ("tightfit.stages.audit.cli", "check all that a run left on disk"),
+    "prune": (
+        "tightfit.stages.audit.pruning",
+        "remove results that the configuration does not ask for",
+    ),
+    "lineage": ("tightfit.stages.audit.lineage", "tell how a file of a run was made, and of what"),
 }
 """The module and the purpose of each stage, in the order the data flows."""
 
@@ -157,7 +178,7 @@ def _sentence(error: TightfitError) -> str:
 
 def record(stage: str, derived: Iterable[Derived]) -> None:
     """Keeps records of what a stage made, by the room that its code is in."""
-    from schemas.lineage import keep_records
+    from tightfit.schemas.lineage import keep_records
 
     room = STAGES[stage][0].split(".")[1]
     for entry in derived:
@@ -173,7 +194,7 @@ def _keep(error_file: Path | None, sentence: str) -> None:
 
 
 def _write(error_file: Path | None, sentence: str) -> None:
-    from schemas.store import write_bytes
+    from tightfit.schemas.store import write_bytes
 
     if error_file is not None:
         write_bytes(error_file, f"{sentence}\n".encode())
