@@ -16,11 +16,11 @@ from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 
+from tightfit.paths import ROOT
 from tightfit.schemas.syntax import Module, read_module
 
-ROOT = Path(__file__).resolve().parents[1]
-OWN = ("reports", "schemas", "stages", "tightfit")
-"""What is tightfit's own where it stands among the packages of an installation."""
+OWN = "tightfit"
+"""The package that is read as code where it stands among those of an installation."""
 
 Closure = tuple[dict[str, Path], set[str]]
 """Local modules by name, and the top-level names of the others."""
@@ -29,13 +29,13 @@ Closure = tuple[dict[str, Path], set[str]]
 def stage_fingerprint(stage: str, root: Path = ROOT) -> str:
     """Of a stage: its room, whatever of the checkout it imports, and the files it reads beside
     its code. 16 hex digits."""
-    return _fingerprint(_of_stage(stage, root), _resources(root / "stages" / stage, root))
+    return _fingerprint(_of_stage(stage, root), _resources(root / OWN / "stages" / stage, root))
 
 
 def stage_code(stage: str, root: Path = ROOT) -> tuple[str, dict[str, str]]:
     """The fingerprint of a stage, and the versions of what it may import."""
     found = _of_stage(stage, root)
-    return _fingerprint(found, _resources(root / "stages" / stage, root)), _versions(found)
+    return _fingerprint(found, _resources(root / OWN / "stages" / stage, root)), _versions(found)
 
 
 def factory_fingerprint(factory: str, search_path: Iterable[Path | str] = ()) -> str:
@@ -56,13 +56,13 @@ def _of_stage(stage: str, root: Path) -> Closure:
     """What the modules of a stage lead to."""
     if root == ROOT:
         return _of_own_stage(stage)
-    return _closure(_modules(root / "stages" / stage, root), [root])
+    return _closure(_modules(root / OWN / "stages" / stage, root), [root])
 
 
 @cache
 def _of_own_stage(stage: str) -> Closure:
     """The same for an own stage, once a process, which goes on with the code that it has."""
-    return _closure(_modules(ROOT / "stages" / stage, ROOT), [ROOT])
+    return _closure(_modules(ROOT / OWN / "stages" / stage, ROOT), [ROOT])
 
 
 def _modules(room: Path, root: Path) -> list[str]:
@@ -123,7 +123,7 @@ def _is_installed(folder: Path) -> bool:
 
 def _find(name: str, folders: Sequence[Path]) -> Path | None:
     relative = name.replace(".", os.sep)
-    own = name.partition(".")[0] in OWN
+    own = name.partition(".")[0] == OWN
     for folder in folders:
         if not own and folder in _installations():
             continue
@@ -147,7 +147,7 @@ def _name_of(path: Path, root: Path) -> str:
 def _resources(room: Path, root: Path) -> list[Path]:
     """Files that are not Python in a room, and the templates of reports for the room that uses
     them."""
-    folders = [room, root / "reports"] if room.name == "report" else [room]
+    folders = [room, root / OWN / "reports"] if room.name == "report" else [room]
     return [
         path
         for folder in folders

@@ -1,7 +1,7 @@
 """Programs that start at once: a process that has loaded PyTorch, transformers and Snakemake, but
-nothing of tightfit, forks where `python -m tightfit`, a module of the tests or `snakemake` is called,
-and runs in the fork what the call would run. Workers, which end with the process that began them,
-are started as ever.
+nothing of tightfit, forks where `python -m tightfit`, a module of the tests or `snakemake` is
+called, and runs in the fork what the call would run. Workers, which end with the process that began
+them, are started as ever.
 
 Its first argument is a folder that the two programs are written to; the fixture `programs` runs it.
 """
@@ -42,7 +42,7 @@ PROGRAM = """#!{python} -IS
 import array, json, os, socket, sys
 words = sys.argv[1:]
 name = os.path.basename(sys.argv[0])
-ours = words[:1] == ["-m"] and (words[1] == "stages" or words[1].startswith("tests."))
+ours = words[:1] == ["-m"] and (words[1] == "tightfit" or words[1].startswith("tests."))
 if name == "python" and not ours:
     os.execv({python!r}, [{python!r}, *words])
 to = socket.socket(socket.AF_UNIX)

@@ -81,7 +81,8 @@ def test_an_error_is_one_sentence_and_is_kept(tmp_path: Path) -> None:
 def test_a_stage_that_is_killed_and_wrong_arguments_leave_a_sentence_too(tmp_path: Path) -> None:
     kept, pipe = tmp_path / "error.txt", tmp_path / "graph.arrow"
     words = ["partition", "--costs", "x", "--out", str(tmp_path / "y"), "--error-file", str(kept)]
-    code = "import os, sys; from tightfit.__main__ import main; import tightfit.stages.partition.cli as cli;"
+    code = "import os, sys; from tightfit.__main__ import main;"
+    code += "import tightfit.stages.partition.cli as cli;"
     code += f"cli.run = lambda _: os.kill(os.getpid(), 9); main({[*words, '--graph', str(pipe)]!r})"
     run_it = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
     assert run_it.returncode == -9

@@ -106,7 +106,8 @@ def before(tmp_path: Path) -> dict[str, bytes]:
 def test_a_full_disk_is_a_sentence_and_loses_nothing(
     tmp_path: Path, before: dict[str, bytes], writer: str
 ) -> None:
-    code = f"import sys\nfrom tightfit.schemas.errors import TightfitError\ntry:{indented(WRITERS[writer])}"
+    code = "import sys\nfrom tightfit.schemas.errors import TightfitError\n"
+    code += f"try:{indented(WRITERS[writer])}"
     code += "except TightfitError as error:\n    sys.exit(str(error))\n"
     result = python(tmp_path, ["-c", code], full_disk)
     assert result.returncode == 1

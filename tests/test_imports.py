@@ -23,10 +23,7 @@ ROOMS = (
 )
 SHARED = ("replay", "device")
 TORCH_ROOMS = ("trace", "fuse", "profile", "generate", "validate", "device")
-COMPOSERS = (
-    "tightfit/__main__.py",
-    *(f"tightfit/{path.name}" for path in sorted((ROOT / "tightfit").glob("*.py"))),
-)
+COMPOSERS = tuple(f"tightfit/{path.name}" for path in sorted((ROOT / "tightfit").glob("*.py")))
 """The only modules that put stages together, and lazily."""
 
 PRIVATE = {
@@ -65,7 +62,8 @@ def imported(path: Path, at_start: bool = False) -> set[str]:
     parts = path.relative_to(ROOT).parent.parts
     if at_start:
         tree = StartOnly().visit(tree)
-    return set(imports(tree, ".".join(parts)))
+    own = ("tightfit",) if parts[:1] in (("stages",), ("schemas",)) else ()
+    return set(imports(tree, ".".join((*own, *parts))))
 
 
 class StartOnly(ast.NodeTransformer):
@@ -83,7 +81,7 @@ class StartOnly(ast.NodeTransformer):
 
 def room_of(module: str) -> str | None:
     parts = module.split(".")
-    return parts[1] if parts[0] == "stages" and len(parts) > 1 else None
+    return parts[2] if parts[:2] == ["tightfit", "stages"] and len(parts) > 2 else None
 
 
 def foreign_rooms(path: Path) -> Iterator[str]:
@@ -110,7 +108,7 @@ def test_a_stage_imports_schemas_replay_and_itself(room: str) -> None:
 
 
 def test_only_the_composers_put_stages_together() -> None:
-    loose = [path for path in (ROOT / "stages").glob("*.py") if name_of(path) not in COMPOSERS]
+    loose = [*(ROOT / "stages").glob("*.py")]
     assert [name_of(path) for path in loose] == ["stages/__init__.py"]
     assert not {room_of(module) for path in loose for module in imported(path)} & {*ROOMS, *SHARED}
 
@@ -123,7 +121,11 @@ def test_composers_load_stages_lazily(path: str) -> None:
 
 def test_schemas_import_no_stage_and_no_torch() -> None:
     tops = {
-        name_of(path): {module.split(".")[0] for module in imported(path)} & {"stages", "torch"}
+        name_of(path): [
+            module
+            for module in imported(path)
+            if module.startswith(("tightfit.stages", "torch.")) or module == "torch"
+        ]
         for path in sources("schemas")
     }
     assert not {path: found for path, found in tops.items() if found}
@@ -154,10 +156,17 @@ def test_nothing_imports_tests() -> None:
         assert not {module for module in imported(path) if module.split(".")[0] == "tests"}, path
 
 
+def test_nothing_is_imported_by_the_names_of_folders() -> None:
+    """An installation has the name tightfit alone: `schemas` may be somebody else's."""
+    folders = ("stages", "schemas", "tightfit", "data", "tests", "workflow")
+    for path in sources(*folders):
+        tops = {module.split(".")[0] for module in imported(path)}
+        assert not tops & {"stages", "schemas", "reports"}, path
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_command_line_of_a_stage_loads_no_torch_until_it_runs(stage: str) -> None:
-    path = ROOT.joinpath(*STAGES[stage][0].split(".")).with_suffix(".py")
-    assert "torch" not in loaded(f"import {STAGES[stage][0]}"), path
+    assert "torch" not in loaded(f"import tightfit.stages.{STAGES[stage][0]}")
 
 
 def test_importing_stages_loads_nothing() -> None:
@@ -171,7 +180,7 @@ def test_importing_tightfit_loads_nothing_large() -> None:
 def test_solver_rooms_start_without_torch() -> None:
     """What they import when they run, too: all of their modules, in one process."""
     names = [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        ".".join(("tightfit", *path.relative_to(ROOT).with_suffix("").parts))
         for room in ("partition", "solve", "combine", "report", "audit", "replay")
         for path in sources(f"stages/{room}")
         if path.name != "__init__.py"
@@ -194,4 +203,4 @@ def loaded(code: str) -> set[str]:
     "path", sources("stages", "schemas", "tightfit", "data", "workflow"), ids=name_of
 )
 def test_files_can_be_read_in_one_sitting(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 400
+    assert len(path.read_text().splitlines()) <= 450

@@ -11,12 +11,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tightfit.paths import require_own
-
-require_own("schemas", "stages")
-
-from tightfit.mismatch import PlanMismatch  # noqa: E402
-from tightfit.schemas.errors import (  # noqa: E402 - another package of this name would be imported
+from tightfit.mismatch import PlanMismatch
+from tightfit.schemas.errors import (
     ArtifactError,
     ConfigError,
     ModelError,

@@ -1,4 +1,4 @@
-"""The command line: `python -m tightfit STAGE ...`, installed as `tightfit STAGE ...`.
+"""The command line: `tightfit STAGE ...`, or `python -m tightfit STAGE ...`.
 
 Each stage has a module `cli` with `add_arguments` and `run`; only the one that is called is
 loaded. A stage that makes files says in `derived` what it made of what; a record of it is kept
@@ -24,48 +24,28 @@ from tightfit.schemas.words import one_line
 if TYPE_CHECKING:
     from tightfit.schemas.derived import Derived
 
-STAGES = {
-    "trace": ("tightfit.stages.trace.cli", "capture the training step of a model as a graph"),
-    "fuse": ("tightfit.stages.fuse.cli", "make groups of small ops single ops, and compile them"),
-    "profile": ("tightfit.stages.profile.cli", "measure the ops of a graph on a device"),
-    "machine": (
-        "tightfit.stages.profile.machine",
-        "measure the link of a device and describe the machine",
-    ),
-    "partition": ("tightfit.stages.partition.cli", "cut a graph into a sequence of blocks"),
-    "solve": ("tightfit.stages.solve.cli", "find the options of each distinct block"),
-    "combine": (
-        "tightfit.stages.combine.cli",
-        "make the plans of a strategy, from most to least memory",
-    ),
-    "choose": ("tightfit.stages.combine.choosing", "choose the plan of a strategy for a budget"),
-    "chain": (
-        "tightfit.stages.combine.chain.cli",
-        "plan a chain, or the branches of a join, from files",
-    ),
-    "whole": (
-        "tightfit.stages.combine.whole.command",
-        "plan a step with its optimiser, in two memories",
-    ),
-    "split": (
-        "tightfit.stages.combine.pipeline.command",
-        "split a step over the ranks of a pipeline",
-    ),
-    "generate": ("tightfit.stages.generate.cli", "write the module that runs a plan"),
-    "reference": (
-        "tightfit.stages.validate.reference_command",
-        "run a model and measure its own step",
-    ),
-    "validate": ("tightfit.stages.validate.cli", "run a module against its model and compare"),
-    "report": ("tightfit.stages.report.cli", "write the page of a model, or the index of a run"),
-    "summary": ("tightfit.stages.report.summary", "print a table of the plans of a run"),
-    "audit": ("tightfit.stages.audit.cli", "check all that a run left on disk"),
-    "prune": (
-        "tightfit.stages.audit.pruning",
-        "remove results that the configuration does not ask for",
-    ),
-    "lineage": ("tightfit.stages.audit.lineage", "tell how a file of a run was made, and of what"),
-}
+_STAGES = (
+    ("trace", "trace.cli", "capture the training step of a model as a graph"),
+    ("fuse", "fuse.cli", "make groups of small ops single ops, and compile them"),
+    ("profile", "profile.cli", "measure the ops of a graph on a device"),
+    ("machine", "profile.machine", "measure the link of a device and describe the machine"),
+    ("partition", "partition.cli", "cut a graph into a sequence of blocks"),
+    ("solve", "solve.cli", "find the options of each distinct block"),
+    ("combine", "combine.cli", "make the plans of a strategy, from most to least memory"),
+    ("choose", "combine.choosing", "choose the plan of a strategy for a budget"),
+    ("chain", "combine.chain.cli", "plan a chain, or the branches of a join, from files"),
+    ("whole", "combine.whole.command", "plan a step with its optimiser, in two memories"),
+    ("split", "combine.pipeline.command", "split a step over the ranks of a pipeline"),
+    ("generate", "generate.cli", "write the module that runs a plan"),
+    ("reference", "validate.reference_command", "run a model and measure its own step"),
+    ("validate", "validate.cli", "run a module against its model and compare"),
+    ("report", "report.cli", "write the page of a model, or the index of a run"),
+    ("summary", "report.summary", "print a table of the plans of a run"),
+    ("audit", "audit.cli", "check all that a run left on disk"),
+    ("prune", "audit.pruning", "remove results that the configuration does not ask for"),
+    ("lineage", "audit.lineage", "tell how a file of a run was made, and of what"),
+)
+STAGES = {name: (f"tightfit.stages.{module}", purpose) for name, module, purpose in _STAGES}
 """The module and the purpose of each stage, in the order the data flows."""
 
 LONGEST = 2000
@@ -180,7 +160,7 @@ def record(stage: str, derived: Iterable[Derived]) -> None:
     """Keeps records of what a stage made, by the room that its code is in."""
     from tightfit.schemas.lineage import keep_records
 
-    room = STAGES[stage][0].split(".")[1]
+    room = STAGES[stage][0].split(".")[2]
     for entry in derived:
         keep_records(room, entry)
 

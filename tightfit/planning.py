@@ -276,7 +276,7 @@ def _planned(
 def quiet() -> Iterator[None]:
     """Within it PyTorch does not warn of what planning does to it."""
     with warnings.catch_warnings():
-        for name in ("torch", "stages", "schemas", "tightfit", "tightfit_module_[0-9a-f_]+"):
+        for name in ("torch", "tightfit", "tightfit_module_[0-9a-f_]+"):
             warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
         yield
 

@@ -15,17 +15,16 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from pathlib import Path
 
 import torch
 
+from tightfit.paths import ROOT
 from tightfit.schemas.groups import Body, body_text
 from tightfit.stages.device.groups import is_compiled
 from tightfit.stages.device.kernels import Over
 
 EACH = 4
 """So many groups are worth a process."""
-_ABOVE = Path(__file__).parents[2]
 
 
 def compile_together(
@@ -65,7 +64,7 @@ def _task(kernels: Sequence[tuple[str, Over | None]], device: torch.device) -> s
 
 def _apart(task: str, running: list[subprocess.Popen[str]], done: Callable[[], None]) -> None:
     """Has a process compile kernels; `done` is called for each. What it does not do is left."""
-    paths = [str(_ABOVE), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(
         [sys.executable, "-m", "tightfit.stages.fuse.worker"],
         stdin=subprocess.PIPE,

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from tightfit.paths import ROOT
 from tightfit.schemas.blocks import problem_row
 from tightfit.schemas.engines import Solver
 from tightfit.schemas.errors import ArtifactError, TightfitError
@@ -150,9 +151,8 @@ class _Workers:
             "parent": os.getpid(),
             "link": [self.link.bandwidth, self.link.latency] if self.link else None,
         }
-        root = Path(__file__).resolve().parents[2]
         inherited = os.environ.get("PYTHONPATH")
-        search_path = os.pathsep.join([str(root), *([inherited] if inherited else [])])
+        search_path = os.pathsep.join([str(ROOT), *([inherited] if inherited else [])])
         environment = {**os.environ, "PYTHONPATH": search_path}
         code, said = self.run(json.dumps(task), environment)
         if code != 0:

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+import tightfit
+
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH = str(Path(torch.__file__).parent)
 _PYTHON = sysconfig.get_path("stdlib")
-_OWN = tuple(
-    f"{Path(__file__).parents[2] / room}{os.sep}" for room in ("stages", "schemas", "tightfit")
-)
+_OWN = f"{Path(tightfit.__file__).parent}{os.sep}"
 
 
 def module_of(meta: dict[str, Any]) -> str:
@@ -49,14 +49,14 @@ def location_of(error: BaseException | None) -> str:
     outside = [
         frame
         for frame in frames
-        if not frame[0].startswith((*_OWN, "<")) and not _of_python(frame[0])
+        if not frame[0].startswith((_OWN, "<")) and not _of_python(frame[0])
     ]
     return _innermost(outside, anywhere=False)
 
 
 def is_foreign(file: str) -> bool:
     """True for a file that is neither PyTorch's nor tightfit's own."""
-    return not file.startswith((_TORCH, *_OWN, "<frozen"))
+    return not file.startswith((_TORCH, _OWN, "<frozen"))
 
 
 def _of_python(file: str) -> bool:

@@ -35,14 +35,15 @@ def write(tmp_path: Path) -> Write:
     put("helpers/parts.py", "SIZE = 1\n")
     put("helpers/unused.py", "SIZE = 1\n")
     put(
-        "stages/solve/cli.py",
+        "tightfit/stages/solve/cli.py",
         "def run():\n    from tightfit.schemas.blocks import read\n    return read()\n",
     )
-    put("stages/solve/__init__.py", "")
-    put("stages/__init__.py", "")
-    put("schemas/__init__.py", "")
-    put("schemas/blocks.py", "def read():\n    return 1\n")
-    put("schemas/other.py", "def read():\n    return 1\n")
+    put("tightfit/stages/solve/__init__.py", "")
+    put("tightfit/__init__.py", "")
+    put("tightfit/stages/__init__.py", "")
+    put("tightfit/schemas/__init__.py", "")
+    put("tightfit/schemas/blocks.py", "def read():\n    return 1\n")
+    put("tightfit/schemas/other.py", "def read():\n    return 1\n")
     return put
 
 
@@ -70,14 +71,14 @@ def test_what_changes_the_source_of_a_model(
 @pytest.mark.parametrize(
     ("path", "content", "changes"),
     [
-        ("stages/solve/cli.py", "def run():\n    return 2\n", True),
-        ("stages/solve/more.py", "X = 1\n", True),
-        ("stages/solve/table.json", "{}", True),
-        ("schemas/blocks.py", "def read():\n    # new\n    return 1\n", False),
-        ("schemas/blocks.py", "def read():\n    return 2\n", True),
-        ("schemas/other.py", "def read():\n    return 2\n", False),
-        ("stages/trace/cli.py", "X = 1\n", False),
-        ("reports/page.html", "<p>", False),
+        ("tightfit/stages/solve/cli.py", "def run():\n    return 2\n", True),
+        ("tightfit/stages/solve/more.py", "X = 1\n", True),
+        ("tightfit/stages/solve/table.json", "{}", True),
+        ("tightfit/schemas/blocks.py", "def read():\n    # new\n    return 1\n", False),
+        ("tightfit/schemas/blocks.py", "def read():\n    return 2\n", True),
+        ("tightfit/schemas/other.py", "def read():\n    return 2\n", False),
+        ("tightfit/stages/trace/cli.py", "X = 1\n", False),
+        ("tightfit/reports/page.html", "<p>", False),
     ],
 )
 def test_what_changes_a_stage(
@@ -89,9 +90,9 @@ def test_what_changes_a_stage(
 
 
 def test_the_templates_belong_to_the_report(tmp_path: Path, write: Write) -> None:
-    write("stages/report/cli.py", "X = 1\n")
+    write("tightfit/stages/report/cli.py", "X = 1\n")
     before = stage_fingerprint("report", tmp_path)
-    write("reports/page.html", "<p>")
+    write("tightfit/reports/page.html", "<p>")
     assert stage_fingerprint("report", tmp_path) != before
 
 

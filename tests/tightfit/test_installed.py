@@ -15,12 +15,15 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from tightfit.paths import default_store, require_own
+from tightfit.paths import default_store
 from tightfit.schemas.fingerprint import stage_code
 
 ROOT = Path(__file__).parents[2]
+OWN_MODULES = ("data", "reports", "schemas", "stages")
+"""Names of a user's own modules, which are those of folders of the checkout."""
 BUILD = "from setuptools import build_meta; print(build_meta.build_wheel('wheels'))"
 PLAN = """
+import data, reports, schemas, stages
 import torch, tightfit
 
 torch.manual_seed(0)
@@ -39,6 +42,10 @@ try:
     fitted(x[:3])
 except tightfit.PlanMismatch as error:
     print("refused:", error)
+assert data.MINE and reports.MINE and schemas.MINE and stages.MINE
+torch.save(fitted, "saved.pt")
+again = torch.load("saved.pt", weights_only=False)
+assert torch.equal(again(x), fitted(x))
 print(tightfit.__file__, made.sentence)
 """
 
@@ -49,7 +56,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("source")
     caches = shutil.ignore_patterns("__pycache__")
     for name in ("schemas", "stages", "tightfit", "reports"):
-        shutil.copytree(ROOT / name, folder / name, ignore=caches)
+        shutil.copytree(ROOT / name, folder / name, ignore=caches, symlinks=True)
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, folder)
     run(sys.executable, "-c", BUILD, cwd=folder)
@@ -91,11 +98,11 @@ def ended(*command: str, cwd: Path, **variables: str) -> subprocess.CompletedPro
 def test_the_wheel_holds_what_is_needed_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert tops == {"reports", "schemas", "stages", "tightfit"}
+    assert tops == {"tightfit"}
     wanted = {
         str(path.relative_to(ROOT))
-        for folder in ("schemas", "stages", "tightfit", "reports")
-        for path in (ROOT / folder).rglob("*")
+        for folder in ("", "schemas", "stages", "reports")
+        for path in (ROOT / "tightfit" / folder).rglob("*")
         if path.suffix in (".py", ".json", ".html", ".css", ".js")
         and "__pycache__" not in path.parts
     }
@@ -106,14 +113,16 @@ def test_the_wheel_holds_what_is_needed_and_nothing_else(wheel: Path) -> None:
 def test_a_plan_from_another_folder(environment: Path, tmp_path: Path) -> None:
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     work = tmp_path / "work"
-    (work / "data").mkdir(parents=True)
-    (work / "data" / "__init__.py").touch()
+    work.mkdir()
+    for name in OWN_MODULES:
+        (work / f"{name}.py").write_text("MINE = True\n")
     (work / "script.py").write_text(PLAN)
     done = ended(str(environment / "bin" / "python"), "script.py", cwd=work, **cache)
     said = done.stdout
     assert not done.stderr, "neither of us nor of PyTorch"
     assert f"{environment}/lib" in said and "refused: input has shape (3, 32)" in said
-    assert sorted(path.name for path in work.iterdir()) == ["data", "script.py"]
+    made = {path.name for path in work.iterdir()} - {"__pycache__"}
+    assert made == {*(f"{name}.py" for name in OWN_MODULES), "script.py", "saved.pt"}
     assert (tmp_path / "cache" / "tightfit" / "calls").is_dir()
 
 
@@ -133,23 +142,7 @@ for stage in {stages}:
     here = [stage_code(stage) for stage in stages]
     assert said.splitlines() == [f"{found} {sorted(versions)}" for found, versions in here]
     [packages] = (environment / "lib").glob("python*/site-packages")
-    assert not list((packages / "schemas").rglob("__pycache__/*.json"))
-
-
-def test_the_remains_of_an_installation_are_named(tmp_path: Path) -> None:
-    (tmp_path / "remains" / "__pycache__").mkdir(parents=True)
-    (tmp_path / "remains" / "__pycache__" / "kernel.nbi").touch()
-    code = f"""
-import sys
-sys.path.insert(0, {str(tmp_path)!r})
-from tightfit.paths import require_own
-try:
-    require_own("remains")
-except ImportError as error:
-    print(error)
-"""
-    said = run(sys.executable, "-c", code, cwd=ROOT)
-    assert said == f"{tmp_path}/remains is left of an earlier installation: remove it\n"
+    assert not list((packages / "tightfit").rglob("__pycache__/*.json"))
 
 
 def test_the_command_line_is_there(environment: Path, tmp_path: Path) -> None:
@@ -161,19 +154,6 @@ def test_the_described_devices_are_there(environment: Path, tmp_path: Path) -> N
     code = "from tightfit.schemas.machine import machine_file, read_machine\n"
     code += "print(read_machine(machine_file('h100')).devices[0].name)"
     assert run(str(environment / "bin" / "python"), "-c", code, cwd=tmp_path) == "cuda:0\n"
-
-
-def test_a_package_that_hides_ours_is_named(environment: Path, tmp_path: Path) -> None:
-    (tmp_path / "schemas").mkdir()
-    (tmp_path / "schemas" / "__init__.py").touch()
-    code = "try:\n import tightfit\nexcept ImportError as error:\n print(error)"
-    said = run(str(environment / "bin" / "python"), "-c", code, cwd=tmp_path)
-    assert said.startswith(f"{tmp_path}/schemas hides tightfit's own package 'schemas': rename it")
-
-
-def test_a_package_that_is_not_there_is_named() -> None:
-    with pytest.raises(ImportError, match="tightfit's package 'not_there' is not in"):
-        require_own("not_there")
 
 
 def test_the_pytorch_that_people_have_stays() -> None:

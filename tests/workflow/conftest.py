@@ -16,7 +16,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 
 BINARIES = Path(sys.executable).parent
-PARTS = ("Snakefile", "config.yaml", "workflow", "stages", "schemas", "data", "reports")
+PARTS = ("Snakefile", "config.yaml", "workflow", "tightfit", "stages", "schemas", "data", "reports")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def copy_checkout(folder: Path) -> Path:
     """Copies what a run needs of this checkout, compiled code too, into an empty folder."""
     for part in PARTS:
         if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, folder / part)
+            shutil.copytree(ROOT / part, folder / part, symlinks=True)
         else:
             shutil.copy2(ROOT / part, folder / part)
     return folder

@@ -67,7 +67,7 @@ onerror:
             *(
                 sys.executable,
                 "-m",
-                "stages",
+                "tightfit",
                 "report",
                 "--failed",
                 SETTINGS.results,

@@ -83,7 +83,7 @@ def test_two_runs_may_compile_a_group_at_a_time_and_one_may_be_killed(
     running = [
         subprocess.Popen(
             [sys.executable, "-m", "tightfit.stages.fuse.worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=together._ABOVE,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=together.ROOT,
         )
         for _ in range(2)
     ]  # fmt: skip

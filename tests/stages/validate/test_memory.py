@@ -153,7 +153,8 @@ def judged(graph: Graph, built: Built, monkeypatch: pytest.MonkeyPatch, total: i
     """A plan for a GPU of which 900 bytes were reserved, 800 of them in blocks."""
     peak = validate(graph, built, PLAN, Planned(built.model), pairs=0).measurement.measured_peak
     monkeypatch.setattr(
-        "tightfit.stages.validate.validate.taken_memory", lambda *_, **__: GpuUse(Taken(700, 800, 900), 5000)
+        "tightfit.stages.validate.validate.taken_memory",
+        lambda *_, **__: GpuUse(Taken(700, 800, 900), 5000),
     )  # fmt: skip
     gpu = {"requested": 700, "allocated": 790, "reserved": 890, "workspaces": 0, "keep_all": 999}
     plan = {**PLAN, "peak": peak, "budget_bytes": peak, "budget_total": total, "gpu": gpu}
