@@ -166,7 +166,7 @@ def test_nothing_is_imported_by_the_names_of_folders() -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_command_line_of_a_stage_loads_no_torch_until_it_runs(stage: str) -> None:
-    assert "torch" not in loaded(f"import tightfit.stages.{STAGES[stage][0]}")
+    assert "torch" not in loaded(f"import {STAGES[stage][0]}")
 
 
 def test_importing_stages_loads_nothing() -> None:
