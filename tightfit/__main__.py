@@ -48,6 +48,9 @@ _STAGES = (
 STAGES = {name: (f"tightfit.stages.{module}", purpose) for name, module, purpose in _STAGES}
 """The module and the purpose of each stage, in the order the data flows."""
 
+OF_WORKFLOW = ("snakemake", "yaml")
+"""Packages that an installation without the extra `workflow` may lack."""
+
 LONGEST = 2000
 """Characters of the longest sentence of an error."""
 
@@ -81,7 +84,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if stage not in STAGES:
         print(f"tightfit: {stage!r} is no stage, use one of {', '.join(STAGES)}", file=sys.stderr)
         return 2
-    return run_stage(stage, rest)
+    try:
+        return run_stage(stage, rest)
+    except ModuleNotFoundError as error:
+        if error.name not in OF_WORKFLOW:
+            raise
+        needed = f"needs the package {error.name}: pip install 'tightfit[workflow]'"
+        print(f"tightfit {stage}: {needed}", file=sys.stderr)
+        return 1
 
 
 def overview() -> str:

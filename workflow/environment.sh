@@ -33,7 +33,7 @@ install() {
 }
 
 echo "Installing tightfit and what it needs (PyTorch is large, this takes some minutes) ..."
-install --editable ".[$extras]"
+install --editable ".[workflow,$extras]"
 # It asks for torchvision, which it does not use here and which must match PyTorch's build.
 install --no-deps pytorchcv
 case ",$extras," in

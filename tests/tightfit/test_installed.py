@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 OWN_MODULES = ("data", "reports", "schemas", "stages")
 """Names of a user's own modules, which are those of folders of the checkout."""
 BUILD = "from setuptools import build_meta; print(build_meta.build_wheel('wheels'))"
+ABSENT = ("snakemake", "yaml", "_yaml")
+"""What only the extra `workflow` installs."""
 PLAN = """
 import data, reports, schemas, stages
 import torch, tightfit
@@ -57,7 +59,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     caches = shutil.ignore_patterns("__pycache__")
     for name in ("schemas", "stages", "tightfit", "reports"):
         shutil.copytree(ROOT / name, folder / name, ignore=caches, symlinks=True)
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     run(sys.executable, "-c", BUILD, cwd=folder)
     [made] = (folder / "wheels").glob("*.whl")
@@ -76,7 +78,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     [packages] = (folder / "lib").glob("python*/site-packages")
     for place in (Path(path) for path in sys.path if Path(path).name == "site-packages"):
         for path in place.iterdir():
-            ours = path.name.startswith(("tightfit", "__editable__", "__pycache__"))
+            ours = path.name.startswith(("tightfit", "__editable__", "__pycache__", *ABSENT))
             if not ours and path.suffix != ".pth" and not (packages / path.name).exists():
                 (packages / path.name).symlink_to(path)
     return folder
@@ -103,7 +105,7 @@ def test_the_wheel_holds_what_is_needed_and_nothing_else(wheel: Path) -> None:
         str(path.relative_to(ROOT))
         for folder in ("", "schemas", "stages", "reports")
         for path in (ROOT / "tightfit" / folder).rglob("*")
-        if path.suffix in (".py", ".json", ".html", ".css", ".js")
+        if path.suffix in (".py", ".typed", ".json", ".html", ".css", ".js")
         and "__pycache__" not in path.parts
     }
     assert wanted <= names
@@ -148,6 +150,14 @@ for stage in {stages}:
 def test_the_command_line_is_there(environment: Path, tmp_path: Path) -> None:
     said = run(str(environment / "bin" / "tightfit"), "--help", cwd=tmp_path)
     assert "choose the plan of a strategy" in said
+
+
+def test_a_stage_that_needs_the_workflow_names_the_extra(environment: Path, tmp_path: Path) -> None:
+    command = [str(environment / "bin" / "tightfit"), "prune", "--configuration", "config.yaml"]
+    (tmp_path / "config.yaml").touch()
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    said = "tightfit prune: needs the package yaml: pip install 'tightfit[workflow]'\n"
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 def test_the_described_devices_are_there(environment: Path, tmp_path: Path) -> None:
