@@ -1,0 +1,41 @@
+"""The examples run as they stand, and what they print is true."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples import resnet_sweep
+
+ROOT = Path(__file__).parents[1]
+SMALL = {
+    "gpt2_half": (["--small", "--steps", "2"], "the losses are equal"),
+    "trainer_lora": (["--width", "32", "--layers", "2", "--tokens", "16"], "equal to Trainer"),
+    "optimizer_on_disk": (["--layers", "4"], "equal to torch.optim"),
+    "pipeline_three_ranks": (["--width", "64"], "equal to one process"),
+    "resnet_sweep": (["--blocks", "2", "--width", "4", "--size", "8"], "  min  peak"),
+}
+"""For each example what makes it small, and how a line of its output begins."""
+
+
+def test_every_example_is_run() -> None:
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} - {"__init__"} == set(SMALL)
+
+
+def test_a_smaller_budget_takes_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tightfit.settings.default_store", lambda: tmp_path)
+    (_, most, _), (_, least, _) = resnet_sweep.sweep(1, 4, 8, ["100%", "min"])
+    assert least < most
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SMALL)
+def test_an_example(name: str, tmp_path: Path) -> None:
+    words, line = SMALL[name]
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert any(said.startswith(line) for said in done.stdout.splitlines()), done.stdout
