@@ -326,7 +326,7 @@ class Route:
         parser = argparse.ArgumentParser(prog=stage)
         module.add_arguments(parser)
         options = parser.parse_args([str(word) for word in words])
-        room = STAGES[stage][0].split(".")[1]
+        room = STAGES[stage][0].split(".")[2]
         if reuse and all(are_recorded(room, made) for made in module.derived(options)):
             return
         with self.progress.reading(parts):
