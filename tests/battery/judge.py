@@ -107,7 +107,7 @@ def _raised_by_package(traceback: TracebackType | None) -> bool:
         traceback = traceback.tb_next
     frame = traceback.tb_frame
     name = str(frame.f_globals.get("__name__", ""))
-    if not name.startswith(("stages.", "tightfit_module_", "generated_")):
+    if not name.startswith(("tightfit.", "tightfit_module_", "generated_")):
         return False
     line = linecache.getline(frame.f_code.co_filename, traceback.tb_lineno)
     return line.strip().startswith("raise ")

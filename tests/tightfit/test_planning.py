@@ -69,7 +69,7 @@ def test_the_same_call_measures_searches_and_writes_nothing_again(
     first = tightfit.plan(model, (tokens,), **asked)[1]
     wanted = gradients(copy.deepcopy(model), tokens)
     for run in ("solve.cli", "combine.cli", "combine.choosing", "generate.cli"):
-        monkeypatch.setattr(f"stages.{run}.run", never)
+        monkeypatch.setattr(f"tightfit.stages.{run}.run", never)
     monkeypatch.setattr("tightfit.stages.profile.profile.measure_op", never)
     fitted, again = tightfit.plan(model, (tokens,), **asked)
     assert (again.sentence, again.module) == (first.sentence, first.module)
