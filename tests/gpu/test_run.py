@@ -98,8 +98,7 @@ def test_one_model_from_trace_to_table(
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(programs / "python"))
     monkeypatch.setattr(command, "machine", lambda device: {"device": device})
-    asked = planned(tmp_path)
-    assert command.run(asked, 20, "3 gpt2") == 0, (tmp_path / "gpu.md").read_text()
+    assert command.run(planned(tmp_path), 20, "3 gpt2") == 0, (tmp_path / "gpu.md").read_text()
     steps = json.loads((tmp_path / "gpu.json").read_text())["steps"]
     eager, plan = (steps[f"3 gpt2: {way}"]["result"] for way in ("eager", "plan half"))
     assert plan["gradients"] == eager["gradients"]
@@ -107,7 +106,16 @@ def test_one_model_from_trace_to_table(
     assert steps["3 gpt2: compile 0.0"]["result"]["compiling"] > 0
     text = (tmp_path / "gpu.md").read_text()
     assert "| gpt2: plan half |" in text and "| equal |" in text
-    plain, graphs = launched("gpt2", asked.plans / "gpt2-tiny" / "half" / "module")
+
+
+@pytest.mark.long
+def test_a_plan_as_cuda_graphs_gives_the_gradients_of_plain_calls(tmp_path: Path) -> None:
+    """On doubles of CUDA graphs, of a model without dropout: a plan that draws again refuses
+    graphs."""
+    case = prepare.Case("llama", "tiny", {"half": "50%"})
+    assert prepare.prepared(tmp_path, case, "cpu", "rotor", 1)
+    module = tmp_path / case.folder / "half" / "module"
+    plain, graphs = launched("llama", module)
     assert graphs["gradients"] == plain["gradients"]
 
 
