@@ -102,7 +102,7 @@ def test_a_call_tells_its_stages(
 ) -> None:
     monkeypatch.setattr("tightfit.progress.PAUSE", 0.0)
     x = torch.randn(64, 16)
-    tightfit.plan(tower(), (x,), budget="90%", store=store, **SETTINGS)
+    tightfit.plan(tower(), (x,), budget="90%", store=store, check="full", **SETTINGS)
     told = capsys.readouterr()
     stages = [line.split(" ", 2)[1] for line in told.err.splitlines()]
     assert told.out == ""

@@ -101,10 +101,10 @@ def test_what_is_asked_for_comes_first_and_the_frontier_follows(
     steps = [line.partition("] ")[2] for line in result.stderr.splitlines() if line[:1] == "["]
     asked = [step for step in steps if step != "tiny: running the model"]
     assert asked[0].startswith("compiling the search")
-    assert asked[5:10] == [
+    assert asked[5:9] == [
         "tiny: planning with auto",
         "tiny: choosing auto for 50%",
         "tiny: writing the module of auto 50pct",
         "tiny: running auto 50pct against the model",
-        "tiny: planning with auto for all budgets",
     ]
+    assert "tiny: planning with auto for all budgets" in asked[9:]

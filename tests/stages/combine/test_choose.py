@@ -69,7 +69,7 @@ def test_a_bound_above_a_plan_is_not_believed(step: Step, monkeypatch: pytest.Mo
         plan = chosen(step)
         assert plan.budget_bytes is not None and plan.verdict == "feasible"
         assert plan.lower_bound == least_seconds(graph, costs, problem, plan.budget_bytes)
-        assert "a closer bound was above the plan" in plan.sentence
+        assert "the plan is below a closer bound" in plan.sentence
 
 
 def test_a_bound_that_the_clock_ended_says_so(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
