@@ -21,7 +21,6 @@ from schemas.machine import MACHINES
 from stages.device.factory import check_result
 from stages.profile.roofline import roofline
 from stages.trace.trace import trace
-from stages.validate.load import load_package
 from tests.gpu import __main__ as command
 from tests.gpu import contestant, prepare
 from tests.gpu.compare_costs import compared
@@ -32,7 +31,6 @@ from tests.gpu.sizes import GRAPHS, PLAN, SIZES, WAYS
 from tests.gpu.steps import ROOT, Asked, Step, steps
 from tests.gpu.travels import MOST, sizes
 from tests.gpu.whole import measured
-from tests.stages.generate.captures import stand_in
 
 ABOUT = {"device": "cpu", "size": "tiny"}
 
@@ -98,8 +96,7 @@ def test_one_model_from_trace_to_table(
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(programs / "python"))
     monkeypatch.setattr(command, "machine", lambda device: {"device": device})
-    asked = planned(tmp_path)
-    assert command.run(asked, 20, "3 gpt2") == 0, (tmp_path / "gpu.md").read_text()
+    assert command.run(planned(tmp_path), 20, "3 gpt2") == 0, (tmp_path / "gpu.md").read_text()
     steps = json.loads((tmp_path / "gpu.json").read_text())["steps"]
     eager, plan = (steps[f"3 gpt2: {way}"]["result"] for way in ("eager", "plan half"))
     assert plan["gradients"] == eager["gradients"]
@@ -107,20 +104,6 @@ def test_one_model_from_trace_to_table(
     assert steps["3 gpt2: compile 0.0"]["result"]["compiling"] > 0
     text = (tmp_path / "gpu.md").read_text()
     assert "| gpt2: plan half |" in text and "| equal |" in text
-    plain, graphs = launched("gpt2", asked.plans / "gpt2-tiny" / "half" / "module")
-    assert graphs["gradients"] == plain["gradients"]
-
-
-def launched(name: str, module: Path) -> list[dict[str, Any]]:
-    """What is measured of a plan that runs as plain calls and as CUDA graphs, doubles of these."""
-    with pytest.MonkeyPatch.context() as patch:
-        stand_in(patch)
-        wrapping = sys.modules[f"{load_package(module).__name__}.wrap"]
-        patch.setattr(wrapping, "refusal", lambda step, interface: "")
-        return [
-            contestant.measured(name, "tiny", way, "cpu", 1.0, str(module), 2)
-            for way in (PLAN, GRAPHS)
-        ]
 
 
 @pytest.mark.long
