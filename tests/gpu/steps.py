@@ -314,7 +314,7 @@ def plan_commands(
         _python("tightfit", "partition", *files, "--out", blocks),
         _python("tightfit", "solve", "--blocks", blocks, "--store", place / "store", *solving),
         _python(
-            "stages",
+            "tightfit",
             "combine",
             *files,
             "--blocks",
@@ -335,7 +335,15 @@ def plan_commands(
         made = ["--schedule", at / "schedule.arrow", "--plan", at / "plan.json"]
         found.append(
             _python(
-                "stages", "choose", "--frontier", frontier, *files, "--budget", budget, "--out", at
+                "tightfit",
+                "choose",
+                "--frontier",
+                frontier,
+                *files,
+                "--budget",
+                budget,
+                "--out",
+                at,
             )
         )
         found.append(_python("tightfit", "generate", *files[:2], *made, "--out", at / "module"))
