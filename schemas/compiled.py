@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ def forget_stale(module: str) -> None:
         return
     newest = max(path.stat().st_mtime for path in folder.glob("*.py"))
     for index in kept.glob("*.nbi"):
-        if index.stat().st_mtime < newest:
-            index.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process removed it
+            if index.stat().st_mtime < newest:
+                index.unlink()
 
 
 def is_kept(function: Any) -> bool:
