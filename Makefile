@@ -24,10 +24,10 @@ CLUSTER := $(if $(filter-out default,$(PROFILE)),$(VENV)/cluster.done)
 .PHONY: plan zoo prune test tests test-long check lint types battery fuzz mutate bench crash pipelines slurm clean
 
 plan: $(VENV)/plan.done $(CLUSTER)
-	@exec $(BIN)/python workflow/together.py workflow/plan.sh $(BIN) $(CONFIG) "$(CORES)" $(PROFILE) $(REMEASURE)
+	@exec $(BIN)/python workflow/process_group.py workflow/plan.sh $(BIN) $(CONFIG) "$(CORES)" $(PROFILE) $(REMEASURE)
 
 zoo: $(VENV)/zoo.done $(CLUSTER)
-	@exec $(BIN)/python workflow/together.py workflow/plan.sh $(BIN) zoo.yaml "$(CORES)" $(PROFILE) $(REMEASURE)
+	@exec $(BIN)/python workflow/process_group.py workflow/plan.sh $(BIN) zoo.yaml "$(CORES)" $(PROFILE) $(REMEASURE)
 
 prune: $(VENV)/plan.done
 	$(BIN)/python -m tightfit prune --configuration $(CONFIG)
@@ -63,7 +63,7 @@ mutate: $(VENV)/test.done
 	$(BIN)/python -m tests.mutate --mutants $(MUTANTS) --seed $(SEED)
 
 bench: $(VENV)/test.done
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m tests.benchmarks
 
 crash: $(VENV)/test.done
 	$(BIN)/python -m tests.crash
@@ -73,7 +73,7 @@ pipelines: $(VENV)/test.done
 
 slurm: $(VENV)/test.done $(VENV)/cluster.done
 	tests/slurm/install.sh
-	$(BIN)/pytest -v tests/slurm/test_short.py tests/slurm/whole.py
+	$(BIN)/pytest -v tests/slurm/test_first_step.py tests/slurm/full_batches.py
 
 $(VENV)/plan.done: pyproject.toml constraints.txt workflow/environment.sh
 	workflow/environment.sh $(VENV) models

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from data.zoo_text import Factory, FactoryWithLoss, own_loss
+from data.zoo_text import Factory, FactoryWithLoss, model_output_loss
 
 
 def clip(
@@ -30,7 +30,7 @@ def clip(
         projection_dim=width,
     )
     inputs = {**_pairs(vocabulary, batch, size), "return_loss": True}
-    return CLIPModel(config).train(), ((), inputs), own_loss
+    return CLIPModel(config).train(), ((), inputs), model_output_loss
 
 
 def blip(

@@ -17,7 +17,7 @@ Factory = tuple[nn.Module, Sample]
 FactoryWithLoss = tuple[nn.Module, Sample, Callable[[Any], torch.Tensor]]
 
 
-def own_loss(output: Any) -> torch.Tensor:
+def model_output_loss(output: Any) -> torch.Tensor:
     """The loss that a model of transformers computes when it is given labels."""
     return output.loss
 
@@ -42,7 +42,7 @@ def t5(
         "input_ids": _tokens(vocabulary, batch, tokens),
         "labels": _tokens(vocabulary, batch, tokens // 2),
     }
-    return T5ForConditionalGeneration(config).train(), ((), inputs), own_loss
+    return T5ForConditionalGeneration(config).train(), ((), inputs), model_output_loss
 
 
 def bart(
@@ -107,7 +107,7 @@ def gpt_neox(
     )
     text = _tokens(vocabulary, batch, tokens)
     model = GPTNeoXForCausalLM(config).train()
-    return model, ((), {"input_ids": text, "labels": text}), own_loss
+    return model, ((), {"input_ids": text, "labels": text}), model_output_loss
 
 
 def mixtral(

@@ -20,7 +20,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import tightfit
-from tightfit.stages.device.meter import session
+from tightfit.stages.torch_utils.memory_meter import memory_session
 
 SIZES: dict[str, Any] = {
     "n_layer": 6,
@@ -66,7 +66,7 @@ def train(kind: str, budget: str, small: bool, steps: int) -> dict[str, Any]:
         started = time.process_time()
         losses.append(step())
         seconds.append(time.process_time() - started)
-    with session("cpu") as seen, seen.section("step"):
+    with memory_session("cpu") as seen, seen.section("step"):
         losses.append(step())
     peak = seen.section_usage("step").peak
     return {"losses": losses, "peak": peak, "seconds": statistics.median(seconds)}

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, TypeAlias
 
-from tightfit.schemas.arrow import integer, text
-from tightfit.schemas.errors import ArtifactError
-from tightfit.schemas.graph import LOSS_TARGET, NONE, Op
+from tightfit.schemas.arrow_fields import integer_field, text_field
+from tightfit.schemas.graph.training_graph import LOSS_TARGET, NO_VALUE, Op
+from tightfit.util.errors import ArtifactError
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,19 @@ class Compute:
     """Runs an op; `in_place` is the value that it overwrites, NONE where it overwrites none."""
 
     op: int
-    in_place: int = NONE
+    in_place: int = NO_VALUE
 
 
 @dataclass(frozen=True)
-class Write:
+class WriteBuffer:
     """Runs an op that writes a buffer."""
 
     op: int
-    in_place: int = NONE
+    in_place: int = NO_VALUE
 
 
 @dataclass(frozen=True)
-class Loss:
+class ComputeLoss:
     """Ends the forward, runs the caller's loss and begins the backward."""
 
     op: int
@@ -79,28 +79,28 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class FreeCopy:
+class FreeHostCopy:
     """Forgets the copy of a value's storage in the other memory, which has its bytes back."""
 
     value: int
 
 
 @dataclass(frozen=True)
-class FreeRandom:
+class FreeRandomState:
     """Forgets the random state that was saved for an op."""
 
     op: int
 
 
 @dataclass(frozen=True)
-class Gradient:
+class PassGradient:
     """Hands a finished gradient to autograd."""
 
     value: int
 
 
 @dataclass(frozen=True)
-class Optimise:
+class UpdateOnDevice:
     """Updates a parameter on the device by its whole gradient, which is gone after it.
 
     Its states are on the device, or pass through staging on their way from the other memory and
@@ -110,7 +110,7 @@ class Optimise:
 
 
 @dataclass(frozen=True)
-class OptimiseAway:
+class UpdateOnHost:
     """Updates a parameter in the other memory, in the lane `MEMORY/compute`.
 
     The copy of its gradient there is read until that has ended, which a `Wait` for the gradient
@@ -120,7 +120,7 @@ class OptimiseAway:
 
 
 @dataclass(frozen=True)
-class Accumulate:
+class AccumulateOnHost:
     """Adds the copy of a parameter's gradient to the sum of earlier microbatches in the other
     memory, in the lane `MEMORY/compute`. The copy is read until that has ended, which a `Wait` for
     the gradient says."""
@@ -129,83 +129,83 @@ class Accumulate:
 
 
 @dataclass(frozen=True)
-class SaveRandom:
+class SaveRandomState:
     """Keeps the generator's state from before an op."""
 
     op: int
 
 
 @dataclass(frozen=True)
-class RestoreRandom:
+class RestoreRandomState:
     """Lets the next action, a run of the same op, draw from its saved state."""
 
     op: int
 
 
-Run: TypeAlias = Compute | Write | Loss
+OpAction: TypeAlias = Compute | WriteBuffer | ComputeLoss
 """The actions that run an op."""
-Transfer: TypeAlias = Offload | Prefetch
+TransferAction: TypeAlias = Offload | Prefetch
 """The actions that take a link to the other memory."""
-Linked: TypeAlias = Offload | Prefetch | Wait | FreeCopy
+LinkAction: TypeAlias = Offload | Prefetch | Wait | FreeHostCopy
 """The actions that only a schedule with transfers has."""
-Updating: TypeAlias = Optimise | OptimiseAway | Accumulate
+OptimizerAction: TypeAlias = UpdateOnDevice | UpdateOnHost | AccumulateOnHost
 """The actions that only a schedule with an optimiser has."""
 Action: TypeAlias = (
     Compute
-    | Write
-    | Loss
+    | WriteBuffer
+    | ComputeLoss
     | Free
-    | FreeRandom
-    | Gradient
-    | SaveRandom
-    | RestoreRandom
-    | Linked
-    | Updating
+    | FreeRandomState
+    | PassGradient
+    | SaveRandomState
+    | RestoreRandomState
+    | LinkAction
+    | OptimizerAction
 )
 
-NAMES: dict[type[Action], str] = {
+ACTION_NAMES: dict[type[Action], str] = {
     Compute: "compute",
-    Write: "write",
-    Loss: "loss",
+    WriteBuffer: "write",
+    ComputeLoss: "loss",
     Free: "free",
-    FreeRandom: "free",
-    Gradient: "gradient",
-    SaveRandom: "save_random",
-    RestoreRandom: "restore_random",
+    FreeRandomState: "free",
+    PassGradient: "gradient",
+    SaveRandomState: "save_random",
+    RestoreRandomState: "restore_random",
     Offload: "offload",
     Prefetch: "prefetch",
     Wait: "wait",
-    FreeCopy: "free_copy",
-    Optimise: "optimise",
-    OptimiseAway: "optimise_away",
-    Accumulate: "accumulate",
+    FreeHostCopy: "free_copy",
+    UpdateOnDevice: "optimise",
+    UpdateOnHost: "optimise_away",
+    AccumulateOnHost: "accumulate",
 }
 """What the actions are called in artifacts."""
-COLUMNS = ("op", "value", "in_place")
+ACTION_COLUMNS = ("op", "value", "in_place")
 """What the actions of an artifact say beside their name, NONE where it does not apply."""
-ACTION_FIELDS = (text("action"), *(integer(column) for column in COLUMNS))
+ACTION_FIELDS = (text_field("action"), *(integer_field(column) for column in ACTION_COLUMNS))
 """Arrow fields of an action, for artifacts that hold some."""
 
 
-def run_of(op: Op, in_place: int = NONE) -> Run:
+def op_action(op: Op, in_place: int = NO_VALUE) -> OpAction:
     """The action that runs an op."""
     if op.target == LOSS_TARGET:
-        return Loss(op.id)
-    return Write(op.id, in_place) if op.writes else Compute(op.id, in_place)
+        return ComputeLoss(op.id)
+    return WriteBuffer(op.id, in_place) if op.writes else Compute(op.id, in_place)
 
 
-def row_of(action: Action) -> dict[str, Any]:
+def action_to_row(action: Action) -> dict[str, Any]:
     """An action as a row: its name and `COLUMNS`; raises ArtifactError where it says more."""
     said = asdict(action)
-    if more := sorted(said.keys() - set(COLUMNS)):
+    if more := sorted(said.keys() - set(ACTION_COLUMNS)):
         raise ArtifactError(f"a {type(action).__name__} says {more[0]!r}, which no column holds")
-    return {"action": NAMES[type(action)], **dict.fromkeys(COLUMNS, NONE), **said}
+    return {"action": ACTION_NAMES[type(action)], **dict.fromkeys(ACTION_COLUMNS, NO_VALUE), **said}
 
 
-def action_of(row: Mapping[str, Any], what: str) -> Action:
+def action_from_row(row: Mapping[str, Any], what: str) -> Action:
     """The action of a row; raises ArtifactError, naming `what`, where it is none."""
-    said = {column: row[column] for column in COLUMNS if row[column] != NONE}
-    named = [kind for kind, name in NAMES.items() if name == row["action"]]
+    said = {column: row[column] for column in ACTION_COLUMNS if row[column] != NO_VALUE}
+    named = [kind for kind, name in ACTION_NAMES.items() if name == row["action"]]
     if not named:
         raise ArtifactError(f"{what} has the unknown action {row['action']!r}")
     if min(said.values(), default=0) < 0:

@@ -22,11 +22,24 @@ from typing import Any
 import pyarrow as pa
 
 from tightfit.schemas import store
-from tightfit.schemas.arrow import integer, integers, number, records, text
-from tightfit.schemas.chain import MOST_BYTES, are_times
-from tightfit.schemas.errors import ArtifactError
-from tightfit.schemas.graph import NONE, PHASES
-from tightfit.schemas.problem import PROBLEM_FIELDS, Node, Problem, Repeat, Reuse, Storage
+from tightfit.schemas.arrow_fields import (
+    integer_field,
+    integer_list_field,
+    number_field,
+    record_list_field,
+    text_field,
+)
+from tightfit.schemas.chain import MAX_BYTES, are_valid_times
+from tightfit.schemas.graph.planning_graph import (
+    PLANNING_GRAPH_FIELDS,
+    InPlaceVariant,
+    PlanningGraph,
+    PlanningNode,
+    PlanningStorage,
+    RecomputeVariant,
+)
+from tightfit.schemas.graph.training_graph import NO_VALUE, PHASES
+from tightfit.util.errors import ArtifactError
 
 
 @dataclass(frozen=True)
@@ -66,7 +79,7 @@ class Block:
 
     def ops(self, positions: list[int]) -> list[int]:
         """The op ids of nodes of the block's problem, given by position."""
-        nodes = [*self.forward, NONE, *self.backward]
+        nodes = [*self.forward, NO_VALUE, *self.backward]
         return [nodes[position] for position in positions]
 
 
@@ -89,11 +102,11 @@ class Blocks:
     loss_seconds: float
     loss_peak: int
     blocks: list[Block]
-    distinct: dict[str, Problem]
+    distinct: dict[str, PlanningGraph]
     branches: list[Blocks] = field(default_factory=list)
 
     @property
-    def problems(self) -> dict[str, Problem]:
+    def problems(self) -> dict[str, PlanningGraph]:
         """The distinct problems of the chain and of all branches."""
         found = dict(self.distinct)
         for branch in self.branches:
@@ -113,38 +126,38 @@ BLOCKS = store.ArtifactType(
     3,
     pa.schema(
         [
-            text("model"),
-            integers("prelude"),
-            number("prelude_seconds"),
-            integer("held_bytes"),
-            integer("loss"),
-            number("loss_seconds"),
-            integer("loss_peak"),
-            records(
+            text_field("model"),
+            integer_list_field("prelude"),
+            number_field("prelude_seconds"),
+            integer_field("held_bytes"),
+            integer_field("loss"),
+            number_field("loss_seconds"),
+            integer_field("loss_peak"),
+            record_list_field(
                 "blocks",
-                text("digest"),
-                text("label"),
-                integers("forward"),
-                integers("backward"),
-                integers("once"),
-                integers("storages"),
-                integers("inputs"),
-                integers("outputs"),
-                integers("incoming"),
-                integers("outgoing"),
-                integer("output_bytes"),
-                integer("incoming_bytes"),
-                integer("outgoing_bytes"),
-                integer("gradient_bytes"),
-                integer("carried_bytes"),
+                text_field("digest"),
+                text_field("label"),
+                integer_list_field("forward"),
+                integer_list_field("backward"),
+                integer_list_field("once"),
+                integer_list_field("storages"),
+                integer_list_field("inputs"),
+                integer_list_field("outputs"),
+                integer_list_field("incoming"),
+                integer_list_field("outgoing"),
+                integer_field("output_bytes"),
+                integer_field("incoming_bytes"),
+                integer_field("outgoing_bytes"),
+                integer_field("gradient_bytes"),
+                integer_field("carried_bytes"),
             ),
-            records("distinct", text("digest"), *PROBLEM_FIELDS),
+            record_list_field("distinct", text_field("digest"), *PLANNING_GRAPH_FIELDS),
         ]
     ),
 )
 
 
-def problem_row(problem: Problem) -> dict[str, Any]:
+def planning_graph_to_row(problem: PlanningGraph) -> dict[str, Any]:
     """A block's problem as plain data; blocks have no alternatives."""
     row = asdict(problem)
     del row["alternatives"]
@@ -153,9 +166,9 @@ def problem_row(problem: Problem) -> dict[str, Any]:
     return row
 
 
-def problem_digest(problem: Problem) -> str:
+def planning_graph_digest(problem: PlanningGraph) -> str:
     """The digest of a block's structure and costs: 64 hex digits."""
-    row = problem_row(problem)
+    row = planning_graph_to_row(problem)
     for node in row["nodes"]:
         if not node["repeat"]:
             del node["repeat"]
@@ -175,7 +188,7 @@ def write_blocks(
 
 def _row(chain: Blocks) -> dict[str, Any]:
     distinct = [
-        {"digest": digest, **problem_row(problem)}
+        {"digest": digest, **planning_graph_to_row(problem)}
         for digest, problem in sorted(chain.distinct.items())
     ]
     row = {name: value for name, value in vars(chain).items() if name != "branches"}
@@ -197,34 +210,36 @@ def read_blocks(path: Path | str) -> Blocks:
 
 
 def _chain(row: Mapping[str, Any]) -> Blocks:
-    distinct = {entry["digest"]: problem_from_row(entry) for entry in row["distinct"]}
+    distinct = {entry["digest"]: planning_graph_from_row(entry) for entry in row["distinct"]}
     blocks = [Block(**block) for block in row["blocks"]]
     return Blocks(**{**row, "blocks": blocks, "distinct": distinct})
 
 
-def problem_from_row(entry: Mapping[str, Any]) -> Problem:
+def planning_graph_from_row(entry: Mapping[str, Any]) -> PlanningGraph:
     """The problem that a row of `problem_row` was made of; further keys are ignored."""
     nodes = [_node(node) for node in entry["nodes"]]
-    storages = [Storage(**storage) for storage in entry["storages"]]
-    return Problem(nodes, storages, entry["state_bytes"])
+    storages = [PlanningStorage(**storage) for storage in entry["storages"]]
+    return PlanningGraph(nodes, storages, entry["state_bytes"])
 
 
-def _node(row: Mapping[str, Any]) -> Node:
-    repeats = [Repeat(**repeat) for repeat in row["repeat"]]
+def _node(row: Mapping[str, Any]) -> PlanningNode:
+    repeats = [RecomputeVariant(**repeat) for repeat in row["repeat"]]
     if len(repeats) > 1:
         raise ArtifactError(f"node {row['op']} runs again in {len(repeats)} forms")
-    reuses = [Reuse(**reuse) for reuse in row["reuses"]]
-    return Node(**{**row, "reuses": reuses, "repeat": repeats[0] if repeats else None})
+    reuses = [InPlaceVariant(**reuse) for reuse in row["reuses"]]
+    return PlanningNode(**{**row, "reuses": reuses, "repeat": repeats[0] if repeats else None})
 
 
 def _check(chain: Blocks, where: str) -> None:
     counted = [chain.held_bytes, *(size for block in chain.blocks for size in _sizes(block))]
-    if min(counted) < 0 or not _are_bytes([chain.loss_peak, *map(_grown, chain.blocks), *counted]):
+    if min(counted) < 0 or not _are_bytes(
+        [chain.loss_peak, *map(_gradient_growth, chain.blocks), *counted]
+    ):
         raise ArtifactError(f"{where}: has a size that no memory has")
-    if not are_times([chain.prelude_seconds, chain.loss_seconds]):
+    if not are_valid_times([chain.prelude_seconds, chain.loss_seconds]):
         raise ArtifactError(f"{where}: has a time that is no number of seconds")
     for digest, problem in chain.distinct.items():
-        if problem_digest(problem) != digest:
+        if planning_graph_digest(problem) != digest:
             raise ArtifactError(f"{where}: the problem {digest[:12]} has another digest")
         _check_problem(problem, f"{where}: the problem {digest[:12]}")
     seen: set[int] = set()
@@ -255,15 +270,15 @@ def _sizes(block: Block) -> list[int]:
     return [block.output_bytes, block.incoming_bytes, block.outgoing_bytes]
 
 
-def _grown(block: Block) -> int:
+def _gradient_growth(block: Block) -> int:
     return max(abs(block.gradient_bytes), abs(block.carried_bytes))
 
 
 def _are_bytes(sizes: Iterable[int]) -> bool:
-    return all(-MOST_BYTES < size < MOST_BYTES for size in sizes)
+    return all(-MAX_BYTES < size < MAX_BYTES for size in sizes)
 
 
-def _check_problem(problem: Problem, what: str) -> None:
+def _check_problem(problem: PlanningGraph, what: str) -> None:
     phases = [node.phase for node in problem.nodes]
     if (
         not set(phases) <= set(PHASES)
@@ -287,23 +302,23 @@ def _check_problem(problem: Problem, what: str) -> None:
         raise ArtifactError(f"{what} has a size that no memory has")
 
 
-def _check_costs(node: Node, what: str) -> None:
+def _check_costs(node: PlanningNode, what: str) -> None:
     """Times are finite, and sizes some that a memory could have."""
     forms = [node, node.form(True), *node.reuses]
-    if not are_times(form.seconds for form in forms):
+    if not are_valid_times(form.seconds for form in forms):
         raise ArtifactError(f"{what} takes a time that is no number of seconds")
     if node.peak < 0 or not _are_bytes(form.peak for form in forms):
         raise ArtifactError(f"{what} takes a size that no memory has")
 
 
-def _check_flow(problem: Problem, what: str) -> None:
+def _check_flow(problem: PlanningGraph, what: str) -> None:
     """Each storage is made by its producer alone, and ahead of what reads it."""
     makes = [(s, position) for position, node in enumerate(problem.nodes) for s in node.outputs]
     maker = dict(makes)
     if len(maker) < len(makes):
         raise ArtifactError(f"{what} makes a storage twice")
     for index, made in enumerate(problem.storages):
-        if maker.get(index, NONE) != made.producer:
+        if maker.get(index, NO_VALUE) != made.producer:
             raise ArtifactError(f"{what} has storage {index}, which its producer does not make")
     for position, node in enumerate(problem.nodes):
         late = [s for s in node.inputs if problem.storages[s].producer >= position]

@@ -15,24 +15,24 @@ from pathlib import Path
 import pyarrow as pa
 
 from tightfit.schemas import store
-from tightfit.schemas.arrow import integer, number, text
-from tightfit.schemas.digits import is_number
-from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.arrow_fields import integer_field, number_field, text_field
+from tightfit.util.command_line import is_integer_text
+from tightfit.util.errors import ArtifactError
 
-MOST_BYTES = 2**60
+MAX_BYTES = 2**60
 """More bytes than there are anywhere. Sizes that come to less together can be added up, in any
 order, in 64 bits."""
-MOST_SECONDS = 1e18
+MAX_SECONDS = 1e18
 """More than any step takes. Times up to that can be added up and multiplied by counts."""
 
 
-def are_times(times: Iterable[float]) -> bool:
+def are_valid_times(times: Iterable[float]) -> bool:
     """Whether all of these are seconds that something could take."""
-    return all(0 <= time <= MOST_SECONDS for time in times)
+    return all(0 <= time <= MAX_SECONDS for time in times)
 
 
 @dataclass(frozen=True)
-class Position:
+class ChainPosition:
     """One position of a chain.
 
     `u_f` and `u_b` are the seconds of forward and backward. `a` is the size of the output and
@@ -61,7 +61,7 @@ class Chain:
     """Positions in order, the loss last; `a_0` is the size of the chain's input, which is there
     from the beginning, and `delta_0` that of the gradient of this input."""
 
-    positions: list[Position]
+    positions: list[ChainPosition]
     a_0: int
     delta_0: int
 
@@ -71,17 +71,17 @@ CHAIN = store.ArtifactType(
     1,
     pa.schema(
         [
-            integer("position"),
-            number("u_f"),
-            number("u_b"),
-            integer("a"),
-            integer("abar"),
-            integer("delta"),
-            integer("o_f"),
-            integer("o_b"),
-            integer("weight"),
-            integer("grad"),
-            text("label"),
+            integer_field("position"),
+            number_field("u_f"),
+            number_field("u_b"),
+            integer_field("a"),
+            integer_field("abar"),
+            integer_field("delta"),
+            integer_field("o_f"),
+            integer_field("o_b"),
+            integer_field("weight"),
+            integer_field("grad"),
+            text_field("label"),
         ]
     ),
 )
@@ -101,10 +101,10 @@ def read_chain(path: Path | str) -> Chain:
     sizes = {}
     for key in ("a_0", "delta_0"):
         written = artifact.metadata.get(key)
-        if written is None or not is_number(written):
+        if written is None or not is_integer_text(written):
             raise ArtifactError(f"{path}: the metadata {key!r} is no size in bytes: {written}")
         sizes[key] = int(written)
-    chain = Chain([Position(**row) for row in artifact.rows], **sizes)
+    chain = Chain([ChainPosition(**row) for row in artifact.rows], **sizes)
     check_chain(chain, str(path))
     return chain
 
@@ -117,7 +117,7 @@ def check_chain(chain: Chain, where: str) -> None:
         raise ArtifactError(f"{where}: the chain has no positions, the loss is missing")
     if chain.a_0 < 0 or chain.delta_0 < 0:
         raise ArtifactError(f"{where}: the chain's input or its gradient has a negative size")
-    numeric = [field.name for field in fields(Position) if field.name != "label"]
+    numeric = [field.name for field in fields(ChainPosition) if field.name != "label"]
     for expected, row in enumerate(chain.positions, start=1):
         if row.position != expected:
             raise ArtifactError(
@@ -129,7 +129,7 @@ def check_chain(chain: Chain, where: str) -> None:
                     f"{where}: position {expected} has {name} = {getattr(row, name)}, "
                     "which is negative or not finite"
                 )
-        if not are_times((row.u_f, row.u_b)):
+        if not are_valid_times((row.u_f, row.u_b)):
             raise ArtifactError(
                 f"{where}: position {expected} takes {row.u_f} and {row.u_b} seconds, longer than "
                 "anything does"
@@ -141,5 +141,5 @@ def check_chain(chain: Chain, where: str) -> None:
             )
     sizes = [name for name in numeric if name not in ("position", "u_f", "u_b")]
     total = sum(getattr(row, name) for row in chain.positions for name in sizes)
-    if total + chain.a_0 + chain.delta_0 >= MOST_BYTES:
+    if total + chain.a_0 + chain.delta_0 >= MAX_BYTES:
         raise ArtifactError(f"{where}: the chain's sizes are more bytes than there are anywhere")

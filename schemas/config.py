@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import os
@@ -10,26 +11,77 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from tightfit.schemas.budget import NO_BUDGET, asked_budget, parse_budget
-from tightfit.schemas.config_errors import message_of, path_text, sentence_of
-from tightfit.schemas.engines import SOLVERS, Engine, Solver, engine_of_steps
-from tightfit.schemas.errors import ConfigError, TightfitError
-from tightfit.schemas.frontier import BUDGETS, COARSE
-from tightfit.schemas.link import host_link
-from tightfit.schemas.machine import machine_file, read_machine
-from tightfit.schemas.measurement import FAILED
-from tightfit.schemas.strategies import STRATEGIES, UNPLANNED, baselines
+from tightfit.schemas.frontier import COARSE_FRONTIER_BUDGETS, FRONTIER_BUDGETS
+from tightfit.schemas.link import read_host_link
+from tightfit.schemas.machine import read_machine, resolve_machine_file
+from tightfit.schemas.measurement import FAILED_VERDICT
+from tightfit.util.budget import NO_BUDGET, parse_budget, parse_user_budget
+from tightfit.util.errors import ConfigError, TightfitError
+from tightfit.util.solver_engines import BLOCK_SOLVERS, BlockSolver, SolverEngine, step_engine
+from tightfit.util.strategies import STRATEGIES, UNPLANNED, baseline_names
 
-FUSED = "fused"
-BESIDE = "eager"
+
+def describe_schema_error(error: Any) -> str:
+    """One line for an error of jsonschema: path, what was found, what was expected."""
+    path, expected = list(error.absolute_path), _expected_value(error.schema)
+    if error.validator == "required":
+        missing = next(key for key in error.validator_value if key not in error.instance)
+        wanted = _expected_value(error.schema["properties"][missing])
+        return f"{format_key_path([*path, missing])}: is missing, expected {wanted}"
+    if error.validator == "additionalProperties":
+        known = list(error.schema["properties"])
+        unknown = [key for key in error.instance if key not in known]
+        return "\n".join(_describe_unknown_key(path, key, known) for key in unknown)
+    if "propertyNames" in error.absolute_schema_path:
+        return f"{format_key_path([*path, error.instance])}: is no name to use, expected {expected}"
+    return (
+        f"{format_key_path(path)}: {_format_value(error.instance)} was found, expected {expected}"
+    )
+
+
+def _describe_unknown_key(path: list[Any], key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key, known, 1)
+    hint = f"did you mean {close[0]}" if close else f"expected one of {', '.join(known)}"
+    return f"{format_key_path([*path, key])}: is no known key, {hint}"
+
+
+def _expected_value(schema: Mapping[str, Any]) -> str:
+    return cast(str, schema["expected"])
+
+
+def _format_value(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def format_key_path(parts: Iterable[str | int]) -> str:
+    """The path of a key, as `models.NAME.budgets[0]`."""
+    text = ""
+    for part in parts:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text or "the configuration"
+
+
+def format_config_errors(source: str, problems: list[str]) -> str:
+    """All errors of a configuration as one text, a line each."""
+    lines = [line for problem in problems for line in problem.splitlines()]
+    if len(lines) == 1:
+        return f"{source}: {lines[0]}"
+    return "\n".join([f"{source} has {len(lines)} errors:", *(f"  {line}" for line in lines)])
+
+
+FUSED_KERNELS = "fused"
+EAGER_FOLDER = "eager"
 """The folder, in that of a model with fused kernels, of what is planned with eager's."""
-CARRIED = ("with_eager", "with_libraries")
+PACKAGE_CONTENT_KEYS = ("with_eager", "with_libraries")
 """Keys that say what modules of fused kernels carry."""
 SCHEMA_PATH = Path(__file__).with_name("config.schema.json")
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelConfig:
     """A model to plan: its factory ("package.module:function"), the factory's keyword arguments,
     the strategies and budgets, as written, to plan it with, whether plans may rest on inputs of
     nothing but `ones`, and its kernels: eager's, or `fused` ones, whose modules may carry a plan of
@@ -52,7 +104,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Request:
+class PlanRequest:
     """One plan to make. `budget` is as written, "none" for a baseline; `directory` is the folder
     that stands for it."""
 
@@ -74,9 +126,9 @@ class Config:
     device is measured then. `disk` is the folder that it leads to on the CPU, "" for that of the
     environment."""
 
-    models: dict[str, Model]
+    models: dict[str, ModelConfig]
     device: str
-    engine: Solver
+    engine: BlockSolver
     peaks: int
     saves: int
     pairs: int
@@ -84,8 +136,8 @@ class Config:
     operators: dict[str, str]
     results: str
     store: str
-    fail_on: tuple[str, ...] = (FAILED,)
-    budgets_shown: int = COARSE
+    fail_on: tuple[str, ...] = (FAILED_VERDICT,)
+    budgets_shown: int = COARSE_FRONTIER_BUDGETS
     machine: Path | None = None
     linked: Path | None = None
     disk: str = ""
@@ -96,19 +148,19 @@ class Config:
         return self.device if self.machine is None else "cpu"
 
     @property
-    def engine_of_steps(self) -> Engine:
+    def step_engine(self) -> SolverEngine:
         """The engine of the integer programs of whole steps."""
-        return engine_of_steps(self.engine)
+        return step_engine(self.engine)
 
-    def requests(self, model: str) -> list[Request]:
+    def requests(self, model: str) -> list[PlanRequest]:
         """The plans to make of one model, in the order of the configuration. Where its kernels are
         fused, the step that runs them unplanned is one of them: others are compared with it."""
         chosen = self.models[model]
         apart = chosen.fused and UNPLANNED not in chosen.strategies
         return [
-            Request(model, strategy, budget, directory)
+            PlanRequest(model, strategy, budget, directory)
             for strategy in ([UNPLANNED] if apart else []) + chosen.strategies
-            for budget, directory in _budgets_of(strategy, chosen.budgets)
+            for budget, directory in _strategy_budgets(strategy, chosen.budgets)
         ]
 
     def budget(self, model: str, directory: str) -> str:
@@ -125,18 +177,24 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
     """
     from jsonschema import Draft202012Validator
 
-    schema = _schema()
-    plain, problems = _plain(document)
-    problems += [sentence_of(error) for error in Draft202012Validator(schema).iter_errors(plain)]
+    schema = _load_schema()
+    plain, problems = _to_json_values(document)
+    problems += [
+        describe_schema_error(error) for error in Draft202012Validator(schema).iter_errors(plain)
+    ]
     problems += _budget_problems(plain) + _device_problems(plain) + _sample_problems(plain)
     if not problems:
         filled = _with_defaults(plain, schema)
         problems = _link_problems(filled) + _kernel_problems(filled)
     if problems:
-        raise ConfigError(message_of(source, sorted(set(problems))))
+        raise ConfigError(format_config_errors(source, sorted(set(problems))))
     solver = filled["solver"]
     return Config(
-        models={model.name: model for name in filled["models"] for model in _models(name, filled)},
+        models={
+            model.name: model
+            for name in filled["models"]
+            for model in _expand_samples(name, filled)
+        },
         device=filled["device"],
         engine=solver["engine"],
         peaks=solver["peaks"],
@@ -147,9 +205,11 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
         results=filled["results"],
         store=filled["store"],
         fail_on=tuple(filled["fail_on"]),
-        budgets_shown={"auto": COARSE, True: BUDGETS, False: 0}[filled["frontier"]],
-        machine=machine_file(filled["device"]),
-        linked=_linked(filled),
+        budgets_shown={"auto": COARSE_FRONTIER_BUDGETS, True: FRONTIER_BUDGETS, False: 0}[
+            filled["frontier"]
+        ],
+        machine=resolve_machine_file(filled["device"]),
+        linked=_link_machine(filled),
         disk=filled["disk"],
     )
 
@@ -185,24 +245,24 @@ def require_folders(config: Config, source: str = "config.yaml") -> None:
         elif key == "results" and not os.access(there, os.W_OK):
             problems.append(f"{key}: {there} is read-only, expected a folder to write to")
     if problems:
-        raise ConfigError(message_of(source, problems))
+        raise ConfigError(format_config_errors(source, problems))
 
 
-def _budgets_of(strategy: str, budgets: Iterable[str]) -> list[tuple[str, str]]:
-    if strategy in baselines():
+def _strategy_budgets(strategy: str, budgets: Iterable[str]) -> list[tuple[str, str]]:
+    if strategy in baseline_names():
         return [(NO_BUDGET, NO_BUDGET)]
     return [(budget, parse_budget(budget).directory) for budget in budgets]
 
 
-def _models(name: str, document: dict[str, Any]) -> Iterator[Model]:
+def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig]:
     """The model of a name, or one for each of its samples."""
     model = document["models"][name]
     named: dict[str, dict[str, Any]] = {name: {}}
     if "samples" in model:
         named = dict(zip(_sample_names(name, model["samples"]), model["samples"], strict=True))
-    fused = model.get("kernels", document["kernels"]) == FUSED
+    fused = model.get("kernels", document["kernels"]) == FUSED_KERNELS
     for each, further in named.items():
-        yield Model(
+        yield ModelConfig(
             each,
             model["factory"],
             {**model["arguments"], **further},
@@ -210,7 +270,7 @@ def _models(name: str, document: dict[str, Any]) -> Iterator[Model]:
             [parse_budget(budget).text for budget in model.get("budgets", document["budgets"])],
             model["ones"],
             fused,
-            *(fused and model.get(key, document[key]) for key in CARRIED),
+            *(fused and model.get(key, document[key]) for key in PACKAGE_CONTENT_KEYS),
         )
 
 
@@ -218,20 +278,20 @@ def _sample_names(name: str, samples: Sequence[Any]) -> list[str]:
     return [f"{name}.{number}" for number in range(1, len(samples) + 1)]
 
 
-def _schema() -> dict[str, Any]:
+def _load_schema() -> dict[str, Any]:
     schema = cast(dict[str, Any], json.loads(SCHEMA_PATH.read_text()))
-    schema["$defs"]["strategies"]["items"] = _one_of(STRATEGIES)
-    schema["properties"]["solver"]["properties"]["engine"] |= _one_of(SOLVERS)
+    schema["$defs"]["strategies"]["items"] = _enum_schema(STRATEGIES)
+    schema["properties"]["solver"]["properties"]["engine"] |= _enum_schema(BLOCK_SOLVERS)
     return schema
 
 
-def _one_of(names: Iterable[str]) -> dict[str, Any]:
+def _enum_schema(names: Iterable[str]) -> dict[str, Any]:
     """What the schema says of a key that has one of some names."""
     *most, last = names
     return {"enum": [*most, last], "expected": f"{', '.join(most)} or {last}"}
 
 
-def _plain(document: Any) -> tuple[Any, list[str]]:
+def _to_json_values(document: Any) -> tuple[Any, list[str]]:
     """The document as JSON would hold it, with a sentence for each value that JSON has not."""
     problems: list[str] = []
 
@@ -239,7 +299,7 @@ def _plain(document: Any) -> tuple[Any, list[str]]:
         if isinstance(value, Mapping):
             for key in value:
                 if not isinstance(key, str):
-                    where = path_text([*path, str(key)])
+                    where = format_key_path([*path, str(key)])
                     problems.append(f"{where}: the key {key!r} is no text, expected a name")
             return {str(key): convert(item, [*path, str(key)]) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -248,7 +308,7 @@ def _plain(document: Any) -> tuple[Any, list[str]]:
         if value is None or (isinstance(value, str | int | float) and finite):
             return value
         problems.append(
-            f"{path_text(path)}: {value!r} is a {type(value).__name__}, "
+            f"{format_key_path(path)}: {value!r} is a {type(value).__name__}, "
             "expected a number, a text, a list or a mapping"
         )
         return str(value)
@@ -263,9 +323,9 @@ def _budget_problems(document: Any) -> list[str]:
         for index, written in enumerate(budgets):
             if isinstance(written, bool) or not isinstance(written, str | int):
                 continue  # the schema says so
-            key = path_text([*path, index])
+            key = format_key_path([*path, index])
             try:
-                directory = asked_budget(written, key).directory
+                directory = parse_user_budget(written, key).directory
             except ConfigError as error:
                 problems.append(str(error))
                 continue
@@ -285,7 +345,7 @@ def _sample_problems(document: Any) -> list[str]:
         samples = model.get("samples") if isinstance(model, dict) else None
         for index, taken in enumerate(_sample_names(name, samples or ())):
             if taken in models:  # type: ignore[operator]
-                where = path_text(["models", name, "samples", index])
+                where = format_key_path(["models", name, "samples", index])
                 problems.append(f"{where}: is planned as {taken}, which is a model of its own")
     return problems
 
@@ -296,17 +356,17 @@ def _device_problems(document: Any) -> list[str]:
     if not isinstance(device, str):
         return []  # the schema says so
     try:
-        if path := machine_file(device):
-            read_machine(path).single(path)
+        if path := resolve_machine_file(device):
+            read_machine(path).single_device(path)
     except TightfitError as error:
         return [f"device: {error}"]
     return []
 
 
-def _linked(document: dict[str, Any]) -> Path | None:
+def _link_machine(document: dict[str, Any]) -> Path | None:
     """The description of the machine whose link strategies take, of a document with defaults."""
     named = document.get("machine")
-    return machine_file(document["device"]) if named is None else Path(named)
+    return resolve_machine_file(document["device"]) if named is None else Path(named)
 
 
 def _link_problems(document: dict[str, Any]) -> list[str]:
@@ -315,10 +375,10 @@ def _link_problems(document: dict[str, Any]) -> list[str]:
     asked = [document["strategies"]]
     asked += [model["strategies"] for model in document["models"].values() if "strategies" in model]
     needing = [name for names in asked for name in names if STRATEGIES[name].links]
-    path = _linked(document)
+    path = _link_machine(document)
     if path is not None and (needing or "machine" in document):
         try:
-            host_link(read_machine(path), path)
+            read_host_link(read_machine(path), path)
         except TightfitError as error:
             return [f"machine: {error}"]
     return []
@@ -328,25 +388,29 @@ def _kernel_problems(document: dict[str, Any]) -> list[str]:
     """A sentence for each model with fused kernels, which are not compiled for a device that is
     not here, and for each key that says what modules of such kernels carry where there are none, or
     libraries for a GPU."""
-    described = machine_file(document["device"]) is not None
+    described = resolve_machine_file(document["device"]) is not None
     fused, problems = False, []
     for name, model in document["models"].items():
-        path, own = ["models", name], model.get("kernels", document["kernels"]) == FUSED
+        path, own = ["models", name], model.get("kernels", document["kernels"]) == FUSED_KERNELS
         fused = fused or own
         if own and described:
             said = 'kernels: "fused" was found, expected eager where the device is described'
-            problems.append(f"{path_text(path)}.{said}")
-        keys = [key for key in CARRIED if model.get(key)]
-        problems += _carried_problems(path, keys, own, document["device"])
-    keys = [key for key in CARRIED if document[key]]
-    return problems + _carried_problems([], keys, fused, document["device"])
+            problems.append(f"{format_key_path(path)}.{said}")
+        keys = [key for key in PACKAGE_CONTENT_KEYS if model.get(key)]
+        problems += _package_content_problems(path, keys, own, document["device"])
+    keys = [key for key in PACKAGE_CONTENT_KEYS if document[key]]
+    return problems + _package_content_problems([], keys, fused, document["device"])
 
 
-def _carried_problems(path: list[str], keys: list[str], fused: bool, device: str) -> list[str]:
+def _package_content_problems(
+    path: list[str], keys: list[str], fused: bool, device: str
+) -> list[str]:
     wrong = [] if fused else [(key, "kernels: fused beside it") for key in keys]
     if fused and "with_libraries" in keys and device != "cpu":
         wrong.append(("with_libraries", "false where the device is not the CPU"))
-    return [f"{path_text([*path, key])}: true was found, expected {said}" for key, said in wrong]
+    return [
+        f"{format_key_path([*path, key])}: true was found, expected {said}" for key, said in wrong
+    ]
 
 
 def _budget_lists(document: Any) -> Iterator[tuple[list[str | int], list[Any]]]:

@@ -17,19 +17,19 @@ from typing import Any
 import pyarrow as pa
 
 from tightfit.schemas import store
-from tightfit.schemas.arguments import decode_arguments
-from tightfit.schemas.arrow import integer, number, text
-from tightfit.schemas.chain import MOST_BYTES, are_times
-from tightfit.schemas.errors import ArtifactError
-from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, Op
+from tightfit.schemas.arrow_fields import integer_field, number_field, text_field
+from tightfit.schemas.chain import MAX_BYTES, are_valid_times
+from tightfit.schemas.graph.op_arguments import decode_arguments
+from tightfit.schemas.graph.training_graph import LOSS_TARGET, NO_VALUE, Graph, Op
+from tightfit.util.errors import ArtifactError
 
-REPEATED = -2
+RECOMPUTE_VARIANT = -2
 """Stands for the form in which an op runs again, where one that is overwritten is asked for."""
 
-ROOFLINE = "roofline"
+ROOFLINE_SOURCE = "roofline"
 """The source of costs that follow from the description of a device."""
 
-BUSY = 0.2
+PREEMPTION_THRESHOLD = 0.2
 """The part of a measurement from which on it is said that other work took it."""
 
 RANDOM_STATE_TARGET = "tightfit.random_state"
@@ -38,7 +38,7 @@ device memory, `seconds` one save and one restore."""
 
 
 @dataclass(frozen=True)
-class Allocations:
+class OpAllocations:
     """What one op asks of the allocator of a GPU.
 
     `moves` are its own, in their order: n > 0 takes n bytes, -k gives back what the k-th of them
@@ -73,7 +73,7 @@ class Allocations:
 
 
 @dataclass(frozen=True)
-class Cost:
+class OpCost:
     """The cost of one distinct op.
 
     `seconds` is a median and `spread` the interquartile range relative to it. `peak` is the most
@@ -92,12 +92,12 @@ class Cost:
     spread: float
     peak: int
     net: int
-    allocations: Allocations | None = None
+    allocations: OpAllocations | None = None
     lost: float = 0.0
 
 
 @dataclass(frozen=True)
-class Device:
+class ProfileDevice:
     """What costs depend on beyond the op: device type and name, PyTorch build, threads, and the
     source of the numbers ("measured", "roofline" or "file"). `memory` is that of a described device
     in bytes, 0 where it is not said."""
@@ -110,14 +110,14 @@ class Device:
     memory: int = 0
 
     @property
-    def held_threads(self) -> int | None:
+    def measured_threads(self) -> int | None:
         """The threads that measured costs of a CPU hold for, None for other costs."""
         return self.threads if self.type == "cpu" and self.source == "measured" else None
 
     @property
     def described(self) -> bool:
         """Whether the device need not be here: its costs are by roofline."""
-        return self.source == ROOFLINE
+        return self.source == ROOFLINE_SOURCE
 
 
 COSTS = store.ArtifactType(
@@ -125,13 +125,13 @@ COSTS = store.ArtifactType(
     1,
     pa.schema(
         [
-            text("key"),
-            text("target"),
-            integer("in_place"),
-            number("seconds"),
-            number("spread"),
-            integer("peak"),
-            integer("net"),
+            text_field("key"),
+            text_field("target"),
+            integer_field("in_place"),
+            number_field("seconds"),
+            number_field("spread"),
+            integer_field("peak"),
+            integer_field("net"),
         ]
     ),
 )
@@ -140,12 +140,12 @@ COSTS = store.ArtifactType(
 class Costs:
     """Costs by key, with the device they hold for."""
 
-    def __init__(self, rows: Iterable[Cost], device: Device) -> None:
+    def __init__(self, rows: Iterable[OpCost], device: ProfileDevice) -> None:
         self.rows = {row.key: row for row in rows}
         self.device = device
         self._keys: dict[tuple[int, int], tuple[Graph, Op, str]] = {}
 
-    def of(self, graph: Graph, op: Op, in_place: int = NONE) -> Cost:
+    def of(self, graph: Graph, op: Op, in_place: int = NO_VALUE) -> OpCost:
         """The cost of an op, or of the form of it that overwrites the value `in_place` (REPEATED:
         of the form in which it runs again).
 
@@ -158,14 +158,14 @@ class Costs:
         if op.target == LOSS_TARGET and not graph.has_loss:
             storages = {graph.values[value].storage for value in op.outputs}
             size = sum(graph.storages[storage] for storage in storages)
-            return Cost(key, op.target, NONE, 0.0, 0.0, size, size)
+            return OpCost(key, op.target, NO_VALUE, 0.0, 0.0, size, size)
         raise ArtifactError(f"the costs lack op {op.id} ({op.target}) of {graph.model}")
 
     def _key(self, graph: Graph, op: Op, in_place: int) -> str:
         """The key of an op's costs, found once for each op and form of a graph."""
         known = self._keys.get((op.id, in_place))
         if known is None or known[0] is not graph or known[1] is not op:
-            known = self._keys[op.id, in_place] = (graph, op, op_key(graph, op, in_place))
+            known = self._keys[op.id, in_place] = (graph, op, op_cost_key(graph, op, in_place))
         return known[2]
 
     def lost(self, graph: Graph) -> float:
@@ -175,12 +175,12 @@ class Costs:
         seconds = sum(cost.seconds for cost in found)
         return sum(cost.seconds for cost in found if cost.lost) / seconds if seconds else 0.0
 
-    def random_state(self) -> Cost:
+    def random_state(self) -> OpCost:
         """What saving the random state costs; zero where it was not measured."""
         for row in self.rows.values():
             if row.target == RANDOM_STATE_TARGET:
                 return row
-        return Cost("", RANDOM_STATE_TARGET, NONE, 0.0, 0.0, 0, 0)
+        return OpCost("", RANDOM_STATE_TARGET, NO_VALUE, 0.0, 0.0, 0, 0)
 
 
 def write_costs(path: Path | str, costs: Costs) -> str:
@@ -200,28 +200,28 @@ def read_costs(path: Path | str) -> Costs:
     """Reads costs; raises ArtifactError when they are damaged, or nothing could take them."""
     artifact = store.read(path, COSTS)
     known = _allocations(path, artifact.metadata.get("allocations", "{}"))
-    lost = _lost(path, artifact.metadata.get("lost", "{}"))
+    lost = _preempted_fractions(path, artifact.metadata.get("lost", "{}"))
     rows = [
-        Cost(**row, allocations=known.get(row["key"]), lost=lost.get(row["key"], 0.0))
+        OpCost(**row, allocations=known.get(row["key"]), lost=lost.get(row["key"], 0.0))
         for row in artifact.rows
     ]
     for row in rows:
         if not (row.seconds >= 0 and row.peak >= row.net >= 0):
             raise ArtifactError(f"{path}: the cost of {row.target} is negative or exceeds its peak")
-        if not are_times([row.seconds]) or row.peak >= MOST_BYTES:
+        if not are_valid_times([row.seconds]) or row.peak >= MAX_BYTES:
             raise ArtifactError(f"{path}: the cost of {row.target} is more than anything takes")
     return Costs(rows, _device(path, artifact.metadata))
 
 
-def read_device(path: Path | str) -> Device:
+def read_profile_device(path: Path | str) -> ProfileDevice:
     """The device that costs hold for; raises ArtifactError when they are damaged."""
-    found = store.header(path)
+    found = store.read_header(path)
     if found.name != COSTS.name:
         raise ArtifactError(f"{path}: is a {found.name}, {COSTS} was expected")
     return _device(path, found.metadata)
 
 
-def _device(path: Path | str, metadata: Mapping[str, str]) -> Device:
+def _device(path: Path | str, metadata: Mapping[str, str]) -> ProfileDevice:
     try:
         found = {
             key.removeprefix("device_"): value
@@ -229,20 +229,20 @@ def _device(path: Path | str, metadata: Mapping[str, str]) -> Device:
             if key not in ("allocations", "lost")
         }
         numbers = {"threads": int(found["threads"]), "memory": int(found.get("memory", 0))}
-        return Device(**{**found, **numbers})  # type: ignore[arg-type]
+        return ProfileDevice(**{**found, **numbers})  # type: ignore[arg-type]
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{path}: the metadata does not name a device") from error
 
 
-def _allocations(path: Path | str, written: str) -> dict[str, Allocations]:
+def _allocations(path: Path | str, written: str) -> dict[str, OpAllocations]:
     """The allocations of ops by their keys."""
     try:
-        return {key: Allocations(**counts) for key, counts in json.loads(written).items()}
+        return {key: OpAllocations(**counts) for key, counts in json.loads(written).items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise ArtifactError(f"{path}: the metadata does not hold allocations") from error
 
 
-def _lost(path: Path | str, written: str) -> dict[str, float]:
+def _preempted_fractions(path: Path | str, written: str) -> dict[str, float]:
     """What other work took of measurements, by the keys of ops."""
     try:
         found = json.loads(written)
@@ -254,7 +254,7 @@ def _lost(path: Path | str, written: str) -> dict[str, float]:
     return dict(found)
 
 
-def op_key(graph: Graph, op: Op, in_place: int = NONE) -> str:
+def op_cost_key(graph: Graph, op: Op, in_place: int = NO_VALUE) -> str:
     """The key of an op's costs: 64 hex digits. `in_place` is the value that is overwritten, NONE
     or REPEATED."""
     order: dict[int, int] = {}
@@ -274,7 +274,7 @@ def op_key(graph: Graph, op: Op, in_place: int = NONE) -> str:
         "target": op.target,
         "args": describe(args),
         "kwargs": {name: describe(kwargs[name]) for name in sorted(kwargs)},
-        "in_place": in_place if in_place in (NONE, REPEATED) else order[in_place],
+        "in_place": in_place if in_place in (NO_VALUE, RECOMPUTE_VARIANT) else order[in_place],
     }
     if op.target == LOSS_TARGET:
         described["model"] = graph.model

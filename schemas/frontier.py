@@ -13,22 +13,35 @@ from typing import Any, Protocol, TypeVar
 import pyarrow as pa
 
 from tightfit.schemas import store
-from tightfit.schemas.actions import ACTION_FIELDS, Action, Offload, Run, action_of, row_of
-from tightfit.schemas.arrow import flag, integer, number, records, text
-from tightfit.schemas.errors import ArtifactError
-from tightfit.schemas.link import HostLink, link_of
-from tightfit.schemas.sequence import OPERATION_FIELDS, Operation, operation
+from tightfit.schemas.actions import (
+    ACTION_FIELDS,
+    Action,
+    Offload,
+    OpAction,
+    action_from_row,
+    action_to_row,
+)
+from tightfit.schemas.arrow_fields import (
+    boolean_field,
+    integer_field,
+    number_field,
+    record_list_field,
+    text_field,
+)
+from tightfit.schemas.link import HostLink, parse_host_link
+from tightfit.schemas.sequence import OPERATION_FIELDS, ChainOperation, operation_from_row
+from tightfit.util.errors import ArtifactError
 
 
 @dataclass(frozen=True)
-class Point:
+class ParetoPoint:
     """One plan: its actions in order, as its strategy or the search gives them: those that run ops
     (views left out), and with a link `Offload`, `Free` of what was sent, and `Prefetch`.
 
     `peak` (bytes) and `seconds` are what replay says of it; `before_peak` and `before_seconds` are
     those of the strategy's own sequence, as it was given. A point is `polished` where a search made
     another sequence of that. `in_place` and `ceiling` (bytes) say which ops overwrite inputs that
-    end with them (`stages.replay.line`). `sequence` is what the strategy does with the positions
+    end with them (`stages.simulate.liveness`). `sequence` is what the strategy does with the positions
     of its chain and `origin` how the point was found.
     """
 
@@ -40,13 +53,13 @@ class Point:
     in_place: bool
     ceiling: int
     actions: list[Action]
-    sequence: list[Operation]
+    sequence: list[ChainOperation]
     origin: str
 
     @property
     def executions(self) -> list[int]:
         """The ops that it runs, in order, as ids of the graph."""
-        return [action.op for action in self.actions if isinstance(action, Run)]
+        return [action.op for action in self.actions if isinstance(action, OpAction)]
 
     @property
     def transfers(self) -> bool:
@@ -79,17 +92,17 @@ class Frontier:
     lower_bound_peak: int
     lower_bound_seconds: float
     optimal_in: str
-    points: list[Point]
+    points: list[ParetoPoint]
     clock: int = 0
     link: HostLink | None = None
-    beaten: list[Point] = field(default_factory=list)
+    beaten: list[ParetoPoint] = field(default_factory=list)
 
     @property
-    def without_transfers(self) -> list[Point]:
+    def without_transfers(self) -> list[ParetoPoint]:
         """The frontier of the plans without transfers."""
-        return pareto(point for point in (*self.points, *self.beaten) if not point.transfers)
+        return pareto_points(point for point in (*self.points, *self.beaten) if not point.transfers)
 
-    def within(self, budget: int) -> Point | None:
+    def within(self, budget: int) -> ParetoPoint | None:
         """The fastest point whose peak is within the budget, None when there is none."""
         fitting = [point for point in self.points if point.peak <= budget]
         return min(fitting, key=lambda point: (point.seconds, point.peak), default=None)
@@ -100,23 +113,23 @@ FRONTIER = store.ArtifactType(
     6,
     pa.schema(
         [
-            integer("peak"),
-            number("seconds"),
-            integer("before_peak"),
-            number("before_seconds"),
-            flag("polished"),
-            flag("in_place"),
-            integer("ceiling"),
-            records("actions", *ACTION_FIELDS),
-            records("sequence", *OPERATION_FIELDS),
-            text("origin"),
-            flag("beaten"),
+            integer_field("peak"),
+            number_field("seconds"),
+            integer_field("before_peak"),
+            number_field("before_seconds"),
+            boolean_field("polished"),
+            boolean_field("in_place"),
+            integer_field("ceiling"),
+            record_list_field("actions", *ACTION_FIELDS),
+            record_list_field("sequence", *OPERATION_FIELDS),
+            text_field("origin"),
+            boolean_field("beaten"),
         ]
     ),
 )
 
 
-class _Costed(Protocol):
+class _HasPeakAndSeconds(Protocol):
     @property
     def peak(self) -> int: ...
 
@@ -124,17 +137,17 @@ class _Costed(Protocol):
     def seconds(self) -> float: ...
 
 
-_P = TypeVar("_P", bound=_Costed)
-BUDGETS = 48
+_P = TypeVar("_P", bound=_HasPeakAndSeconds)
+FRONTIER_BUDGETS = 48
 """How many budgets a frontier is made for at most: the plan for one that is asked is searched for
 by itself."""
-COARSE = 12
+COARSE_FRONTIER_BUDGETS = 12
 """How many where it is just shown."""
-ROUNDING = 1e-9
+TIME_TOLERANCE = 1e-9
 """Relative difference of two sums of the same times in another order."""
 
 
-def pareto(points: Iterable[_P]) -> list[_P]:
+def pareto_points(points: Iterable[_P]) -> list[_P]:
     """The points that no other beats in both peak and seconds, by falling peak."""
     chosen: list[_P] = []
     for point in sorted(points, key=lambda p: (p.peak, p.seconds)):
@@ -157,11 +170,11 @@ def write_frontier(path: Path | str, frontier: Frontier) -> str:
     return store.write(path, FRONTIER, rows, metadata)
 
 
-def _row(point: Point, beaten: bool) -> dict[str, Any]:
+def _row(point: ParetoPoint, beaten: bool) -> dict[str, Any]:
     known: dict[Action, dict[str, Any]] = {}
     for action in point.actions:
         if action not in known:
-            known[action] = row_of(action)
+            known[action] = action_to_row(action)
     return {
         **vars(point),
         "actions": [known[action] for action in point.actions],
@@ -170,40 +183,40 @@ def _row(point: Point, beaten: bool) -> dict[str, Any]:
     }
 
 
-class _Reader:
+class _FrontierReader:
     """Makes points of rows; actions that are the same are one."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = path
         self.known: dict[tuple[Any, ...], Action] = {}
 
-    def point(self, index: int, row: Mapping[str, Any]) -> Point:
+    def point(self, index: int, row: Mapping[str, Any]) -> ParetoPoint:
         what = f"{self.path}: point {index}"
         figures = {name: cell for name, cell in row.items() if name != "beaten"}
-        return Point(
+        return ParetoPoint(
             **{
                 **figures,
                 "actions": [self.action(part, what) for part in row["actions"]],
-                "sequence": [operation(part, what) for part in row["sequence"]],
+                "sequence": [operation_from_row(part, what) for part in row["sequence"]],
             }
         )
 
     def action(self, row: Mapping[str, Any], what: str) -> Action:
         key = tuple(row.values())
         if key not in self.known:
-            self.known[key] = action_of(row, what)
+            self.known[key] = action_from_row(row, what)
         return self.known[key]
 
 
-def _seconds(point: Point) -> tuple[float, float]:
+def _point_times(point: ParetoPoint) -> tuple[float, float]:
     return point.seconds, point.before_seconds
 
 
 def read_frontier(path: Path | str) -> Frontier:
     """Reads a frontier; raises ArtifactError when its metadata or its order is wrong."""
     artifact = store.read(path, FRONTIER)
-    meta, reader = artifact.metadata, _Reader(path)
-    points: dict[bool, list[Point]] = {False: [], True: []}
+    meta, reader = artifact.metadata, _FrontierReader(path)
+    points: dict[bool, list[ParetoPoint]] = {False: [], True: []}
     for index, row in enumerate(artifact.rows):
         points[row["beaten"]].append(reader.point(index, row))
     try:
@@ -218,7 +231,7 @@ def read_frontier(path: Path | str) -> Frontier:
             optimal_in=meta["optimal_in"],
             points=points[False],
             clock=int(meta.get("clock", "0")),
-            link=link_of(meta["link"], str(path)) if "link" in meta else None,
+            link=parse_host_link(meta["link"], str(path)) if "link" in meta else None,
             beaten=points[True],
         )
     except (KeyError, ValueError) as error:
@@ -236,11 +249,11 @@ def _check(frontier: Frontier, where: str) -> None:
 
     best, every = frontier.points, [*frontier.points, *frontier.beaten]
     require(
-        bool(best) and pareto(best) == best,
+        bool(best) and pareto_points(best) == best,
         "the points are not a frontier by falling peak",
     )
     least = frontier.lower_bound_seconds
-    times = [least, *(each for point in every for each in _seconds(point))]
+    times = [least, *(each for point in every for each in _point_times(point))]
     require(all(map(math.isfinite, times)), "a plan takes a time that is no number")
     require(
         not any(point.transfers for point in frontier.beaten),
@@ -252,7 +265,8 @@ def _check(frontier: Frontier, where: str) -> None:
         require(not point.given or own == before, "a plan as it was given costs something else")
         require(min(before) >= 0, "a plan costs less than nothing")
         require(
-            frontier.lower_bound_peak <= point.peak and least <= point.seconds * (1 + ROUNDING),
+            frontier.lower_bound_peak <= point.peak
+            and least <= point.seconds * (1 + TIME_TOLERANCE),
             "a plan is below what is said to be the least",
         )
     require(frontier.clock >= 0, "less than no solve is said to have been ended by the clock")

@@ -21,14 +21,21 @@ from pathlib import Path
 import pyarrow as pa
 
 from tightfit.schemas import store
-from tightfit.schemas.arrow import integer, integers, number, records, text, texts
-from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.arrow_fields import (
+    integer_field,
+    integer_list_field,
+    number_field,
+    record_list_field,
+    text_field,
+    text_list_field,
+)
+from tightfit.util.errors import ArtifactError
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Tier:
+class HierarchyLevel:
     """The clusters of one level in order: how many members each has, and its digest.
 
     Clusters of one digest, at one level or several, have equal ops, costs and sizes of values,
@@ -60,7 +67,7 @@ class Hierarchy:
     top: int
     alpha: float
     digest: str
-    levels: list[Tier]
+    levels: list[HierarchyLevel]
 
     def spans(self, level: int) -> list[range]:
         """For each cluster of a level the places of its ops in `forward`."""
@@ -75,17 +82,17 @@ HIERARCHY = store.ArtifactType(
     2,
     pa.schema(
         [
-            text("model"),
-            integers("prelude"),
-            integers("forward"),
-            integers("backward"),
-            integers("places"),
-            integer("nodes"),
-            integer("clusters"),
-            integer("top"),
-            number("alpha"),
-            text("digest"),
-            records("levels", integers("sizes"), texts("digests")),
+            text_field("model"),
+            integer_list_field("prelude"),
+            integer_list_field("forward"),
+            integer_list_field("backward"),
+            integer_list_field("places"),
+            integer_field("nodes"),
+            integer_field("clusters"),
+            integer_field("top"),
+            number_field("alpha"),
+            text_field("digest"),
+            record_list_field("levels", integer_list_field("sizes"), text_list_field("digests")),
         ]
     ),
 )
@@ -104,7 +111,7 @@ def read_hierarchy(path: Path | str) -> Hierarchy:
     rows = store.read(path, HIERARCHY).rows
     if len(rows) != 1:
         raise ArtifactError(f"{path}: holds {len(rows)} hierarchies instead of one")
-    levels = [Tier(**tier) for tier in rows[0]["levels"]]
+    levels = [HierarchyLevel(**tier) for tier in rows[0]["levels"]]
     hierarchy = Hierarchy(**{**rows[0], "levels": levels})
     _check(hierarchy, str(path))
     return hierarchy

@@ -16,20 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.schemas import store
-from tightfit.schemas.derived import Derived
-from tightfit.schemas.errors import ArtifactError
-from tightfit.schemas.fingerprint import (
-    factory_fingerprint,
-    factory_versions,
-    stage_code,
-)
-from tightfit.schemas.module import module_digest
+from tightfit.schemas.package_manifest import module_digest
+from tightfit.util.code_fingerprint import factory_fingerprint, factory_versions, stage_code
+from tightfit.util.command_line import LineageEntry
+from tightfit.util.errors import ArtifactError
 
-FOLDER = "lineage"
+LINEAGE_FOLDER = "lineage"
 
 
 @dataclass(frozen=True)
-class Input:
+class LineageInput:
     """A file that was read: its path relative to the folder of what was made, and its digest."""
 
     path: str
@@ -37,7 +33,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Record:
+class LineageRecord:
     """How one file was made.
 
     `digest` is that of the file (see `digest_of`), `stage` the command that made it and `code` the
@@ -52,85 +48,85 @@ class Record:
     source: str
     settings: dict[str, Any]
     versions: dict[str, str]
-    inputs: list[Input]
+    inputs: list[LineageInput]
 
 
-def record_path(file: Path | str) -> Path:
+def lineage_path(file: Path | str) -> Path:
     """Where the record of a file is."""
     file = Path(file)
-    return file.parent / FOLDER / f"{file.name}.json"
+    return file.parent / LINEAGE_FOLDER / f"{file.name}.json"
 
 
-def described(record: Path) -> Path:
+def recorded_file(record: Path) -> Path:
     """The file that the record at a path is about."""
     return record.parent.parent / record.name.removesuffix(".json")
 
 
-def remove(file: Path) -> None:
+def remove_with_lineage(file: Path) -> None:
     """Removes a file, where it is there, with the record of how it was made."""
-    for path in (file, record_path(file)):
+    for path in (file, lineage_path(file)):
         path.unlink(missing_ok=True)
 
 
-def keep_records(stage: str, derived: Derived) -> None:
+def write_lineage(stage: str, derived: LineageEntry) -> None:
     """Writes a record of each output; raises ArtifactError where one cannot be written."""
-    for output, record in _records(stage, derived):
-        store.write_json(record_path(output), asdict(record))
+    for output, record in _expected_records(stage, derived):
+        store.write_json(lineage_path(output), asdict(record))
 
 
-def are_recorded(stage: str, derived: Derived) -> bool:
+def is_up_to_date(stage: str, derived: LineageEntry) -> bool:
     """Whether all outputs are there as this code would make them: of these inputs, with these
     settings and versions, and unchanged since they were recorded."""
     try:
-        found = _records(stage, derived)
-        return all(asdict(read_record(output)) == _as_read(record) for output, record in found)
+        found = _expected_records(stage, derived)
+        return all(asdict(read_lineage(output)) == _json_fields(record) for output, record in found)
     except ArtifactError:  # the output or its record is missing or damaged, so it is made again
         return False
 
 
-def _records(stage: str, derived: Derived) -> list[tuple[Path, Record]]:
+def _expected_records(stage: str, derived: LineageEntry) -> list[tuple[Path, LineageRecord]]:
     """The outputs as they are now, with the record that each of them should have."""
     (code, imported), source = stage_code(stage), ""
     versions = {"python": platform.python_version(), **imported}
     if derived.factory:
         source = factory_fingerprint(derived.factory, derived.search_path)
         versions |= factory_versions(derived.factory, derived.search_path)
-    digests = {str(path): digest_of(path) for path in derived.inputs}
+    digests = {str(path): path_digest(path) for path in derived.inputs}
     found = []
     for output in map(Path, derived.outputs):
         inputs = [
-            Input(os.path.relpath(path, output.parent), digest)
+            LineageInput(os.path.relpath(path, output.parent), digest)
             for path, digest in sorted(digests.items())
         ]
         settings = dict(derived.settings)
-        record = Record(digest_of(output), stage, code, source, settings, versions, inputs)
+        record = LineageRecord(path_digest(output), stage, code, source, settings, versions, inputs)
         found.append((output, record))
     return found
 
 
-def _as_read(record: Record) -> dict[str, Any]:
+def _json_fields(record: LineageRecord) -> dict[str, Any]:
     """The fields of a record as JSON gives them back."""
     fields: dict[str, Any] = json.loads(json.dumps(asdict(record)))
     return fields
 
 
-def read_record(file: Path | str) -> Record:
+def read_lineage(file: Path | str) -> LineageRecord:
     """The record of a file; raises ArtifactError where there is none or it is not one."""
-    path = record_path(file)
+    path = lineage_path(file)
     if not path.exists():
         raise ArtifactError(f"{file}: there is no record of how it was made")
-    document = store.read_fields(path, Record)
+    document = store.read_fields(path, LineageRecord)
     kinds = {"settings": dict, "versions": dict, "inputs": list}
     for name, value in document.items():
         if not isinstance(value, kinds.get(name, str)):
             raise ArtifactError(f"{path}: {name} is not what a record has there")
     try:
-        inputs = [Input(**entry) for entry in document["inputs"]]
+        inputs = [LineageInput(**entry) for entry in document["inputs"]]
     except TypeError as error:
         raise ArtifactError(f"{path}: inputs is not what a record has there") from error
     if not all(_is_path(entry.path) and isinstance(entry.digest, str) for entry in inputs):
         raise ArtifactError(f"{path}: inputs is not what a record has there")
-    return Record(**{**document, "inputs": inputs})
+    return LineageRecord(**{**document, "inputs": inputs})
 
 
 def _is_path(text: Any) -> bool:
@@ -144,7 +140,7 @@ def _is_path(text: Any) -> bool:
     return 0 < len(coded) < 2000 and all(len(part) < 256 for part in coded.split(b"/"))
 
 
-def digest_of(path: Path | str) -> str:
+def path_digest(path: Path | str) -> str:
     """What names a file or a module: the digest in an artifact's metadata, which is verified, the
     digest of a module's files, or the SHA-256 of any other file. 64 hex digits.
 
@@ -154,5 +150,5 @@ def digest_of(path: Path | str) -> str:
     if path.is_dir():
         return module_digest(path)
     if path.suffix == ".arrow":
-        return store.header(path).digest
+        return store.read_header(path).digest
     return store.file_digest(path)

@@ -8,17 +8,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tightfit.schemas.errors import ArtifactError, ConfigError
-from tightfit.schemas.machine import Link, Machine
+from tightfit.schemas.machine import Machine, MachineLink
+from tightfit.util.errors import ArtifactError, ConfigError
 
 HOST = "host"
-MOST_WORDS = 400
+MAX_SOURCE_CHARACTERS = 400
 """Characters of what is said of a link's speed."""
-_LATER = ("source", "overhead", "overhead_per_byte")
+_OPTIONAL_FIELDS = ("source", "overhead", "overhead_per_byte")
 """What the text of a link leaves out where it has none: older ones have not got it."""
 
 
-class Costly:
+class TransferOverhead:
     """What has transfers that take something of the lane that computes: `overhead` seconds each,
     and `overhead_per_byte` more for each byte (o and O of LogGOPS)."""
 
@@ -31,7 +31,7 @@ class Costly:
 
 
 @dataclass(frozen=True)
-class HostLink(Costly):
+class HostLink(TransferOverhead):
     """A link of `bandwidth` bytes a second (0 for none, infinite for one that takes no time), with
     `latency` seconds a transfer; `shared` where both directions take turns. The other memory, which
     is called `to` (the host's or a disk), has `room` bytes for what leaves, and the device `memory`
@@ -74,11 +74,15 @@ class HostLink(Costly):
         figures = {
             name: None if figure == math.inf else figure for name, figure in asdict(self).items()
         }
-        figures = {name: figure for name, figure in figures.items() if figure or name not in _LATER}
+        figures = {
+            name: figure
+            for name, figure in figures.items()
+            if figure or name not in _OPTIONAL_FIELDS
+        }
         return json.dumps(figures, sort_keys=True)
 
 
-def host_link(machine: Machine, path: Path | str) -> HostLink:
+def read_host_link(machine: Machine, path: Path | str) -> HostLink:
     """The link that a chain's activations take: from the machine's one device to the memory
     `host`, or to its only other memory, those behind that aside.
 
@@ -98,36 +102,36 @@ def host_link(machine: Machine, path: Path | str) -> HostLink:
     if HOST not in memories and len(memories) != 1:
         raise ConfigError(
             f"{path}: names no memory {HOST!r} to offload to: add to a copy of it "
-            f'"memories": [{{"name": "{HOST}", "memory": BYTES}}], {_form(device.name, HOST)}'
+            f'"memories": [{{"name": "{HOST}", "memory": BYTES}}], {_link_example(device.name, HOST)}'
         )
     memory = memories[HOST if HOST in memories else next(iter(memories))]
     ends = {device.name, memory.name}
     found = [link for link in machine.links if set(link.between) == ends]
     if len(found) != 1:
         number = "several links" if found else "no link"
-        more = "" if found else f": add {_form(device.name, memory.name)}"
+        more = "" if found else f": add {_link_example(device.name, memory.name)}"
         raise ConfigError(f"{path}: has {number} between {device.name} and {memory.name}{more}")
     return HostLink(
         room=memory.memory,
         device=device.name,
         memory=device.memory,
         to=memory.name,
-        source=" ".join(machine.sources.get("links", "").split())[:MOST_WORDS],
+        source=" ".join(machine.sources.get("links", "").split())[:MAX_SOURCE_CHARACTERS],
         **_figures(found[0]),
     )
 
 
-def _figures(link: Link) -> dict[str, Any]:
+def _figures(link: MachineLink) -> dict[str, Any]:
     """What a link between two memories has of a described one."""
     return {name: figure for name, figure in asdict(link).items() if name != "between"}
 
 
-def _form(one: str, other: str) -> str:
+def _link_example(one: str, other: str) -> str:
     """A link as a description has it."""
     return f'"links": [{{"between": ["{one}", "{other}"], "bandwidth": BYTES_A_SECOND}}]'
 
 
-def link_beyond(machine: Machine, link: HostLink, path: Path | str) -> HostLink | None:
+def second_tier_link(machine: Machine, link: HostLink, path: Path | str) -> HostLink | None:
     """The link from the memory that a `link` leads to, to a third one behind it, such as a disk;
     None where there is none. Raises ConfigError, which names the file, where there are several, and
     where a memory would not be used."""
@@ -145,7 +149,7 @@ def link_beyond(machine: Machine, link: HostLink, path: Path | str) -> HostLink 
     unused = sorted(memories.keys() - {link.to, *behind})
     if unused:
         third = f" and {behind[0]}, which is linked with that" if behind else ""
-        further = "" if behind else f", or add {_form(link.to, unused[0])}"
+        further = "" if behind else f", or add {_link_example(link.to, unused[0])}"
         raise ConfigError(
             f"{path}: {' and '.join(unused)} would not be used: a step takes {link.to}{third}; "
             f"leave the rest out of a copy of it{further}"
@@ -157,7 +161,7 @@ def link_beyond(machine: Machine, link: HostLink, path: Path | str) -> HostLink 
     return HostLink(room=room, device=link.to, memory=own, to=name, **_figures(found[0]))
 
 
-def link_of(text: str, what: str) -> HostLink:
+def parse_host_link(text: str, what: str) -> HostLink:
     """The link that `HostLink.text` says; raises ArtifactError, naming `what`, where it is none."""
     try:
         found = json.loads(text)

@@ -22,29 +22,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tightfit.schemas.dtypes import DTYPES
-from tightfit.schemas.errors import ArtifactError, ConfigError
+from tightfit.schemas.graph.tensor_layout import DTYPE_BYTES
+from tightfit.util.errors import ArtifactError, ConfigError
 
-ARTIFACT = "tightfit.machine/1"
+MACHINE_ARTIFACT = "tightfit.machine/1"
 MACHINES = Path(__file__).parent / "machines"
 """The folder of the descriptions that come with tightfit, each named like its machine."""
 
 _MOST_BYTES = 1 << 20
 _MOST_ITEMS = 4096
-_HERE = re.compile(r"cpu|cuda(:\d+)?")
-_PLACE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*(:\d+)?")
+_LOCAL_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+_RESOURCE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*(:\d+)?")
 
-Range = tuple[float, float]
-_SIZES: Range = (1, 1e18)
-_FLOPS: Range = (1e6, 1e21)
-_BANDWIDTHS: Range = (1e3, 1e18)
-_LINKS: Range = (0, 1e18)
-_LATENCIES: Range = (0, 1)
-_PER_BYTE: Range = (0, 1e-3)
+NumberRange = tuple[float, float]
+_SIZES: NumberRange = (1, 1e18)
+_FLOPS: NumberRange = (1e6, 1e21)
+_BANDWIDTHS: NumberRange = (1e3, 1e18)
+_LINKS: NumberRange = (0, 1e18)
+_LATENCIES: NumberRange = (0, 1)
+_PER_BYTE: NumberRange = (0, 1e-3)
 
 
 @dataclass(frozen=True)
-class Device:
+class MachineDevice:
     """A device: bytes of memory and, where its times are to be predicted, operations a second by
     dtype, bytes a second to its memory and seconds that any call takes. `flops` has the key ""
     where one figure holds for all dtypes."""
@@ -68,7 +68,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MachineMemory:
     """A memory that belongs to no device, such as the host's or a disk, in bytes; `bandwidth` are
     the bytes a second that a processor beside it reads and writes, None where nothing computes."""
 
@@ -78,7 +78,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Link:
+class MachineLink:
     """A way between two devices or memories; `shared` where both directions share the bandwidth. A
     `bandwidth` of 0 is a way that nothing takes. A transfer takes `overhead` seconds of what
     computes on the device, and `overhead_per_byte` more for each byte."""
@@ -96,12 +96,12 @@ class Machine:
     """A machine; `sources` are texts that say where its figures are from."""
 
     name: str
-    devices: list[Device]
-    memories: list[Memory] = field(default_factory=list)
-    links: list[Link] = field(default_factory=list)
+    devices: list[MachineDevice]
+    memories: list[MachineMemory] = field(default_factory=list)
+    links: list[MachineLink] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
 
-    def single(self, path: Path | str) -> Device:
+    def single_device(self, path: Path | str) -> MachineDevice:
         """The one device that a step is planned for. Raises ConfigError, which names the file,
         where there are several or its speeds are not said."""
         if len(self.devices) != 1:
@@ -117,11 +117,11 @@ class Machine:
         return device
 
 
-def machine_file(device: str) -> Path | None:
+def resolve_machine_file(device: str) -> Path | None:
     """The description that a device's name in a configuration stands for: one of `MACHINES`, or a
     path that ends with ".json"; None for "cpu", "cuda" and "cuda:1", which are here. Raises
     ConfigError for any other name."""
-    if _HERE.fullmatch(device):
+    if _LOCAL_DEVICE.fullmatch(device):
         return None
     if device.endswith(".json"):
         return Path(device)
@@ -151,16 +151,18 @@ def read_machine(path: Path | str) -> Machine:
     from tightfit.schemas import store
 
     document = store.read_json(path, _MOST_BYTES)
-    return _Reader(str(path)).machine(document)
+    return _MachineReader(str(path)).machine(document)
 
 
-class _Reader:
+class _MachineReader:
     def __init__(self, path: str) -> None:
         self.path = path
 
     def machine(self, document: dict[str, Any]) -> Machine:
         found = document.get("artifact")
-        self.require(found == ARTIFACT, f"is {_shown(found)}, {ARTIFACT} was expected")
+        self.require(
+            found == MACHINE_ARTIFACT, f"is {_format_value(found)}, {MACHINE_ARTIFACT} was expected"
+        )
         names = ("devices", "memories", "links", "sources")
         self.keys(document, "the machine", ("artifact", "name", "devices"), names[1:])
         machine = Machine(
@@ -174,10 +176,10 @@ class _Reader:
         self.places(machine)
         return machine
 
-    def device(self, where: str, given: dict[str, Any]) -> Device:
+    def device(self, where: str, given: dict[str, Any]) -> MachineDevice:
         self.keys(given, where, ("name", "memory"), ("flops", "bandwidth", "latency"))
         bandwidth = given.get("bandwidth")
-        return Device(
+        return MachineDevice(
             name=self.place(given["name"], f"{where}.name"),
             memory=self.size(given["memory"], f"{where}.memory"),
             flops=self.flops(given["flops"], f"{where}.flops") if "flops" in given else {},
@@ -192,16 +194,16 @@ class _Reader:
             return {"": self.number(given, where, _FLOPS)}
         self.require(bool(given), f"{where} names no dtype")
         for dtype in given:
-            self.require(dtype in DTYPES, f"{where}: {_shown(dtype)} is no dtype")
+            self.require(dtype in DTYPE_BYTES, f"{where}: {_format_value(dtype)} is no dtype")
         return {
             dtype: self.number(figure, f"{where}.{dtype}", _FLOPS)
             for dtype, figure in given.items()
         }
 
-    def memory(self, where: str, given: dict[str, Any]) -> Memory:
+    def memory(self, where: str, given: dict[str, Any]) -> MachineMemory:
         self.keys(given, where, ("name", "memory"), ("bandwidth",))
         bandwidth = given.get("bandwidth")
-        return Memory(
+        return MachineMemory(
             self.place(given["name"], f"{where}.name"),
             self.size(given["memory"], f"{where}.memory"),
             None
@@ -209,19 +211,21 @@ class _Reader:
             else self.number(bandwidth, f"{where}.bandwidth", _BANDWIDTHS),
         )
 
-    def link(self, where: str, given: dict[str, Any]) -> Link:
+    def link(self, where: str, given: dict[str, Any]) -> MachineLink:
         times = {"latency": _LATENCIES, "overhead": _LATENCIES, "overhead_per_byte": _PER_BYTE}
         self.keys(given, where, ("between", "bandwidth"), (*times, "shared"))
         ends = given["between"]
         two = isinstance(ends, list) and len(ends) == 2
-        self.require(two, f"{where}.between is {_shown(ends)}, expected two names")
+        self.require(two, f"{where}.between is {_format_value(ends)}, expected two names")
         one, other = (self.place(end, f"{where}.between") for end in ends)
         self.require(
             one != other, f"{where} leads from {one} to itself, expected the names of two places"
         )
         shared = given.get("shared", False)
-        self.require(isinstance(shared, bool), f"{where}.shared is {_shown(shared)}, not a truth")
-        return Link(
+        self.require(
+            isinstance(shared, bool), f"{where}.shared is {_format_value(shared)}, not a truth"
+        )
+        return MachineLink(
             between=(one, other),
             bandwidth=self.number(given["bandwidth"], f"{where}.bandwidth", _LINKS),
             shared=shared,
@@ -252,7 +256,7 @@ class _Reader:
         self.require(isinstance(given, list) and len(given) <= _MOST_ITEMS, f"{key} is no list")
         for index, item in enumerate(given):
             where = f"{key}[{index}]"
-            self.require(isinstance(item, dict), f"{where} is {_shown(item)}, not a mapping")
+            self.require(isinstance(item, dict), f"{where} is {_format_value(item)}, not a mapping")
             yield where, item
 
     def keys(
@@ -263,31 +267,35 @@ class _Reader:
         others: tuple[str, ...] = (),
     ) -> None:
         for key in given:
-            self.require(key in (*needed, *others), f"{where} has the unknown key {_shown(key)}")
+            self.require(
+                key in (*needed, *others), f"{where} has the unknown key {_format_value(key)}"
+            )
         for key in needed:
             self.require(key in given, f"{where} has no {key}")
 
     def text(self, given: Any, where: str) -> str:
         good = isinstance(given, str) and given.strip() and given.isprintable()
-        self.require(bool(good), f"{where} is {_shown(given)}, not a text")
+        self.require(bool(good), f"{where} is {_format_value(given)}, not a text")
         return str(given)
 
     def place(self, given: Any, where: str) -> str:
-        good = isinstance(given, str) and _PLACE.fullmatch(given) is not None
-        self.require(good, f"{where} is {_shown(given)}, not a name such as cuda:0 or host")
+        good = isinstance(given, str) and _RESOURCE_NAME.fullmatch(given) is not None
+        self.require(good, f"{where} is {_format_value(given)}, not a name such as cuda:0 or host")
         return str(given)
 
     def size(self, given: Any, where: str) -> int:
         figure = self.number(given, where, _SIZES)
-        self.require(figure == int(figure), f"{where} is {_shown(given)}, not a number of bytes")
+        self.require(
+            figure == int(figure), f"{where} is {_format_value(given)}, not a number of bytes"
+        )
         return int(given)
 
-    def number(self, given: Any, where: str, within: Range) -> float:
+    def number(self, given: Any, where: str, within: NumberRange) -> float:
         plain = isinstance(given, int | float) and not isinstance(given, bool)
-        self.require(plain, f"{where} is {_shown(given)}, not a number")
+        self.require(plain, f"{where} is {_format_value(given)}, not a number")
         low, high = within
         possible = (isinstance(given, int) or math.isfinite(given)) and low <= given <= high
-        said = f"{where} is {_shown(given)}, expected a number from {low:g} to {high:g}"
+        said = f"{where} is {_format_value(given)}, expected a number from {low:g} to {high:g}"
         self.require(possible, said)
         return float(given)
 
@@ -296,7 +304,7 @@ class _Reader:
             raise ArtifactError(f"{self.path}: {sentence}")
 
 
-def _shown(given: Any) -> str:
+def _format_value(given: Any) -> str:
     """A value in a sentence, short and on one line."""
     if given is None:
         return "nothing"

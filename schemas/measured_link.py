@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tightfit.schemas.costs import BUSY
-from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.costs import PREEMPTION_THRESHOLD
+from tightfit.schemas.optimizer_plan import LinkSpeed
 from tightfit.schemas.store import read_json, write_json
-from tightfit.schemas.updates import LinkSpeed
+from tightfit.util.errors import ArtifactError
 
-ARTIFACT = "tightfit.link/3"
-FAR = "far-disk"
+LINK_ARTIFACT = "tightfit.link/3"
+SECOND_TIER_DISK = "far-disk"
 """The name of a third memory, a disk behind the slow one."""
 _MOST_BYTES = 1 << 16
 _KEYS = {"artifact", "to", "back", "both", "latency", "memory", "room", "folder"}
@@ -49,7 +49,11 @@ class MeasuredLink:
         speed = self.speed
         own = f"{1e6 * speed.overhead:.0f} microseconds of what computes"
         own += f", and {1e12 * speed.overhead_per_byte:.0f} more for each MB of it"
-        busy = f" while other work took {self.lost:.0%} of the time" if self.lost >= BUSY else ""
+        busy = (
+            f" while other work took {self.lost:.0%} of the time"
+            if self.lost >= PREEMPTION_THRESHOLD
+            else ""
+        )
         return (
             f"measured here{f' {self.when}' if self.when else ''}{busy}: {speed.to:.3g} bytes a "
             f"second leave and {speed.back:.3g} return alone, {speed.both[0]:.3g} and "
@@ -58,7 +62,7 @@ class MeasuredLink:
         )
 
 
-def write_link(path: Path | str, link: MeasuredLink) -> None:
+def write_measured_link(path: Path | str, link: MeasuredLink) -> None:
     """Writes a link as JSON; raises ArtifactError where that cannot be done."""
     speed = link.speed
     figures = {"to": speed.to, "back": speed.back, "both": list(speed.both)}
@@ -67,14 +71,14 @@ def write_link(path: Path | str, link: MeasuredLink) -> None:
     more = {**times, "memory": link.memory, "room": link.room}
     more |= {"folder": link.folder, **({"behind": link.behind} if link.behind else {})}
     about = {"when": link.when, "lost": link.lost, "sample": link.sample}
-    write_json(path, {"artifact": ARTIFACT, **figures, **more, **about})
+    write_json(path, {"artifact": LINK_ARTIFACT, **figures, **more, **about})
 
 
-def read_link(path: Path | str) -> MeasuredLink:
+def read_measured_link(path: Path | str) -> MeasuredLink:
     """Reads a link; raises ArtifactError where the file holds none."""
     found = read_json(path, _MOST_BYTES)
-    if found.get("artifact") != ARTIFACT or set(found) - {"behind"} != _KEYS:
-        raise ArtifactError(f"{path}: is no {ARTIFACT}")
+    if found.get("artifact") != LINK_ARTIFACT or set(found) - {"behind"} != _KEYS:
+        raise ArtifactError(f"{path}: is no {LINK_ARTIFACT}")
     both = found["both"]
     if not isinstance(both, list) or len(both) != 2:
         raise ArtifactError(f"{path}: both is no pair of speeds")
@@ -86,7 +90,7 @@ def read_link(path: Path | str) -> MeasuredLink:
     room = _number(path, "room", found["room"], _SIZES)
     behind = found.get("behind", "")
     texts = isinstance(found["folder"], str) and isinstance(behind, str)
-    known = found["memory"] == FAR if behind else found["memory"] in ("disk", "host")
+    known = found["memory"] == SECOND_TIER_DISK if behind else found["memory"] in ("disk", "host")
     if not (texts and known) or room != int(room):
         raise ArtifactError(f"{path}: does not say which memory has how much room")
     if not isinstance(found["when"], str) or not _WHEN.fullmatch(found["when"]):

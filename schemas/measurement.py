@@ -12,17 +12,17 @@ from pathlib import Path
 import pyarrow as pa
 
 from tightfit.schemas import store
-from tightfit.schemas.arrow import flag, integer, number, text
-from tightfit.schemas.costs import BUSY
-from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.arrow_fields import boolean_field, integer_field, number_field, text_field
+from tightfit.schemas.costs import PREEMPTION_THRESHOLD
+from tightfit.util.errors import ArtifactError
 
-FAILED = "failed"
+FAILED_VERDICT = "failed"
 """The verdict of a plan whose measurement contradicts it; `sentence` says how."""
 
-SCATTERED = 1.5
+SCATTER_THRESHOLD = 1.5
 """Quartiles of the time ratio further apart than this factor say that other work disturbed it."""
 
-LINE_POINTS = 2000
+MAX_TIMELINE_POINTS = 2000
 """The most points that are kept of one memory line."""
 
 
@@ -98,31 +98,31 @@ class Measurement:
         time, or the pairs differ too much: a quarter of them is below the first quartile, a quarter
         `SCATTERED` times above it."""
         low, high = self.time_ratio_first_quartile, self.time_ratio_third_quartile
-        if self.lost is not None and self.lost >= BUSY:
+        if self.lost is not None and self.lost >= PREEMPTION_THRESHOLD:
             return True
-        return low is not None and high is not None and high > SCATTERED * low
+        return low is not None and high is not None and high > SCATTER_THRESHOLD * low
 
 
-def _maybe_integer(name: str) -> pa.Field:
+def _optional_integer_field(name: str) -> pa.Field:
     return pa.field(name, pa.int64())
 
 
-def _maybe_number(name: str) -> pa.Field:
-    return number(name, nullable=True)
+def _optional_number_field(name: str) -> pa.Field:
+    return number_field(name, nullable=True)
 
 
-def _maybe_flag(name: str) -> pa.Field:
+def _optional_boolean_field(name: str) -> pa.Field:
     return pa.field(name, pa.bool_())
 
 
 _ARROW = {
-    "str": text,
-    "int": integer,
-    "float": number,
-    "bool": flag,
-    "int | None": _maybe_integer,
-    "float | None": _maybe_number,
-    "bool | None": _maybe_flag,
+    "str": text_field,
+    "int": integer_field,
+    "float": number_field,
+    "bool": boolean_field,
+    "int | None": _optional_integer_field,
+    "float | None": _optional_number_field,
+    "bool | None": _optional_boolean_field,
 }
 
 MEASUREMENT = store.ArtifactType(
@@ -135,7 +135,7 @@ MEASUREMENT = store.ArtifactType(
 def write_measurement(path: Path | str, measurement: Measurement, module: str = "") -> str:
     """Writes a measurement, one row, and returns the digest.
 
-    `module` names the module that was measured, by `schemas.module.module_digest`; it stands in
+    `module` names the module that was measured, by `schemas.package_manifest.module_digest`; it stands in
     the metadata.
     """
     return store.write(path, MEASUREMENT, [asdict(measurement)], {"module": module})
@@ -150,7 +150,7 @@ def read_measurement(path: Path | str) -> Measurement:
 
 
 @dataclass(frozen=True)
-class LinePoint:
+class TimelinePoint:
     """After `seconds` from the begin of a step, `live` bytes are allocated above its start.
 
     `run` is "planned" or "unplanned". Of a planned step that sends to another memory, "slow" has
@@ -163,19 +163,21 @@ class LinePoint:
     live: int
 
 
-LINE = store.ArtifactType(
-    "tightfit.line", 1, pa.schema([text("run"), number("seconds"), integer("live")])
+MEMORY_TIMELINE = store.ArtifactType(
+    "tightfit.line",
+    1,
+    pa.schema([text_field("run"), number_field("seconds"), integer_field("live")]),
 )
 
 
-def write_line(path: Path | str, points: Sequence[LinePoint]) -> str:
+def write_memory_timeline(path: Path | str, points: Sequence[TimelinePoint]) -> str:
     """Writes memory lines, each in the order of time, and returns the digest."""
-    return store.write(path, LINE, [asdict(point) for point in points])
+    return store.write(path, MEMORY_TIMELINE, [asdict(point) for point in points])
 
 
-def read_line(path: Path | str) -> list[LinePoint]:
+def read_memory_timeline(path: Path | str) -> list[TimelinePoint]:
     """Reads memory lines; raises ArtifactError when the file is damaged or time runs backward."""
-    points = [LinePoint(**row) for row in store.read(path, LINE).rows]
+    points = [TimelinePoint(**row) for row in store.read(path, MEMORY_TIMELINE).rows]
     latest: dict[str, float] = {}
     for point in points:
         if point.seconds < latest.get(point.run, 0.0):
@@ -184,7 +186,9 @@ def read_line(path: Path | str) -> list[LinePoint]:
     return points
 
 
-def thin(line: Sequence[tuple[float, int]], points: int = LINE_POINTS) -> list[tuple[float, int]]:
+def downsample_timeline(
+    line: Sequence[tuple[float, int]], points: int = MAX_TIMELINE_POINTS
+) -> list[tuple[float, int]]:
     """At most `points` of a line's (seconds, bytes): of each stretch its highest and its last."""
     if len(line) <= points:
         return list(line)

@@ -19,22 +19,22 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from tightfit.schemas import store
-from tightfit.schemas.errors import ArtifactError
-from tightfit.schemas.graph import NONE
+from tightfit.schemas.graph.training_graph import NO_VALUE
+from tightfit.util.errors import ArtifactError
 
 _T = TypeVar("_T")
 
-ARTIFACT = "tightfit.pipeline/2"
-FILE = "pipeline.json"
+PIPELINE_ARTIFACT = "tightfit.pipeline/2"
+PIPELINE_FILE = "pipeline.json"
 FORWARD, LOSS, BACKWARD, SUM = "forward", "loss", "backward", "sum"
 UnitPhase = Literal["forward", "loss", "backward", "sum"]
 ActionKind = Literal[
     "draw", "receive", "forward", "loss", "backward", "sum", "send", "wait", "share",
 ]  # fmt: skip
-MOST_MICROBATCHES = 4096
+MAX_MICROBATCHES = 4096
 _LARGEST = 2**62
 
-Unit = tuple[int, str]
+PipelineUnit = tuple[int, str]
 """A stage, from 1 on, and what of it: its forward, the loss, its backward, or the sum of the parts
 of a gradient that comes behind its backward."""
 
@@ -45,12 +45,12 @@ def stage_folder(stage: int) -> str:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class PipelineTransfer:
     """What a unit makes of each microbatch for `takers`: the bytes of the storage of `value`."""
 
     value: int
-    maker: Unit
-    takers: list[Unit]
+    maker: PipelineUnit
+    takers: list[PipelineUnit]
     bytes: int
 
 
@@ -87,13 +87,13 @@ class RankAction:
     kind: ActionKind
     subject: int
     microbatch: int
-    peer: int = NONE
+    peer: int = NO_VALUE
     live: int = 0
     peak: int = 0
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class PipelineSchedule:
     """A pipeline as its ranks run it.
 
     `graph` is the digest of the whole model's graph, `devices` the names of the ranks' devices and
@@ -109,7 +109,7 @@ class Pipeline:
     memory: list[int]
     microbatches: int
     stages: list[PipelineStage]
-    parcels: list[Parcel]
+    parcels: list[PipelineTransfer]
     shared: list[SharedGradient]
     actions: list[list[RankAction]]
     fixed: list[int] = field(default_factory=list)
@@ -134,13 +134,13 @@ class Pipeline:
         ]
 
 
-def write_pipeline(path: Path | str, pipeline: Pipeline) -> None:
+def write_pipeline(path: Path | str, pipeline: PipelineSchedule) -> None:
     """Checks a pipeline and writes it as JSON."""
     check_pipeline(pipeline, str(path))
-    store.write_json(path, {"artifact": ARTIFACT, **pipeline_document(pipeline)})
+    store.write_json(path, {"artifact": PIPELINE_ARTIFACT, **pipeline_to_json(pipeline)})
 
 
-def pipeline_document(pipeline: Pipeline) -> dict[str, Any]:
+def pipeline_to_json(pipeline: PipelineSchedule) -> dict[str, Any]:
     """A pipeline as plain data, each action a row."""
     document = asdict(pipeline)
     document["actions"] = [
@@ -149,26 +149,26 @@ def pipeline_document(pipeline: Pipeline) -> dict[str, Any]:
     return document
 
 
-def read_pipeline(path: Path | str) -> Pipeline:
+def read_pipeline(path: Path | str) -> PipelineSchedule:
     """Reads a pipeline; raises ArtifactError, naming the file, where it is not what it should
     be."""
     document = store.read_json(path)
-    if document.pop("artifact", None) != ARTIFACT:
-        raise ArtifactError(f"{path}: is no {ARTIFACT}")
+    if document.pop("artifact", None) != PIPELINE_ARTIFACT:
+        raise ArtifactError(f"{path}: is no {PIPELINE_ARTIFACT}")
     try:
-        pipeline = _pipeline(document)
+        pipeline = _pipeline_from_json(document)
         check_pipeline(pipeline, str(path))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"{path}: does not hold what a pipeline has") from error
     return pipeline
 
 
-def _pipeline(document: Mapping[str, Any]) -> Pipeline:
-    known = {part.name for part in fields(Pipeline)}
+def _pipeline_from_json(document: Mapping[str, Any]) -> PipelineSchedule:
+    known = {part.name for part in fields(PipelineSchedule)}
     if set(document) != known:
         raise ValueError("unknown keys")
     parcels = [
-        Parcel(
+        PipelineTransfer(
             **{
                 **row,
                 "maker": tuple(row["maker"]),
@@ -177,7 +177,7 @@ def _pipeline(document: Mapping[str, Any]) -> Pipeline:
         )
         for row in document["parcels"]
     ]
-    return Pipeline(
+    return PipelineSchedule(
         **{
             **document,
             "stages": _rows(PipelineStage, document["stages"]),
@@ -192,7 +192,7 @@ def _rows(kind: type[_T], rows: list[dict[str, Any]]) -> list[_T]:
     return [cast(Any, kind)(**row) for row in rows]
 
 
-def check_pipeline(pipeline: Pipeline, where: str) -> None:
+def check_pipeline(pipeline: PipelineSchedule, where: str) -> None:
     """Raises ArtifactError unless stages, ranks, parcels and actions name each other rightly."""
 
     def require(condition: bool, sentence: str) -> None:
@@ -210,7 +210,7 @@ def check_pipeline(pipeline: Pipeline, where: str) -> None:
     ranks, stages = range(pipeline.ranks), range(1, len(pipeline.stages) + 1)
     require(whole(pipeline.microbatches), "the number of microbatches is no number")
     require(
-        1 <= pipeline.microbatches <= MOST_MICROBATCHES,
+        1 <= pipeline.microbatches <= MAX_MICROBATCHES,
         f"{pipeline.microbatches} microbatches are none or too many",
     )
     require(len(pipeline.actions) == len(ranks) > 0, "not every rank has its actions")
@@ -242,7 +242,7 @@ def check_pipeline(pipeline: Pipeline, where: str) -> None:
                 and whole(action.subject, action.microbatch, action.peer, action.live, action.peak)
                 and action.subject in subjects[action.kind]
                 and 0 <= action.microbatch < pipeline.microbatches
-                and (action.peer == NONE or action.peer in ranks)
+                and (action.peer == NO_VALUE or action.peer in ranks)
             )
             require(known, f"action {place} of rank {rank} names what is not there")
 
@@ -250,6 +250,9 @@ def check_pipeline(pipeline: Pipeline, where: str) -> None:
 def is_pipeline(path: Path | str) -> bool:
     """Whether a folder holds a pipeline."""
     try:
-        return json.loads((Path(path) / FILE).read_bytes()).get("artifact") == ARTIFACT
+        return (
+            json.loads((Path(path) / PIPELINE_FILE).read_bytes()).get("artifact")
+            == PIPELINE_ARTIFACT
+        )
     except (OSError, ValueError, AttributeError):
         return False

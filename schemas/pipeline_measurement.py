@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.schemas import store
-from tightfit.schemas.errors import ArtifactError
-from tightfit.schemas.typed import misfit
+from tightfit.schemas.store import find_mistyped_field
+from tightfit.util.errors import ArtifactError
 
-ARTIFACT = "tightfit.pipeline_measurement/1"
-FAILED = "failed"
+PIPELINE_MEASUREMENT_ARTIFACT = "tightfit.pipeline_measurement/1"
+FAILED_VERDICT = "failed"
 
 
 @dataclass(frozen=True)
@@ -71,19 +71,19 @@ class PipelineMeasurement:
 
 def write_pipeline_measurement(path: Path | str, measured: PipelineMeasurement) -> None:
     """Writes a measurement as JSON."""
-    store.write_json(path, {"artifact": ARTIFACT, **asdict(measured)})
+    store.write_json(path, {"artifact": PIPELINE_MEASUREMENT_ARTIFACT, **asdict(measured)})
 
 
 def read_pipeline_measurement(path: Path | str) -> PipelineMeasurement:
     """Reads a measurement; raises ArtifactError, naming the file, where it is none."""
     document = store.read_json(path)
-    if document.pop("artifact", None) != ARTIFACT:
-        raise ArtifactError(f"{path}: is no {ARTIFACT}")
+    if document.pop("artifact", None) != PIPELINE_MEASUREMENT_ARTIFACT:
+        raise ArtifactError(f"{path}: is no {PIPELINE_MEASUREMENT_ARTIFACT}")
     try:
         ranks = [_rank(row) for row in document["ranks"]]
         if document.keys() != {part.name for part in fields(PipelineMeasurement)}:
             raise ValueError("unknown keys")
-        if misfit(PipelineMeasurement, document):
+        if find_mistyped_field(PipelineMeasurement, document):
             raise ValueError("another type")
         if [rank.rank for rank in ranks] != list(range(len(ranks))):
             raise ValueError("ranks that are out of their place")
@@ -92,13 +92,15 @@ def read_pipeline_measurement(path: Path | str) -> PipelineMeasurement:
         raise ArtifactError(f"{path}: does not hold what a measurement has") from error
 
 
-def rank_of_row(row: Mapping[str, Any]) -> MeasuredRank:
+def measured_rank_from_row(row: Mapping[str, Any]) -> MeasuredRank:
     """A rank of its plain data."""
     return _rank(row)
 
 
 def _rank(row: Mapping[str, Any]) -> MeasuredRank:
     timeline = [TimedAction(**action) for action in row["timeline"]]
-    if misfit(MeasuredRank, row) or any(misfit(TimedAction, one) for one in row["timeline"]):
+    if find_mistyped_field(MeasuredRank, row) or any(
+        find_mistyped_field(TimedAction, one) for one in row["timeline"]
+    ):
         raise ValueError("another type")
     return MeasuredRank(**{**row, "timeline": timeline})

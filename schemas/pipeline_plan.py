@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
 from tightfit.schemas import store
-from tightfit.schemas.errors import ArtifactError
 from tightfit.schemas.plan import Verdict
-from tightfit.schemas.typed import misfit
+from tightfit.schemas.store import find_mistyped_field
+from tightfit.util.errors import ArtifactError
 
 _T = TypeVar("_T")
 
@@ -137,6 +137,6 @@ def _rows(path: Path | str, key: str, kind: type[_T], given: Any) -> list[_T]:
     for row in given:
         if not isinstance(row, Mapping) or row.keys() != names.keys():
             raise ArtifactError(f"{path}: {key} does not hold {', '.join(names)}")
-        if name := misfit(kind, row):
+        if name := find_mistyped_field(kind, row):
             raise ArtifactError(f"{path}: {key}.{name} is {row[name]!r}, which a plan cannot have")
     return [kind(**row) for row in given]

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from tightfit.schemas import store
-from tightfit.schemas.errors import ArtifactError
+from tightfit.util.errors import ArtifactError
 
 _T = TypeVar("_T")
 Verdict = Literal["optimal", "feasible", "infeasible"]
-KernelsName = Literal["eager", "fused"]
-OPTIONAL = ("gpu", "transfers", "kernels", "groups", "compiled", "rival", "threads")
+KernelKind = Literal["eager", "fused"]
+OPTIONAL_KEYS = ("gpu", "transfers", "kernels", "groups", "compiled", "rival", "threads")
 """Parts that not every plan has."""
 
 
@@ -26,7 +26,7 @@ class PlanCost:
 
 
 @dataclass(frozen=True)
-class Fixed:
+class BaselineBytes:
     """Bytes that no plan changes: parameters, their gradients, buffers, inputs and outputs."""
 
     parameters: int
@@ -36,14 +36,14 @@ class Fixed:
     outputs: int
 
     @property
-    def there_before(self) -> int:
+    def bytes_before_step(self) -> int:
         """The bytes that are there before the step: parameters, buffers and inputs."""
         return self.parameters + self.buffers + self.inputs
 
     @property
     def floor(self) -> int:
         """The bytes that no plan goes below: what was there before, gradients and outputs."""
-        return self.there_before + self.gradients + self.outputs
+        return self.bytes_before_step + self.gradients + self.outputs
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class GpuMemory:
 
 
 @dataclass(frozen=True)
-class Transfers:
+class TransferTotals:
     """What goes over the link to the host: bytes that `left` and that `returned`, the most that
     the host holds (`host_peak`), and the seconds that computations `waited` for transfers."""
 
@@ -80,12 +80,12 @@ class Transfers:
 
 
 @dataclass(frozen=True)
-class Rival:
+class CompetingPlan:
     """The plan of other `kernels` for the same bytes, which was made, too, and not taken: its
     seconds and its peak, None where none fits, and the smallest budget known to work for them.
     `keep_all_total` are the bytes in all of their step that keeps everything."""
 
-    kernels: KernelsName
+    kernels: KernelKind
     time: float | None
     peak: int | None
     smallest_budget: int | None
@@ -127,16 +127,16 @@ class Plan:
     smallest_budget: int | None = field(default=None, kw_only=True)
     before_polish: PlanCost | None = field(default=None, kw_only=True)
     keep_all: PlanCost = field(kw_only=True)
-    fixed: Fixed = field(kw_only=True)
+    fixed: BaselineBytes = field(kw_only=True)
     recomputed: int = field(default=0, kw_only=True)
     recomputed_time: float = field(default=0.0, kw_only=True)
     solver: str = field(kw_only=True)
     gpu: GpuMemory | None = field(default=None, kw_only=True)
-    transfers: Transfers | None = field(default=None, kw_only=True)
-    kernels: KernelsName | None = field(default=None, kw_only=True)
+    transfers: TransferTotals | None = field(default=None, kw_only=True)
+    kernels: KernelKind | None = field(default=None, kw_only=True)
     groups: int | None = field(default=None, kw_only=True)
     compiled: int | None = field(default=None, kw_only=True)
-    rival: Rival | None = field(default=None, kw_only=True)
+    rival: CompetingPlan | None = field(default=None, kw_only=True)
     threads: int | None = field(default=None, kw_only=True)
 
     @property
@@ -144,10 +144,10 @@ class Plan:
         """The bytes of the step without recomputation, in all."""
         if self.gpu is not None:
             return self.gpu.keep_all
-        return self.fixed.there_before + self.keep_all.peak
+        return self.fixed.bytes_before_step + self.keep_all.peak
 
     @property
-    def budget_of_all(self) -> int:
+    def full_budget_bytes(self) -> int:
         """What a budget of 100% counts: the step without recomputation, in all, that runs fused
         kernels where these were asked for, also if the plan that is taken is one of eager's."""
         if self.rival is not None and self.rival.kernels == "fused":
@@ -160,7 +160,7 @@ class Plan:
         return self.verdict != "infeasible"
 
 
-def gap_of(time: float, lower_bound: float) -> float:
+def optimality_gap(time: float, lower_bound: float) -> float:
     """The share of `time` that no plan can save more of: 1 - lower_bound / time, at least 0."""
     return max(1.0 - lower_bound / time, 0.0) if time > 0 else 0.0
 
@@ -169,7 +169,7 @@ def write_plan(path: Path | str, plan: Plan) -> None:
     """Writes the plan as JSON, keys in the order of the fields; `OPTIONAL` ones only where there
     is one."""
     document = asdict(plan)
-    for key in OPTIONAL:
+    for key in OPTIONAL_KEYS:
         if document[key] is None:
             del document[key]
     store.write_json(path, document)
@@ -182,7 +182,7 @@ def plan_digest(path: Path | str) -> str:
 
 def read_plan(path: Path | str) -> Plan:
     """Reads a plan; raises ArtifactError when a key is missing, unknown or of another type."""
-    document = store.read_fields(path, Plan, optional=OPTIONAL)
+    document = store.read_fields(path, Plan, optional=OPTIONAL_KEYS)
     for key in ("budget_total", "budget_bytes", "peak", "smallest_budget"):
         _require(path, key, document[key], (int, type(None)))
     for key in ("time", "lower_bound", "gap"):
@@ -205,16 +205,16 @@ def read_plan(path: Path | str) -> Plan:
             if before is None
             else _part(path, "before_polish", PlanCost, before),
             "keep_all": _part(path, "keep_all", PlanCost, document["keep_all"]),
-            "fixed": _part(path, "fixed", Fixed, document["fixed"]),
+            "fixed": _part(path, "fixed", BaselineBytes, document["fixed"]),
             "gpu": None if gpu is None else _part(path, "gpu", GpuMemory, gpu),
-            "transfers": None if moved is None else _part(path, "transfers", Transfers, moved),
-            "rival": None if rival is None else _rival(path, rival),
+            "transfers": None if moved is None else _part(path, "transfers", TransferTotals, moved),
+            "rival": None if rival is None else _competing_plan(path, rival),
         }
     )
 
 
-def _rival(path: Path | str, value: Any) -> Rival:
-    names = [part.name for part in fields(Rival)]
+def _competing_plan(path: Path | str, value: Any) -> CompetingPlan:
+    names = [part.name for part in fields(CompetingPlan)]
     if not isinstance(value, Mapping) or sorted(value) != sorted(names):
         raise ArtifactError(f"{path}: rival does not hold {', '.join(names)}")
     _require_kernels(path, "rival.kernels", value["kernels"])
@@ -222,11 +222,11 @@ def _rival(path: Path | str, value: Any) -> Rival:
     for name in ("peak", "smallest_budget"):
         _require(path, f"rival.{name}", value[name], (int, type(None)))
     _require(path, "rival.keep_all_total", value["keep_all_total"], (int,))
-    return Rival(**value)
+    return CompetingPlan(**value)
 
 
 def _require_kernels(path: Path | str, key: str, value: Any, more: tuple[None, ...] = ()) -> None:
-    if value not in (*get_args(KernelsName), *more):
+    if value not in (*get_args(KernelKind), *more):
         raise ArtifactError(f"{path}: {key} is {value!r}, which no plan runs")
 
 

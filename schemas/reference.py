@@ -16,22 +16,22 @@ from typing import Any
 import pyarrow as pa
 
 from tightfit.schemas import store
-from tightfit.schemas.arrow import text
-from tightfit.schemas.costs import Device
-from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.arrow_fields import text_field
+from tightfit.schemas.costs import ProfileDevice
+from tightfit.util.errors import ArtifactError
 
-Digests = Mapping[str, str]
+ResultDigests = Mapping[str, str]
 """The digest of each thing that some steps leave behind, by its name."""
 
 REFERENCE = store.ArtifactType(
     "tightfit.reference",
     1,
-    pa.schema([text("round"), text("name"), text("digest")]),
+    pa.schema([text_field("round"), text_field("name"), text_field("digest")]),
 )
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceMeasurement:
     """A model's own step, measured.
 
     `graph` is the digest of the traced step, `device` what ran it. `rounds` has, for each round of
@@ -42,15 +42,15 @@ class Reference:
     """
 
     graph: str
-    device: Device
-    rounds: Mapping[str, Digests]
+    device: ProfileDevice
+    rounds: Mapping[str, ResultDigests]
     peak: int | None = None
     accumulate_peak: int | None = None
     seconds: tuple[float, ...] = ()
     lost: float = 0.0
 
 
-def write_reference(path: Path | str, reference: Reference) -> str:
+def write_reference(path: Path | str, reference: ReferenceMeasurement) -> str:
     """Writes a reference and returns its digest."""
     rows = [
         {"round": one, "name": name, "digest": digest}
@@ -61,7 +61,7 @@ def write_reference(path: Path | str, reference: Reference) -> str:
     return store.write(path, REFERENCE, rows, {"measured": json.dumps(measured, sort_keys=True)})
 
 
-def read_reference(path: Path | str) -> Reference:
+def read_reference(path: Path | str) -> ReferenceMeasurement:
     """Reads a reference; raises ArtifactError where the file is damaged or says what no step can
     take."""
     artifact = store.read(path, REFERENCE)
@@ -70,9 +70,9 @@ def read_reference(path: Path | str) -> Reference:
         rounds: dict[str, dict[str, str]] = {name: {} for name in measured.pop("rounds")}
         for row in artifact.rows:
             rounds[row["round"]][row["name"]] = row["digest"]
-        device = Device(**measured.pop("device"))
+        device = ProfileDevice(**measured.pop("device"))
         seconds = tuple(measured.pop("seconds"))
-        found = Reference(rounds=rounds, device=device, seconds=seconds, **measured)
+        found = ReferenceMeasurement(rounds=rounds, device=device, seconds=seconds, **measured)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{path}: does not say what a step takes ({error!r})") from error
     peaks = (found.peak, found.accumulate_peak)

@@ -9,15 +9,15 @@ from pathlib import Path
 import pyarrow as pa
 
 from tightfit.schemas import store
-from tightfit.schemas.actions import COLUMNS, Action, action_of, row_of
-from tightfit.schemas.arrow import integer, number, text
-from tightfit.schemas.errors import ArtifactError
-from tightfit.schemas.link import HostLink, link_of
-from tightfit.schemas.updates import Updates, updates_of
+from tightfit.schemas.actions import ACTION_COLUMNS, Action, action_from_row, action_to_row
+from tightfit.schemas.arrow_fields import integer_field, number_field, text_field
+from tightfit.schemas.link import HostLink, parse_host_link
+from tightfit.schemas.optimizer_plan import OptimizerPlan, parse_optimizer_plan
+from tightfit.util.errors import ArtifactError
 
 
 @dataclass(frozen=True)
-class Step:
+class ScheduleStep:
     """One action on its lane.
 
     `start` and `end` are seconds from the beginning of the step. `live` (after the action) and
@@ -40,17 +40,17 @@ SCHEDULE = store.ArtifactType(
     1,
     pa.schema(
         [
-            integer("step"),
-            text("lane"),
-            text("action"),
-            integer("op"),
-            integer("value"),
-            integer("in_place"),
-            number("start"),
-            number("end"),
-            text("memory"),
-            integer("live"),
-            integer("peak"),
+            integer_field("step"),
+            text_field("lane"),
+            text_field("action"),
+            integer_field("op"),
+            integer_field("value"),
+            integer_field("in_place"),
+            number_field("start"),
+            number_field("end"),
+            text_field("memory"),
+            integer_field("live"),
+            integer_field("peak"),
         ]
     ),
 )
@@ -58,15 +58,16 @@ SCHEDULE = store.ArtifactType(
 
 def write_schedule(
     path: Path | str,
-    steps: Iterable[Step],
+    steps: Iterable[ScheduleStep],
     graph_digest: str = "",
     link: HostLink | None = None,
-    updates: Updates | None = None,
+    updates: OptimizerPlan | None = None,
 ) -> str:
     """Writes a schedule and returns its digest; `graph_digest` names the graph it is for, `link` is
     what its transfers take, `updates` the optimiser whose steps are among its own."""
     rows = [
-        {**vars(step), **row_of(step.action), "step": index} for index, step in enumerate(steps)
+        {**vars(step), **action_to_row(step.action), "step": index}
+        for index, step in enumerate(steps)
     ]
     metadata = {"graph": graph_digest} | ({"link": link.text()} if link is not None else {})
     metadata |= {"updates": updates.text()} if updates is not None else {}
@@ -76,35 +77,35 @@ def write_schedule(
 def schedule_link(path: Path | str) -> HostLink | None:
     """The link that a schedule's transfers take, None where it was planned without one; raises
     ArtifactError where what it says is none."""
-    said = store.header(path).metadata.get("link")
-    return None if said is None else link_of(said, str(path))
+    said = store.read_header(path).metadata.get("link")
+    return None if said is None else parse_host_link(said, str(path))
 
 
-def schedule_updates(path: Path | str) -> Updates | None:
+def schedule_optimizer_plan(path: Path | str) -> OptimizerPlan | None:
     """The optimiser of a schedule, None where it has none; raises ArtifactError where what it says
     is none."""
-    said = store.header(path).metadata.get("updates")
-    return None if said is None else updates_of(said, str(path))
+    said = store.read_header(path).metadata.get("updates")
+    return None if said is None else parse_optimizer_plan(said, str(path))
 
 
-def graph_of(schedule: Path | str, graphs: Sequence[Path]) -> Path:
+def find_schedule_graph(schedule: Path | str, graphs: Sequence[Path]) -> Path:
     """The graph that a schedule is of, of several in files; the only one is taken for it. Raises
     ArtifactError where it is of none of them."""
     if len(graphs) == 1:
         return graphs[0]
-    found = store.with_digest(store.header(schedule).metadata.get("graph", ""), graphs)
+    found = store.find_by_digest(store.read_header(schedule).metadata.get("graph", ""), graphs)
     if found is None:
         raise ArtifactError(f"{schedule}: is the schedule of another graph")
     return found
 
 
-def read_schedule(path: Path | str) -> list[Step]:
+def read_schedule(path: Path | str) -> list[ScheduleStep]:
     """Reads a schedule; raises ArtifactError when an action is none or a step misplaced."""
     steps = []
     for index, row in enumerate(store.read(path, SCHEDULE).rows):
         if row.pop("step") != index:
             raise ArtifactError(f"{path}: step {index} is out of place")
-        action = action_of(row, f"{path}: step {index}")
-        figures = {name: cell for name, cell in row.items() if name not in COLUMNS}
-        steps.append(Step(**{**figures, "action": action}))
+        action = action_from_row(row, f"{path}: step {index}")
+        figures = {name: cell for name, cell in row.items() if name not in ACTION_COLUMNS}
+        steps.append(ScheduleStep(**{**figures, "action": action}))
     return steps

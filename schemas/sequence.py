@@ -31,19 +31,19 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 
 from tightfit.schemas import store
-from tightfit.schemas.arrow import integer, text
-from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.arrow_fields import integer_field, text_field
+from tightfit.util.errors import ArtifactError
 
 OperationKind = Literal[
     "F_all", "F_ck", "F_none", "F", "loss", "B", "free", "free_all",
     "offload", "offload_all", "prefetch", "prefetch_all",
 ]  # fmt: skip
 
-Move = Literal["free", "offload", "prefetch"]
+StorageMove = Literal["free", "offload", "prefetch"]
 """What an operation that runs nothing does with what is stored."""
-Store = tuple[bool, int]
+StoredItem = tuple[bool, int]
 """What is stored: whether it is all that a forward kept, and the position (0: the input)."""
-MOVES: dict[OperationKind, tuple[Move, bool]] = {
+STORAGE_MOVES: dict[OperationKind, tuple[StorageMove, bool]] = {
     "free": ("free", False),
     "free_all": ("free", True),
     "offload": ("offload", False),
@@ -58,7 +58,7 @@ NO_BRANCH = 0
 
 
 @dataclass(frozen=True)
-class Operation:
+class ChainOperation:
     """One operation on the position `block` (1..L+1, 0 for the input); `option` is a number where
     it is an "F".
 
@@ -71,9 +71,9 @@ class Operation:
     branch: int = NO_BRANCH
 
     @property
-    def move(self) -> Move | None:
+    def move(self) -> StorageMove | None:
         """What it does with what is stored, None where it runs something."""
-        return MOVES[self.action][0] if self.action in MOVES else None
+        return STORAGE_MOVES[self.action][0] if self.action in STORAGE_MOVES else None
 
     @property
     def transfers(self) -> bool:
@@ -81,9 +81,9 @@ class Operation:
         return self.move in ("offload", "prefetch")
 
     @property
-    def store(self) -> Store:
+    def store(self) -> StoredItem:
         """What it moves: the output of its position, or all that a forward kept."""
-        return MOVES[self.action][1], self.block
+        return STORAGE_MOVES[self.action][1], self.block
 
     def __str__(self) -> str:
         if self.action == "loss":
@@ -93,51 +93,58 @@ class Operation:
         return f"{self.action} {self.block}{option}{branch}"
 
 
-def moving(move: Move, what: Store) -> Operation:
+def move_operation(move: StorageMove, what: StoredItem) -> ChainOperation:
     """The operation that moves what is stored."""
     kept, position = what
-    [action] = [name for name, said in MOVES.items() if said == (move, kept)]
-    return Operation(action, position)
+    [action] = [name for name, said in STORAGE_MOVES.items() if said == (move, kept)]
+    return ChainOperation(action, position)
 
 
-def with_next(
-    operations: Sequence[Operation],
-) -> Iterator[tuple[int, Operation, Operation | None]]:
+def iterate_with_next(
+    operations: Sequence[ChainOperation],
+) -> Iterator[tuple[int, ChainOperation, ChainOperation | None]]:
     """The operations of a sequence with their places, each with the one that follows it."""
     following = (*operations[1:], None)
     for place, (own, after) in enumerate(zip(operations, following, strict=True)):
         yield place, own, after
 
 
-OPERATION_FIELDS = (text("action"), integer("block"), integer("option"), integer("branch"))
+OPERATION_FIELDS = (
+    text_field("action"),
+    integer_field("block"),
+    integer_field("option"),
+    integer_field("branch"),
+)
 """Arrow fields of an operation, for artifacts that hold some."""
 
 SEQUENCE = store.ArtifactType(
     "tightfit.sequence",
     4,
-    pa.schema([integer("step"), *OPERATION_FIELDS]),
+    pa.schema([integer_field("step"), *OPERATION_FIELDS]),
 )
 
 
-def write_sequence(path: Path | str, actions: Iterable[Operation], chain_digest: str = "") -> str:
+def write_sequence(
+    path: Path | str, actions: Iterable[ChainOperation], chain_digest: str = ""
+) -> str:
     """Writes a sequence and returns its digest; `chain_digest` names the chain it is for."""
     rows = [{"step": step, **asdict(action)} for step, action in enumerate(actions)]
     return store.write(path, SEQUENCE, rows, {"chain": chain_digest})
 
 
-def read_sequence(path: Path | str) -> list[Operation]:
+def read_sequence(path: Path | str) -> list[ChainOperation]:
     """Reads a sequence; raises ArtifactError when an action is unknown or a step out of place."""
     actions = []
     for expected, row in enumerate(store.read(path, SEQUENCE).rows):
         if row.pop("step") != expected:
             raise ArtifactError(f"{path}: step {expected} is out of place")
-        actions.append(operation(row, f"{path}: step {expected}"))
+        actions.append(operation_from_row(row, f"{path}: step {expected}"))
     return actions
 
 
-def operation(row: Mapping[str, Any], what: str) -> Operation:
+def operation_from_row(row: Mapping[str, Any], what: str) -> ChainOperation:
     """The operation of a row; raises ArtifactError, naming `what`, where it is none."""
-    found = Operation(**row)
+    found = ChainOperation(**row)
     if found.action not in get_args(OperationKind):
         raise ArtifactError(f"{what} has the unknown action {found.action!r}")
     least = 0 if found.move is not None and not found.store[0] else 1

@@ -19,10 +19,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from tightfit.schemas.errors import ArtifactError
+from tightfit.util.errors import ArtifactError
 
-_BLANK = b"tightfit digest goes here".ljust(64, b".")
-_MOST_JSON = 2**26
+_BLANK_DIGEST = b"tightfit digest goes here".ljust(64, b".")
+_MAX_JSON_BYTES = 2**26
 _RESERVED = ("artifact", "version", "digest")
 
 Row = dict[str, Any]
@@ -92,13 +92,13 @@ def read(path: Path | str, kind: ArtifactType) -> Artifact:
         raise ArtifactError(f"{path}: the fields are not those of {kind}")
     rows = table.to_pylist()
     for field in kind.schema:
-        if any(_may_lack(field, part) for part in table[field.name].chunks):
+        if any(_may_have_nulls(field, part) for part in table[field.name].chunks):
             for index, row in enumerate(rows):
                 _check_nulls(f"{path}: row {index}", field, row[field.name])
-    return Artifact(rows, _extra(metadata), metadata["digest"])
+    return Artifact(rows, _writer_metadata(metadata), metadata["digest"])
 
 
-def header(path: Path | str) -> Header:
+def read_header(path: Path | str) -> Header:
     """What an artifact of any kind says of itself, with its digest verified.
 
     Raises ArtifactError with one sentence that names the file and what is wrong with it.
@@ -108,7 +108,9 @@ def header(path: Path | str) -> Header:
     metadata = _metadata(path, data)
     _check_identity(path, metadata)
     _check_digest(path, metadata, data)
-    return Header(metadata["artifact"], metadata["version"], metadata["digest"], _extra(metadata))
+    return Header(
+        metadata["artifact"], metadata["version"], metadata["digest"], _writer_metadata(metadata)
+    )
 
 
 def write_json(path: Path | str, document: Mapping[str, Any]) -> None:
@@ -116,7 +118,7 @@ def write_json(path: Path | str, document: Mapping[str, Any]) -> None:
     write_bytes(path, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
 
 
-def read_json(path: Path | str, most: int = _MOST_JSON) -> dict[str, Any]:
+def read_json(path: Path | str, most: int = _MAX_JSON_BYTES) -> dict[str, Any]:
     """Reads a JSON object; raises ArtifactError when the file is absent, has more than `most` bytes
     or is something else."""
     try:
@@ -164,10 +166,10 @@ def read_bytes(path: Path | str, most: int | None = None) -> bytes:
         raise ArtifactError(f"{path}: cannot be read ({error or 'it is too large'})") from error
 
 
-def with_digest(digest: str, paths: Sequence[Path | str]) -> Path | None:
+def find_by_digest(digest: str, paths: Sequence[Path | str]) -> Path | None:
     """The first of some artifacts that has a digest, None where none has; raises ArtifactError
     where one that is looked at cannot be read."""
-    return next((Path(path) for path in paths if header(path).digest == digest), None)
+    return next((Path(path) for path in paths if read_header(path).digest == digest), None)
 
 
 def file_digest(path: Path | str) -> str:
@@ -214,7 +216,7 @@ def _encode(
             if field.name not in row:
                 raise ArtifactError(f"{kind}: row {index} lacks the field {field.name!r}")
             _check_nulls(f"{kind}: row {index}", field, row[field.name])
-    own = {"artifact": kind.name, "version": str(kind.version), "digest": _BLANK.decode()}
+    own = {"artifact": kind.name, "version": str(kind.version), "digest": _BLANK_DIGEST.decode()}
     schema = kind.schema.with_metadata({**dict(sorted(metadata.items())), **own})
     try:
         table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema).combine_chunks()
@@ -225,14 +227,14 @@ def _encode(
         writer.write_table(table)
     blank = sink.getvalue().to_pybytes()
     digest = hashlib.sha256(blank).hexdigest()
-    return blank.replace(_BLANK, digest.encode()), digest
+    return blank.replace(_BLANK_DIGEST, digest.encode()), digest
 
 
-def _digest_of(data: bytes, digest: str) -> str:
-    return hashlib.sha256(data.replace(digest.encode(), _BLANK)).hexdigest()
+def _blanked_digest(data: bytes, digest: str) -> str:
+    return hashlib.sha256(data.replace(digest.encode(), _BLANK_DIGEST)).hexdigest()
 
 
-def _extra(metadata: Mapping[str, str]) -> dict[str, str]:
+def _writer_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in metadata.items() if key not in _RESERVED}
 
 
@@ -270,19 +272,19 @@ def _check_identity(
 
 
 def _check_digest(path: Path, metadata: Mapping[str, str], data: bytes) -> None:
-    if _digest_of(data, metadata["digest"]) != metadata["digest"]:
+    if _blanked_digest(data, metadata["digest"]) != metadata["digest"]:
         raise ArtifactError(f"{path}: the content does not match its digest, the file was changed")
 
 
-def _may_lack(field: pa.Field, values: pa.Array) -> bool:
+def _may_have_nulls(field: pa.Field, values: pa.Array) -> bool:
     """Whether something is empty in a column that may not be; what lies below an empty list or
     struct counts, too. It takes no time for each row, as `_check_nulls` does."""
     if values.null_count and not field.nullable:
         return True
     if pa.types.is_struct(field.type):
         children = range(field.type.num_fields)
-        return any(_may_lack(field.type.field(at), values.field(at)) for at in children)
-    return pa.types.is_list(field.type) and _may_lack(field.type.value_field, values.values)
+        return any(_may_have_nulls(field.type.field(at), values.field(at)) for at in children)
+    return pa.types.is_list(field.type) and _may_have_nulls(field.type.value_field, values.values)
 
 
 def _check_nulls(where: str, field: pa.Field, value: Any) -> None:
@@ -300,3 +302,21 @@ def _check_nulls(where: str, field: pa.Field, value: Any) -> None:
         if pa.types.is_nested(child.type) or not child.nullable:
             for item in value:
                 _check_nulls(where, child, item)
+
+
+_LARGEST = 2**62
+_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
+
+
+def find_mistyped_field(kind: Any, row: Mapping[str, Any]) -> str:
+    """The first field of a dataclass that is a whole number (of 62 bits), a number or a text and
+    has another value in `row`; "" where there is none."""
+    for part in fields(kind):
+        types = _TYPES.get(str(part.type))
+        value = row[part.name]
+        if types is None:
+            continue
+        large = isinstance(value, int) and abs(value) > _LARGEST
+        if not isinstance(value, types) or isinstance(value, bool) or large:
+            return part.name
+    return ""

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-from tightfit.schemas.sources import code_of
+from tightfit.util.code_cache import compile_cached
 
 # PyTorch reads this when it is loaded: processes of two threads each, side by side, would spend
 # half of their time in waiting for each other.
@@ -37,8 +37,8 @@ FIRST = (
     "workflow/test_redo.py",
     "crash",
     "gpu",
-    "stages/combine/polish/test_sweep.py",
-    "stages/combine/whole",
+    "stages/combine/local_search/test_sweep.py",
+    "stages/combine/optimizer_offload",
     "workflow",
     "tightfit",
     "test_machines.py",
@@ -113,7 +113,7 @@ def draw_fewer_examples(items: list[pytest.Item]) -> None:
 def _alone() -> Iterator[None]:
     """What other work takes of measurements is not counted, so that nothing is measured again."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tightfit.stages.device.delays.TASKS", Path("/nowhere"))
+        patch.setattr("tightfit.stages.torch_utils.timing.THREADS_FOLDER", Path("/nowhere"))
         yield
 
 
@@ -129,7 +129,7 @@ def _quick_packages() -> Iterator[None]:
 
 def _code_of(loader: SourceFileLoader, data: Any, path: Any, **given: Any) -> CodeType:
     if isinstance(data, bytes) and not given:
-        return code_of(data, os.fspath(path))
+        return compile_cached(data, os.fspath(path))
     return _compile(loader, data, path, **given)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tightfit.__main__ import LONGEST, STAGES, UNENDED, main
-from tightfit.schemas.errors import ConfigError
-from tightfit.schemas.running import is_held
+from tightfit.__main__ import MAX_ERROR_CHARACTERS, STAGES, UNFINISHED_ERROR, main
+from tightfit.util.errors import ConfigError
+from tightfit.util.processes import is_file_locked
 
 ROOT = Path(__file__).parents[1]
 
@@ -82,12 +82,12 @@ def test_a_stage_that_is_killed_and_wrong_arguments_leave_a_sentence_too(tmp_pat
     kept, pipe = tmp_path / "error.txt", tmp_path / "graph.arrow"
     words = ["partition", "--costs", "x", "--out", str(tmp_path / "y"), "--error-file", str(kept)]
     code = "import os, sys; from tightfit.__main__ import main;"
-    code += "import tightfit.stages.partition.cli as cli;"
+    code += "import tightfit.stages.partition.command as cli;"
     code += f"cli.run = lambda _: os.kill(os.getpid(), 9); main({[*words, '--graph', str(pipe)]!r})"
     run_it = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
     assert run_it.returncode == -9
-    assert kept.read_text() == f"partition: {UNENDED}\n"
-    assert not is_held(kept)
+    assert kept.read_text() == f"partition: {UNFINISHED_ERROR}\n"
+    assert not is_file_locked(kept)
     with pytest.raises(SystemExit) as stopped:
         main([*words, "--graph"])
     assert stopped.value.code == 2
@@ -103,12 +103,12 @@ def test_a_stage_that_runs_keeps_its_file_for_errors_locked(
     words = ["partition", "--graph", "x", "--costs", "x", "--out", str(tmp_path / "y")]
 
     def runs(_: object) -> None:
-        seen.append(is_held(kept))
+        seen.append(is_file_locked(kept))
         raise ConfigError("this stage fails")
 
-    monkeypatch.setattr("tightfit.stages.partition.cli.run", runs)
+    monkeypatch.setattr("tightfit.stages.partition.command.run", runs)
     assert main([*words, "--error-file", str(kept)]) == 1
-    assert seen == [True] and not is_held(kept)
+    assert seen == [True] and not is_file_locked(kept)
     assert kept.read_text() == "partition: this stage fails\n"
 
 
@@ -125,4 +125,4 @@ def test_texts_of_files_stay_on_one_line(
     assert main(["partition", "--graph", str(tmp_path / "a\nb\x1b[2Jc"), *words]) == 1
     assert f"{tmp_path}/a b [2Jc: cannot be read" in capsys.readouterr().err
     assert main(["partition", "--graph", "a" * 9999, *words]) == 1
-    assert len(capsys.readouterr().err) < LONGEST + 100
+    assert len(capsys.readouterr().err) < MAX_ERROR_CHARACTERS + 100

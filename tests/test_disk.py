@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.stages.report.cases import small_blocks, small_costs, small_graph
+from tightfit.schemas.block_options import read_block_options
 from tightfit.schemas.blocks import write_blocks
 from tightfit.schemas.costs import write_costs
-from tightfit.schemas.options import read_options
-from tightfit.stages.profile.library import device_digest
+from tightfit.stages.profile.cost_library import device_digest
 
 ROOT = Path(__file__).parents[1]
 FULL = 1500
@@ -77,7 +77,7 @@ write_sequence(Path("kept.arrow"), [Operation("B", 1)] * 1000)
     "library": """
 from dataclasses import replace
 from tightfit.schemas.costs import Cost, Device
-from tightfit.stages.profile.library import open_library
+from tightfit.stages.profile.cost_library import open_library
 with open_library("store", Device("cpu", "a machine", "a build", 2, "measured")) as library:
     library.add(Cost(f"{key:064}", "aten.mm.default", -1, 1.0, 0.0, 1, 1) for key in range(100))
 """,
@@ -106,7 +106,7 @@ def before(tmp_path: Path) -> dict[str, bytes]:
 def test_a_full_disk_is_a_sentence_and_loses_nothing(
     tmp_path: Path, before: dict[str, bytes], writer: str
 ) -> None:
-    code = "import sys\nfrom tightfit.schemas.errors import TightfitError\n"
+    code = "import sys\nfrom tightfit.util.errors import TightfitError\n"
     code += f"try:{indented(WRITERS[writer])}"
     code += "except TightfitError as error:\n    sys.exit(str(error))\n"
     result = python(tmp_path, ["-c", code], full_disk)
@@ -170,7 +170,7 @@ def test_a_read_only_store_is_read(blocks: Path) -> None:
     result = solve(blocks, no_superuser)
     assert result.returncode == 0, result.stderr
     assert (blocks / "out/options.arrow").read_bytes() == made
-    assert read_options(blocks / "out/options.arrow")
+    assert read_block_options(blocks / "out/options.arrow")
 
 
 @pytest.mark.usefixtures("modes_hold")
@@ -187,8 +187,8 @@ def test_a_read_only_store_that_lacks_something_is_a_sentence(blocks: Path) -> N
 LOOK_UP = """
 import sys
 from tightfit.schemas.costs import Device
-from tightfit.schemas.errors import TightfitError
-from tightfit.stages.profile.library import open_library
+from tightfit.util.errors import TightfitError
+from tightfit.stages.profile.cost_library import open_library
 try:
     with open_library("store", Device("cpu", "a machine", "a build", 2, "measured")) as library:
         print(len(library.costs.rows))

@@ -18,10 +18,10 @@ def test_paths_are_there(name: str) -> None:
     text = (ROOT / name).read_text().replace("NAME", "rotor")
     generic = {
         "stages/combine/strategies/rotor.py",
-        "stages/combine/allocate/allocators/rotor.py",
+        "stages/combine/pipeline/allocators/rotor.py",
         "schemas/rotor.py",
         "schemas/machines/rotor.json",
-        "stages/combine/offload/planners/rotor.py",
+        "stages/combine/chain_offload/planners/rotor.py",
     }
     named = set(PATH.findall(text)) - generic
     assert not {path for path in named if not (ROOT / path).exists()}

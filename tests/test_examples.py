@@ -29,7 +29,7 @@ def test_every_example_is_run() -> None:
 
 
 def test_a_smaller_budget_takes_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tightfit.settings.default_store", lambda: tmp_path)
+    monkeypatch.setattr("tightfit.api.plan_arguments.default_store_path", lambda: tmp_path)
     (_, most, _), (_, least, _) = resnet_sweep.sweep(1, 4, 8, ["100%", "min"])
     assert least < most
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tightfit.__main__ import STAGES
-from tightfit.schemas.syntax import imports
+from tightfit.util.code_fingerprint import imported_names
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,22 +28,25 @@ COMPOSERS = tuple(f"tightfit/{path.name}" for path in sorted((ROOT / "tightfit")
 
 PRIVATE = {
     "torch._decomp": {"stages/trace/capture.py"},
-    "torch._functorch": {"stages/trace/as_eager.py", "stages/trace/capture.py"},
-    "torch._inductor": {"stages/device/kernels.py", "stages/device/libraries.py"},
-    "torch.fx.experimental": {"stages/device/kernels.py", "stages/trace/as_eager.py"},
+    "torch._functorch": {"stages/trace/capture_patches.py", "stages/trace/capture.py"},
+    "torch._inductor": {"stages/runtime/kernels/compile.py", "stages/torch_utils/aot_inductor.py"},
+    "torch.fx.experimental": {
+        "stages/runtime/kernels/compile.py",
+        "stages/trace/capture_patches.py",
+    },
 }
 """Private parts of PyTorch that change with its releases, and the modules that use them."""
 
 SOLVER_MODULES = (
-    "tightfit.stages.partition.cli",
-    "tightfit.stages.solve.cli",
-    "tightfit.stages.combine.cli",
+    "tightfit.stages.partition.command",
+    "tightfit.stages.solve.command",
+    "tightfit.stages.combine.command",
     "tightfit.stages.combine.join.frontier",
-    "tightfit.stages.report.cli",
-    "tightfit.stages.audit.cli",
-    "tightfit.stages.audit.lineage",
-    "tightfit.stages.replay.referee",
-    "tightfit.stages.replay.condense",
+    "tightfit.stages.report.command",
+    "tightfit.stages.audit.command",
+    "tightfit.stages.audit.lineage_command",
+    "tightfit.stages.simulate.simulate",
+    "tightfit.stages.simulate.planning_graph",
 )
 
 
@@ -63,7 +66,7 @@ def imported(path: Path, at_start: bool = False) -> set[str]:
     if at_start:
         tree = StartOnly().visit(tree)
     own = ("tightfit",) if parts[:1] in (("stages",), ("schemas",)) else ()
-    return set(imports(tree, ".".join((*own, *parts))))
+    return set(imported_names(tree, ".".join((*own, *parts))))
 
 
 class StartOnly(ast.NodeTransformer):

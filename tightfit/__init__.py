@@ -12,23 +12,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tightfit.mismatch import PlanMismatch
-from tightfit.schemas.errors import (
-    ArtifactError,
-    ConfigError,
-    ModelError,
-    TightfitError,
-)
+from tightfit.util.errors import ArtifactError, ConfigError, ModelError, TightfitError
 
 if TYPE_CHECKING:
-    from tightfit.away import load_whole as load_whole
-    from tightfit.choices import ChosenPlan as ChosenPlan
-    from tightfit.pipelines import MadePipeline as MadePipeline
-    from tightfit.pipelines import load_pipeline as load_pipeline
-    from tightfit.pipelines import plan_pipeline as plan_pipeline
-    from tightfit.planning import load as load
-    from tightfit.planning import plan as plan
+    from tightfit.api.backward_optimizer import in_backward as in_backward
+    from tightfit.api.parameter_offload import load_whole as load_whole
+    from tightfit.api.pipeline_parallel import MadePipeline as MadePipeline
+    from tightfit.api.pipeline_parallel import load_pipeline as load_pipeline
+    from tightfit.api.pipeline_parallel import plan_pipeline as plan_pipeline
+    from tightfit.api.plan_result import ChosenPlan as ChosenPlan
+    from tightfit.api.planning import load as load
+    from tightfit.api.planning import plan as plan
     from tightfit.schemas.plan import Plan as Plan
-    from tightfit.whole import in_backward as in_backward
 
 __version__ = "0.1.0"
 
@@ -50,24 +45,24 @@ __all__ = [
     "plan_pipeline",
 ]
 
-_LATER = {
-    "ChosenPlan": "tightfit.choices",
-    "MadePipeline": "tightfit.pipelines",
+_LAZY_EXPORTS = {
+    "ChosenPlan": "tightfit.api.plan_result",
+    "MadePipeline": "tightfit.api.pipeline_parallel",
     "Plan": "tightfit.schemas.plan",
-    "in_backward": "tightfit.whole",
-    "load": "tightfit.planning",
-    "load_pipeline": "tightfit.pipelines",
-    "load_whole": "tightfit.away",
-    "plan": "tightfit.planning",
-    "plan_pipeline": "tightfit.pipelines",
+    "in_backward": "tightfit.api.backward_optimizer",
+    "load": "tightfit.api.planning",
+    "load_pipeline": "tightfit.api.pipeline_parallel",
+    "load_whole": "tightfit.api.parameter_offload",
+    "plan": "tightfit.api.planning",
+    "plan_pipeline": "tightfit.api.pipeline_parallel",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name == "integrations":
         return import_module("tightfit.integrations")
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
+    if name in _LAZY_EXPORTS:
+        return getattr(import_module(_LAZY_EXPORTS[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -17,52 +17,52 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from tightfit.schemas.errors import ConfigError, TightfitError
-from tightfit.schemas.running import held
-from tightfit.schemas.words import one_line
+from tightfit.util.command_line import to_single_line
+from tightfit.util.errors import ConfigError, TightfitError
+from tightfit.util.processes import lock_file
 
 if TYPE_CHECKING:
-    from tightfit.schemas.derived import Derived
+    from tightfit.util.command_line import LineageEntry
 
 _STAGES = (
-    ("trace", "trace.cli", "capture the training step of a model as a graph"),
-    ("fuse", "fuse.cli", "make groups of small ops single ops, and compile them"),
-    ("profile", "profile.cli", "measure the ops of a graph on a device"),
-    ("machine", "profile.machine", "measure the link of a device and describe the machine"),
-    ("partition", "partition.cli", "cut a graph into a sequence of blocks"),
-    ("solve", "solve.cli", "find the options of each distinct block"),
-    ("combine", "combine.cli", "make the plans of a strategy, from most to least memory"),
-    ("choose", "combine.choosing", "choose the plan of a strategy for a budget"),
-    ("chain", "combine.chain.cli", "plan a chain, or the branches of a join, from files"),
-    ("whole", "combine.whole.command", "plan a step with its optimiser, in two memories"),
+    ("trace", "trace.command", "capture the training step of a model as a graph"),
+    ("fuse", "fuse.command", "make groups of small ops single ops, and compile them"),
+    ("profile", "profile.command", "measure the ops of a graph on a device"),
+    ("machine", "profile.machine_command", "measure the link of a device and describe the machine"),
+    ("partition", "partition.command", "cut a graph into a sequence of blocks"),
+    ("solve", "solve.command", "find the options of each distinct block"),
+    ("combine", "combine.command", "make the plans of a strategy, from most to least memory"),
+    ("choose", "combine.select_command", "choose the plan of a strategy for a budget"),
+    ("chain", "combine.chain.command", "plan a chain, or the branches of a join, from files"),
+    ("whole", "combine.optimizer_offload.command", "plan a step with its optimiser, in two memories"),
     ("split", "combine.pipeline.command", "split a step over the ranks of a pipeline"),
-    ("generate", "generate.cli", "write the module that runs a plan"),
+    ("generate", "generate.command", "write the module that runs a plan"),
     ("reference", "validate.reference_command", "run a model and measure its own step"),
-    ("validate", "validate.cli", "run a module against its model and compare"),
-    ("report", "report.cli", "write the page of a model, or the index of a run"),
-    ("summary", "report.summary", "print a table of the plans of a run"),
-    ("audit", "audit.cli", "check all that a run left on disk"),
-    ("prune", "audit.pruning", "remove results that the configuration does not ask for"),
-    ("lineage", "audit.lineage", "tell how a file of a run was made, and of what"),
+    ("validate", "validate.command", "run a module against its model and compare"),
+    ("report", "report.command", "write the page of a model, or the index of a run"),
+    ("summary", "report.summary_command", "print a table of the plans of a run"),
+    ("audit", "audit.command", "check all that a run left on disk"),
+    ("prune", "audit.prune_command", "remove results that the configuration does not ask for"),
+    ("lineage", "audit.lineage_command", "tell how a file of a run was made, and of what"),
 )
 STAGES = {name: (f"tightfit.stages.{module}", purpose) for name, module, purpose in _STAGES}
 """The module and the purpose of each stage, in the order the data flows."""
 
-OF_WORKFLOW = ("snakemake", "yaml")
+WORKFLOW_PACKAGES = ("snakemake", "yaml")
 """Packages that an installation without the extra `workflow` may lack."""
 
-LONGEST = 2000
+MAX_ERROR_CHARACTERS = 2000
 """Characters of the longest sentence of an error."""
 
-UNENDED = "came to no end: it was killed, as where memory runs out, unless it still runs"
+UNFINISHED_ERROR = "came to no end: it was killed, as where memory runs out, unless it still runs"
 """What the file for errors says while a stage runs, and after one that could say nothing."""
-READING = ("report",)
+ERROR_READING_STAGES = ("report",)
 """Stages that read such files, their own among them."""
 
-HEADER = "usage: tightfit STAGE [--debug] ...\n\nMakes PyTorch training fit a memory budget.\n"
+HELP_HEADER = "usage: tightfit STAGE [--debug] ...\n\nMakes PyTorch training fit a memory budget.\n"
 
 
-class _Parser(argparse.ArgumentParser):
+class _StageParser(argparse.ArgumentParser):
     """One that keeps what is wrong with arguments in the file for errors, too."""
 
     words: Sequence[str] = ()
@@ -70,7 +70,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         file = dict(zip(self.words, self.words[1:], strict=False)).get("--error-file")
         stage = self.prog.rpartition(" ")[2]
-        _keep(Path(file) if file else None, f"{stage}: wrong arguments: {message}")
+        _keep_error(Path(file) if file else None, f"{stage}: wrong arguments: {message}")
         super().error(message)
 
 
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one stage and returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
-        print(overview())
+        print(help_text())
         return 0 if words else 2
     stage, *rest = words
     if stage not in STAGES:
@@ -87,18 +87,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run_stage(stage, rest)
     except ModuleNotFoundError as error:
-        if error.name not in OF_WORKFLOW:
+        if error.name not in WORKFLOW_PACKAGES:
             raise
         needed = f"needs the package {error.name}: pip install 'tightfit[workflow]'"
         print(f"tightfit {stage}: {needed}", file=sys.stderr)
         return 1
 
 
-def overview() -> str:
+def help_text() -> str:
     """The help text: every stage with its purpose."""
     width = max(map(len, STAGES))
     lines = [f"  {stage:<{width}}  {purpose}" for stage, (_, purpose) in STAGES.items()]
-    return "\n".join([HEADER, "stages:", *lines, "", "tightfit STAGE --help tells more."])
+    return "\n".join([HELP_HEADER, "stages:", *lines, "", "tightfit STAGE --help tells more."])
 
 
 def run_stage(stage: str, arguments: Sequence[str]) -> int:
@@ -106,28 +106,28 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
     code, which a stage may give where what it made is to be seen as failed."""
     module_name, purpose = STAGES[stage]
     module = import_module(module_name)
-    parser = _Parser(prog=f"tightfit {stage}", description=purpose.capitalize())
+    parser = _StageParser(prog=f"tightfit {stage}", description=purpose.capitalize())
     parser.words = arguments
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_argument(
         "--error-file", type=Path, help="a file to keep the sentence of an error in"
     )
     module.add_arguments(parser)
-    options = parser.parse_args(_valued(arguments))
-    if stage not in READING:
+    options = parser.parse_args(_join_negative_values(arguments))
+    if stage not in ERROR_READING_STAGES:
         # Where this cannot be kept, neither can an error, and that is told.
         with contextlib.suppress(TightfitError):
-            _write(options.error_file, f"{stage}: {UNENDED}")
-    runs = held(None if stage in READING else options.error_file)
+            _write(options.error_file, f"{stage}: {UNFINISHED_ERROR}")
+    runs = lock_file(None if stage in ERROR_READING_STAGES else options.error_file)
     try:
         code: int | None = module.run(options)
         if hasattr(module, "derived"):
-            record(stage, module.derived(options))
+            write_stage_lineage(stage, module.derived(options))
     except TightfitError as error:
-        sentence = _sentence(error)
+        sentence = _error_line(error)
         if not options.debug:
             print(f"tightfit {stage}: {sentence}", file=sys.stderr)
-        _keep(options.error_file, f"{stage}: {sentence}")
+        _keep_error(options.error_file, f"{stage}: {sentence}")
         if options.debug:
             raise
         return 1
@@ -137,7 +137,7 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
         print(f"tightfit {stage}: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        _keep(options.error_file, f"{stage}: broke with {type(error).__name__}: {error}")
+        _keep_error(options.error_file, f"{stage}: broke with {type(error).__name__}: {error}")
         raise
     finally:
         runs.close()
@@ -146,7 +146,7 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
     return code or 0
 
 
-def _valued(words: Sequence[str]) -> list[str]:
+def _join_negative_values(words: Sequence[str]) -> list[str]:
     """The words of a command line, of which one that begins as a number below zero is the value of
     the option ahead of it: the parser would take `-5%` for an option of its own."""
     found: list[str] = []
@@ -158,24 +158,28 @@ def _valued(words: Sequence[str]) -> list[str]:
     return found
 
 
-def _sentence(error: TightfitError) -> str:
+def _error_line(error: TightfitError) -> str:
     """What an error says, on one line whatever texts of files it quotes (those of a configuration
     have a line each), and of a length that a person reads."""
     kept = "\n" if isinstance(error, ConfigError) else ""
-    said = one_line(str(error), kept)
-    return said if len(said) <= LONGEST else f"{said[: LONGEST // 2]} ... {said[-LONGEST // 2 :]}"
+    said = to_single_line(str(error), kept)
+    return (
+        said
+        if len(said) <= MAX_ERROR_CHARACTERS
+        else f"{said[: MAX_ERROR_CHARACTERS // 2]} ... {said[-MAX_ERROR_CHARACTERS // 2 :]}"
+    )
 
 
-def record(stage: str, derived: Iterable[Derived]) -> None:
+def write_stage_lineage(stage: str, derived: Iterable[LineageEntry]) -> None:
     """Keeps records of what a stage made, by the room that its code is in."""
-    from tightfit.schemas.lineage import keep_records
+    from tightfit.schemas.lineage import write_lineage
 
     room = STAGES[stage][0].split(".")[2]
     for entry in derived:
-        keep_records(room, entry)
+        write_lineage(room, entry)
 
 
-def _keep(error_file: Path | None, sentence: str) -> None:
+def _keep_error(error_file: Path | None, sentence: str) -> None:
     """Keeps the sentence of an error; where that fails too, as on a full disk, says so."""
     try:
         _write(error_file, sentence)

@@ -7,17 +7,17 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tightfit.planning import plan
-from tightfit.schemas.errors import ConfigError, ModelError
+from tightfit.api.planning import plan
+from tightfit.util.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tightfit.choices import ChosenPlan
-    from tightfit.settings import Sample
+    from tightfit.api.plan_arguments import Sample
+    from tightfit.api.plan_result import ChosenPlan
 
 
-class _Seen(BaseException):
+class _ModelCalled(BaseException):
     """The model was called: nothing more is to be run."""
 
 
@@ -37,10 +37,10 @@ def plan_trainer(trainer: Any, *, batches: int = 1, **options: Any) -> ChosenPla
     `tightfit.plan` raises.
     """
     _check(trainer, batches)
-    with _as_before(trainer):
+    with _preserve_state(trainer):
         samples = _samples(trainer, batches)
         if "loss" not in options and _takes_the_models_loss(trainer):
-            options["loss"] = loss_of
+            options["loss"] = model_output_loss
         if options.get("optimizer") is not None:
             several = trainer.args.gradient_accumulation_steps > 1
             options.setdefault("keep_gradients", several or _changes_gradients(trainer))
@@ -61,7 +61,7 @@ def _changes_gradients(trainer: Any) -> bool:
     return clips or trainer.accelerator.scaler is not None
 
 
-def loss_of(output: Any) -> Tensor:
+def model_output_loss(output: Any) -> Tensor:
     """The loss in a model's output, as transformers' Trainer takes it."""
     loss: Tensor = output["loss"] if isinstance(output, dict) else output[0]
     return loss
@@ -107,25 +107,27 @@ def _samples(trainer: Any, batches: int) -> list[Sample]:
         together, items = trainer.get_batch_samples(data, steps, trainer.args.device)
         if not together:
             break
-        found += [_call(trainer, batch, items) for batch in together[: batches - len(found)]]
+        found += [
+            _capture_call(trainer, batch, items) for batch in together[: batches - len(found)]
+        ]
     if not found:
         raise ModelError("the trainer's data has no batch to plan with")
     return found
 
 
-def _call(trainer: Any, batch: Any, items: Any) -> Sample:
+def _capture_call(trainer: Any, batch: Any, items: Any) -> Sample:
     seen: list[Sample] = []
 
     def look(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         seen.append((args, kwargs))
-        raise _Seen
+        raise _ModelCalled
 
     model = trainer.model
     model.train()
     hook = model.register_forward_pre_hook(look, prepend=True, with_kwargs=True)
     try:
         inputs = trainer._prepare_inputs(batch)
-        with contextlib.suppress(_Seen), trainer.compute_loss_context_manager():
+        with contextlib.suppress(_ModelCalled), trainer.compute_loss_context_manager():
             trainer.compute_loss(model, inputs, num_items_in_batch=items)
     finally:
         hook.remove()
@@ -135,17 +137,17 @@ def _call(trainer: Any, batch: Any, items: Any) -> Sample:
 
 
 @contextlib.contextmanager
-def _as_before(trainer: Any) -> Iterator[None]:
+def _preserve_state(trainer: Any) -> Iterator[None]:
     """Afterwards random numbers, and what the trainer knows of its data, are as they were."""
     import numpy as np
 
-    from tightfit.stages.device.devices import kept_random_states
+    from tightfit.stages.torch_utils.devices import preserve_random_states
 
     states = random.getstate(), np.random.get_state()
     loaders = getattr(trainer.accelerator, "_dataloaders", [])
     kept = list(loaders)
     try:
-        with kept_random_states():
+        with preserve_random_states():
             yield
     finally:
         loaders[:] = kept

@@ -1,7 +1,7 @@
 """The error of a call that a plan was not made for.
 
 A generated package that was imported before has put this module in its place: see
-`stages/generate/runtime/mismatch.py`.
+`stages/runtime/mismatch.py`.
 """
 
 

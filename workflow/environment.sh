@@ -42,5 +42,5 @@ case ",$extras," in
 esac
 # Tests search in several processes at a time; a run compiles what they share while it traces.
 case ",$extras," in
-    *,test,*) "$folder/bin/python" -m tightfit.stages.combine.compiled ;;
+    *,test,*) "$folder/bin/python" -m tightfit.stages.combine.local_search.precompile ;;
 esac

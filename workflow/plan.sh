@@ -31,7 +31,7 @@ import sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # An interrupt ends the wait without a traceback.
 
 from tightfit.schemas.config import read_config, require_folders
-from tightfit.schemas.errors import ConfigError
+from tightfit.util.errors import ConfigError
 
 try:
     require_folders(read_config(sys.argv[1]), sys.argv[1])

@@ -5,34 +5,48 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tightfit.schemas.actions import Action, Compute, Free, Loss, Offload, Prefetch, Run, Write
+from tightfit.schemas.actions import (
+    Action,
+    Compute,
+    ComputeLoss,
+    Free,
+    Offload,
+    OpAction,
+    Prefetch,
+    WriteBuffer,
+)
 from tightfit.schemas.costs import Costs
-from tightfit.schemas.engines import HIGHS, Engine
-from tightfit.schemas.errors import ArtifactError, ScheduleError
-from tightfit.schemas.frontier import BUDGETS, Frontier, Point, pareto
-from tightfit.schemas.graph import NONE, Graph
+from tightfit.schemas.frontier import FRONTIER_BUDGETS, Frontier, ParetoPoint, pareto_points
+from tightfit.schemas.graph.planning_graph import PlanningGraph
+from tightfit.schemas.graph.training_graph import NO_VALUE, Graph
 from tightfit.schemas.link import HostLink
 from tightfit.schemas.plan import PlanCost
-from tightfit.schemas.problem import Problem
-from tightfit.schemas.telling import Report, TwoParts
-from tightfit.stages.combine.bounds import least_peak, least_seconds
-from tightfit.stages.combine.moment.deciding import MomentsOfMany
-from tightfit.stages.combine.moment.limits import Limits
-from tightfit.stages.combine.polish.polisher import Polisher
-from tightfit.stages.combine.polish.searcher import Polished
-from tightfit.stages.combine.polish.views import views_of
-from tightfit.stages.combine.schedule.executions import runs
-from tightfit.stages.combine.schedule.leaving import leaving
-from tightfit.stages.combine.schedule.opening import Opener
-from tightfit.stages.combine.strategies.strategy import About, Candidate
-from tightfit.stages.combine.transfers.points import linked_point, next_to
-from tightfit.stages.combine.transfers.search import EVERY, Linker, frees_early
-from tightfit.stages.replay.line import executions
-from tightfit.stages.replay.referee import replay
+from tightfit.stages.combine.activation_offload.placement import offloadable_values
+from tightfit.stages.combine.activation_offload.search import (
+    TRANSFER_BUDGET_INTERVAL,
+    TransferSearch,
+    frees_offloads_early,
+    neighboring_points,
+    transfer_point,
+)
+from tightfit.stages.combine.bounds.cuts import MultiBudgetCutBoundSolver
+from tightfit.stages.combine.bounds.lower_bounds import peak_lower_bound, time_lower_bound
+from tightfit.stages.combine.local_search.budget_sweep import LocalSearch
+from tightfit.stages.combine.local_search.search import AnnealedSequence
+from tightfit.stages.combine.local_search.views import build_view_times
+from tightfit.stages.combine.lowering.blocks import run_actions
+from tightfit.stages.combine.lowering.schedule import ScheduleLowering
+from tightfit.stages.combine.milp import SolverLimits
+from tightfit.stages.combine.strategies.strategy import Candidate, StrategyInfo
+from tightfit.stages.simulate.liveness import simulate_executions
+from tightfit.stages.simulate.simulate import simulate
+from tightfit.util.errors import ArtifactError, ScheduleError
+from tightfit.util.progress import ProgressCallback, TwoPhaseProgress
+from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
 
 
 @dataclass(frozen=True)
-class Subject:
+class FrontierProblem:
     """The step that plans are made of: its graph with the digest of that, its costs, the graph
     condensed, the `link` that plans may take, None for none, and the engine of the programs that
     starts come from."""
@@ -40,19 +54,19 @@ class Subject:
     graph: Graph
     digest: str
     costs: Costs
-    problem: Problem
+    problem: PlanningGraph
     link: HostLink | None = None
-    engine: Engine = HIGHS
+    engine: SolverEngine = HIGHS_ENGINE
 
 
-def frontier(
-    subject: Subject,
-    about: About,
+def build_frontier(
+    subject: FrontierProblem,
+    about: StrategyInfo,
     candidates: Sequence[Candidate],
     keep_all: Candidate,
     workers: int = 1,
-    report: Report | None = None,
-    budgets: int = BUDGETS,
+    report: ProgressCallback | None = None,
+    budgets: int = FRONTIER_BUDGETS,
 ) -> Frontier:
     """The plans of a strategy, each replayed at true sizes, by falling peak.
 
@@ -69,58 +83,61 @@ def frontier(
         raise ScheduleError(f"{about.name} makes no plan")
     graph, costs, problem = subject.graph, subject.costs, subject.problem
     for candidate in candidates:
-        _check(candidate, problem, about.name)
-    played = _Played(subject)
+        _check_candidate(candidate, problem, about.name)
+    played = _CandidateSimulator(subject)
     everything = played.given(keep_all)
     linked_report = None
     if subject.link is not None and report is not None:
-        parts = TwoParts(report, 1 / EVERY)
+        parts = TwoPhaseProgress(report, 1 / TRANSFER_BUDGET_INTERVAL)
         report, linked_report = parts.first, parts.second
     plans = (
-        [_Plan(candidate, candidate.actions) for candidate in candidates]
+        [_CandidatePlan(candidate, candidate.actions) for candidate in candidates]
         if about.baseline
-        else _plans(subject, candidates, keep_all, workers, report, budgets)
+        else _generate_plans(subject, candidates, keep_all, workers, report, budgets)
     )
     points = [played.point(plan) for plan in plans]
     if subject.link is not None and not about.baseline:
-        points += _linked(played, pareto(points), workers, linked_report)
-    best = pareto(points)
+        points += _transfer_points(played, pareto_points(points), workers, linked_report)
+    best = pareto_points(points)
     return Frontier(
         strategy=about.name,
         model=graph.model,
         graph=subject.digest,
         keep_all_peak=everything.peak,
         keep_all_seconds=everything.time,
-        lower_bound_peak=least_peak(problem),
-        lower_bound_seconds=least_seconds(graph, costs, problem, everything.peak),
-        optimal_in=about.optimal_in if _optimal(candidates) else "",
+        lower_bound_peak=peak_lower_bound(problem),
+        lower_bound_seconds=time_lower_bound(graph, costs, problem, everything.peak),
+        optimal_in=about.optimal_in if _is_optimal(candidates) else "",
         points=best,
         link=subject.link,
-        beaten=_beaten(points, best),
+        beaten=_dominated_points(points, best),
     )
 
 
-def _optimal(candidates: Sequence[Candidate]) -> bool:
+def _is_optimal(candidates: Sequence[Candidate]) -> bool:
     """Whether what a strategy gave is optimal in its class, whatever the budget."""
     return bool(candidates) and all(candidate.optimal for candidate in candidates)
 
 
-def _linked(
-    played: _Played, points: Sequence[Point], workers: int, report: Report | None
-) -> Iterator[Point]:
+def _transfer_points(
+    played: _CandidateSimulator,
+    points: Sequence[ParetoPoint],
+    workers: int,
+    report: ProgressCallback | None,
+) -> Iterator[ParetoPoint]:
     """Plans that send storages to another memory, from those of a frontier, for a grid of budgets
     below what these take."""
-    given = pareto(point for point in points if point.transfers)
-    plain = pareto(point for point in points if not point.transfers)
+    given = pareto_points(point for point in points if point.transfers)
+    plain = pareto_points(point for point in points if not point.transfers)
     subject = played.subject
     if subject.link is None or not plain:
         return
-    problem, early = subject.problem.plain, frees_early(subject.costs)
-    values = leaving(subject.graph, problem)
-    views = views_of(subject.graph, subject.costs, problem)
-    linker = Linker(problem, subject.link, values, early, subject.engine, views)
+    problem, early = subject.problem.plain, frees_offloads_early(subject.costs)
+    values = offloadable_values(subject.graph, problem)
+    views = build_view_times(subject.graph, subject.costs, problem)
+    linker = TransferSearch(problem, subject.link, values, early, subject.engine, views)
 
-    def source(budget: int) -> Point:
+    def source(budget: int) -> ParetoPoint:
         return next((point for point in plain if point.peak <= budget), plain[-1])
 
     def start(budget: int) -> list[int]:
@@ -129,25 +146,27 @@ def _linked(
     highest = max(point.peak for point in plain)
 
     def linked(budget: int) -> list[Sequence[Action]]:
-        return [point.actions for point in next_to(given, budget)]
+        return [point.actions for point in neighboring_points(given, budget)]
 
-    for placed in linker.sweep(highest, least_peak(problem), start, workers, linked, report):
+    for placed in linker.sweep(highest, peak_lower_bound(problem), start, workers, linked, report):
         actions = linker.placer.actions(placed)
         point = played.linked(source(placed.ceiling), actions, placed.ceiling)
         if point.transfers:
             yield point
 
 
-def _beaten(points: Sequence[Point], best: Sequence[Point]) -> list[Point]:
+def _dominated_points(
+    points: Sequence[ParetoPoint], best: Sequence[ParetoPoint]
+) -> list[ParetoPoint]:
     """The best without transfers among points, but for those that are best among all."""
     if not any(point.transfers for point in best):
         return []
     kept = {id(point) for point in best}
-    plain = pareto(point for point in points if not point.transfers)
+    plain = pareto_points(point for point in points if not point.transfers)
     return [point for point in plain if id(point) not in kept]
 
 
-def _check(candidate: Candidate, problem: Problem, name: str) -> None:
+def _check_candidate(candidate: Candidate, problem: PlanningGraph, name: str) -> None:
     """Raises ScheduleError where a candidate says more than which ops run, in which order, and
     what is sent, leaves and comes back."""
     sent: set[int] = set()
@@ -155,7 +174,7 @@ def _check(candidate: Candidate, problem: Problem, name: str) -> None:
         if isinstance(action, Offload):
             sent.add(action.value)
         moves = isinstance(action, Offload | Prefetch | Free) and action.value in sent
-        if not (moves or isinstance(action, Run)):
+        if not (moves or isinstance(action, OpAction)):
             raise ScheduleError(
                 f"a plan of {name} has a {type(action).__name__}: a candidate runs ops, sends "
                 "values, frees them and brings them back, all else is added to it"
@@ -164,12 +183,12 @@ def _check(candidate: Candidate, problem: Problem, name: str) -> None:
         raise ArtifactError("the blocks run ops that are none of the graph's: make them of it")
     loss = problem.nodes[problem.loss].op
     for action in candidate.actions:
-        if isinstance(action, Loss):
+        if isinstance(action, ComputeLoss):
             plain = action.op == loss
-        elif not isinstance(action, Compute | Write):
+        elif not isinstance(action, Compute | WriteBuffer):
             continue
         else:
-            plain = action.op != loss and action.in_place == NONE
+            plain = action.op != loss and action.in_place == NO_VALUE
         if not plain:
             raise ScheduleError(
                 f"a plan of {name} has {action}: the loss alone is run as one, and what an op "
@@ -178,7 +197,7 @@ def _check(candidate: Candidate, problem: Problem, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _CandidatePlan:
     """The actions of a plan and which ops run in place, as in `Point`, with the candidate that it
     comes from."""
 
@@ -189,19 +208,19 @@ class _Plan:
     ceiling: int = 0
 
 
-class _Played:
+class _CandidateSimulator:
     """Replays plans of one step."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: FrontierProblem) -> None:
         self.subject = subject
-        self.opener = Opener(subject.graph, subject.problem)
+        self.opener = ScheduleLowering(subject.graph, subject.problem)
         self._given: dict[tuple[Action, ...], PlanCost] = {}
 
     def cost(self, actions: Sequence[Action], in_place: bool, ceiling: int) -> PlanCost:
         """What replay says of a plan."""
         steps = self.opener.of_actions(actions, in_place, ceiling)
         subject = self.subject
-        played = replay(subject.graph, subject.costs, steps, link=subject.link)
+        played = simulate(subject.graph, subject.costs, steps, link=subject.link)
         return PlanCost(played.seconds, played.peak)
 
     def given(self, candidate: Candidate) -> PlanCost:
@@ -211,18 +230,18 @@ class _Played:
             self._given[key] = self.cost(candidate.actions, False, 0)
         return self._given[key]
 
-    def linked(self, source: Point, actions: Sequence[Action], ceiling: int) -> Point:
+    def linked(self, source: ParetoPoint, actions: Sequence[Action], ceiling: int) -> ParetoPoint:
         """The point of a plan with transfers that was found from another point."""
         cost = self.cost(actions, True, ceiling)
-        return linked_point(source, actions, ceiling, cost)
+        return transfer_point(source, actions, ceiling, cost)
 
-    def point(self, plan: _Plan) -> Point:
+    def point(self, plan: _CandidatePlan) -> ParetoPoint:
         """The point of a frontier that a plan is."""
         candidate = plan.candidate
         before = self.given(candidate)
         as_given = not (plan.polished or plan.in_place)
         after = before if as_given else self.cost(plan.actions, plan.in_place, plan.ceiling)
-        return Point(
+        return ParetoPoint(
             peak=after.peak,
             seconds=after.time,
             before_peak=before.peak,
@@ -236,14 +255,14 @@ class _Played:
         )
 
 
-def _plans(
-    subject: Subject,
+def _generate_plans(
+    subject: FrontierProblem,
     candidates: Sequence[Candidate],
     keep_all: Candidate,
     workers: int,
-    report: Report | None,
+    report: ProgressCallback | None,
     budgets: int,
-) -> Iterator[_Plan]:
+) -> Iterator[_CandidatePlan]:
     """The candidates and the captured order, as they are and with ops in place, where that costs
     neither time nor memory and wherever it can be; then what polish makes of them."""
     problem, nodes = subject.problem, subject.problem.nodes
@@ -252,20 +271,24 @@ def _plans(
     slower = any(reuse.seconds > node.seconds for node in nodes for reuse in node.reuses)
     starts = [[position[op] for op in candidate.executions] for candidate in candidates]
     for source in (*candidates, keep_all):
-        yield _Plan(source, source.actions)
+        yield _CandidatePlan(source, source.actions)
         sequence = [position[op] for op in source.executions]
-        peak = max(run.peak for run in executions(problem, sequence, in_place=False))
+        peak = max(run.peak for run in simulate_executions(problem, sequence, in_place=False))
         for ceiling in (source.ceiling or peak, 0)[: 2 if slower else 1]:
-            yield _Plan(source, source.actions, in_place=True, ceiling=ceiling)
-    unique: dict[tuple[int, ...], Polished] = {}
-    drafts = MomentsOfMany(problem, Limits(engine=subject.engine)).drafts
-    polisher = Polisher(problem, views_of(subject.graph, subject.costs, problem))
-    least = least_peak(problem)
+            yield _CandidatePlan(source, source.actions, in_place=True, ceiling=ceiling)
+    unique: dict[tuple[int, ...], AnnealedSequence] = {}
+    drafts = MultiBudgetCutBoundSolver(problem, SolverLimits(engine=subject.engine)).drafts
+    polisher = LocalSearch(problem, build_view_times(subject.graph, subject.costs, problem))
+    least = peak_lower_bound(problem)
     for polished in polisher.sweep(starts, least, workers, report, drafts, budgets):
         unique.setdefault((polished.peak, *polished.sequence), polished)
     for polished in unique.values():
         source = keep_all if polished.start is None else candidates[polished.start]
         ops = [problem.op_at(index) for index in polished.sequence]
-        yield _Plan(
-            source, runs(problem, ops), polished=True, in_place=True, ceiling=polished.ceiling
+        yield _CandidatePlan(
+            source,
+            run_actions(problem, ops),
+            polished=True,
+            in_place=True,
+            ceiling=polished.ceiling,
         )

@@ -10,42 +10,46 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tightfit.schemas.costs import RANDOM_STATE_TARGET, Cost, Costs, Device
-from tightfit.schemas.errors import ArtifactError
-from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, Op
-from tightfit.schemas.groups import is_group
-from tightfit.schemas.module import MADE_FROM, MadeFrom, digests_of, made_from_bytes
-from tightfit.schemas.schedule import Step
-from tightfit.schemas.updates import Updates
-from tightfit.stages.device.groups import register_groups
-from tightfit.stages.generate.check import check_interface
-from tightfit.stages.generate.entry import (
-    CONSTANTS,
-    beside_text,
-    entry_text,
-    facts_of,
-    infeasible_text,
-    shown,
+from tightfit.schemas.costs import RANDOM_STATE_TARGET, Costs, OpCost, ProfileDevice
+from tightfit.schemas.graph.fused_groups import is_fused_group
+from tightfit.schemas.graph.training_graph import LOSS_TARGET, NO_VALUE, Graph, Op
+from tightfit.schemas.optimizer_plan import OptimizerPlan
+from tightfit.schemas.package_manifest import (
+    MANIFEST_NAME,
+    PackageManifest,
+    content_digests,
+    manifest_bytes,
 )
-from tightfit.stages.generate.groups import groups_text, library_file
-from tightfit.stages.generate.interface import constants, interface_text
-from tightfit.stages.generate.registry import ATEN, BACKENDS, Backend
-from tightfit.stages.generate.transfers import any_link, any_updates
-from tightfit.stages.generate.watched import watched_bytes
-from tightfit.stages.generate.whole import (
-    ADDING,
-    Adding,
+from tightfit.schemas.schedule import ScheduleStep
+from tightfit.stages.generate.backends import ATEN, BACKENDS, ProgramBackend
+from tightfit.stages.generate.graph_guards import check_interface, guard_file_bytes
+from tightfit.stages.generate.group_source import compile_library_file, groups_text
+from tightfit.stages.generate.interface import constants_bytes, interface_text
+from tightfit.stages.generate.optimizer_step import (
+    MICROBATCH_PREFIX,
+    MicrobatchSchedule,
     check_microbatches,
-    check_whole,
-    lodging_text,
-    played,
-    whole_files,
-    whole_init,
+    check_optimizer_step,
+    offload_spec_text,
+    optimizer_init_text,
+    optimizer_runtime_files,
+    zero_time_updates,
 )
-from tightfit.stages.replay.referee import replay
+from tightfit.stages.generate.package_init import (
+    PLAN_CONSTANTS,
+    eager_plan_text,
+    format_facts,
+    infeasible_text,
+    init_text,
+    plan_facts,
+)
+from tightfit.stages.generate.transfers import placeholder_updates, unlimited_link
+from tightfit.stages.simulate.simulate import simulate
+from tightfit.stages.torch_utils.fused_group_operators import register_groups
+from tightfit.util.errors import ArtifactError
 
 _RUNTIME = Path(__file__).parent / "runtime"
-_COPIED = (
+_RUNTIME_FILES = (
     *("absent.py", "ahead.py", "answers.py", "arrived.py", "call.py", "chain.py"),
     *("difference.py", "facts.py"),
     *("graphed.py", "guards.py", "inner.py", "lists.py", "looks.py", "mismatch.py", "outputs.py"),
@@ -54,47 +58,47 @@ _COPIED = (
     *("watch.py", "wrap.py"),
 )
 _DEVICE = Path(__file__).parents[1] / "device"
-_SHARED = (
+_DEVICE_FILES = (
     *("asked.py", "caches.py", "classes.py", "form.py", "kept.py", "marks.py", "readings.py"),
     *("states.py", "trees.py", "written.py"),
 )
 
 
-EAGER = "eager_"
+EAGER_PREFIX = "eager_"
 """What the names of the files of the plan of eager's kernels begin with, where it is beside."""
-_KERNELS = ("kernels.py", "opened.py", "pins.py", "plain.py")
-_MEMORIES = ("disk.py", "memories.py", "slow.py", "streams.py", "transfers.py", "workers.py")
+_KERNEL_FILES = ("kernels.py", "opened.py", "pins.py", "plain.py")
+_TRANSFER_FILES = ("disk.py", "memories.py", "slow.py", "streams.py", "transfers.py", "workers.py")
 
 
-class Planned(NamedTuple):
+class PlannedGraph(NamedTuple):
     """A plan with the graph and the steps that it is of; see `package` for what `plan` says."""
 
     graph: Graph
-    steps: Sequence[Step]
+    steps: Sequence[ScheduleStep]
     plan: Mapping[str, Any]
-    updates: Updates | None = None
+    updates: OptimizerPlan | None = None
 
 
 def write_package(
-    directory: Path, graph: Graph, steps: Sequence[Step], plan: Mapping[str, Any]
+    directory: Path, graph: Graph, steps: Sequence[ScheduleStep], plan: Mapping[str, Any]
 ) -> None:
     """Writes the package of a plan, whole or not at all; an older one is replaced.
 
     Raises ScheduleError when the referee refuses the schedule, ArtifactError when graph or plan
     are not what they should be.
     """
-    write_directory(directory, package(graph, steps, plan))
+    write_directory(directory, build_package(graph, steps, plan))
 
 
-def package(
+def build_package(
     graph: Graph,
-    steps: Sequence[Step],
+    steps: Sequence[ScheduleStep],
     plan: Mapping[str, Any],
-    write: Backend = BACKENDS[ATEN],
-    updates: Updates | None = None,
-    beside: Planned | None = None,
+    write: ProgramBackend = BACKENDS[ATEN],
+    updates: OptimizerPlan | None = None,
+    beside: PlannedGraph | None = None,
     libraries: bool = False,
-    adding: Adding = None,
+    adding: MicrobatchSchedule = None,
 ) -> dict[str, bytes]:
     """The files of the package of a plan, by name, its program as a backend writes it; see
     `write_package`. Where `updates` have parameters in another memory, it is that of a whole step.
@@ -106,51 +110,56 @@ def package(
     that are not the last one run another schedule, `adding`.
     """
     register_groups(graph)
-    facts = facts_of(plan)
+    facts = plan_facts(plan)
     whole = updates if updates is not None and updates.remote else None
-    check_whole(graph, steps, updates)
+    check_optimizer_step(graph, steps, updates)
     program, files = _program_files(graph, steps, write, whole)
     if whole is not None:
         check_microbatches(whole, adding)
     if adding is not None:
         others, adds = adding
-        check_whole(graph, others, adds)
-        more, own = _program_files(graph, others, write, adds, ADDING)
-        files |= {name: own[name] for name in (f"{ADDING}interface.py", f"{ADDING}step.py")}
+        check_optimizer_step(graph, others, adds)
+        more, own = _program_files(graph, others, write, adds, MICROBATCH_PREFIX)
+        files |= {
+            name: own[name]
+            for name in (f"{MICROBATCH_PREFIX}interface.py", f"{MICROBATCH_PREFIX}step.py")
+        }
         program += more
     groups = re.findall(r"^from \.groups import (\w+)$", program, re.MULTILINE)
     if groups:
-        library = library_file(graph, groups) if libraries else None
+        library = compile_library_file(graph, groups) if libraries else None
         files["groups.py"] = groups_text(graph, groups, library).encode()
         files |= {} if library is None else {library.name: library.data}
     if groups and beside is not None:
-        _check_beside(graph, beside.graph)
-        own = facts_of(beside.plan)
-        more, eagers = _program_files(beside.graph, beside.steps, write, None, EAGER)
-        files |= eagers | {"eager.py": beside_text(beside.graph, own).encode()}
+        _check_eager_plan(graph, beside.graph)
+        own = plan_facts(beside.plan)
+        more, eagers = _program_files(beside.graph, beside.steps, write, None, EAGER_PREFIX)
+        files |= eagers | {"eager.py": eager_plan_text(beside.graph, own).encode()}
         program += more
-    entry = entry_text(graph, facts, bool(groups), bool(groups) and beside is not None)
+    entry = init_text(graph, facts, bool(groups), bool(groups) and beside is not None)
     texts = {"__init__.py": entry, **runtime_files(program)}
     if whole is not None:
-        lodging = lodging_text(graph, steps, whole, adding)
+        lodging = offload_spec_text(graph, steps, whole, adding)
         several = adding is not None
-        texts["__init__.py"] = whole_init(graph, lodging, CONSTANTS, shown(facts), several)
-        texts |= whole_files()
+        texts["__init__.py"] = optimizer_init_text(
+            graph, lodging, PLAN_CONSTANTS, format_facts(facts), several
+        )
+        texts |= optimizer_runtime_files()
     return files | {name: text.encode() for name, text in texts.items()}
 
 
-def _check_beside(graph: Graph, beside: Graph) -> None:
+def _check_eager_plan(graph: Graph, beside: Graph) -> None:
     """Raises ArtifactError where a graph is not of the same call by eager's kernels."""
-    if any(is_group(op.target) for op in beside.ops):
+    if any(is_fused_group(op.target) for op in beside.ops):
         raise ArtifactError("the plan that shall be beside runs groups, too")
-    if _call_of(beside) != _call_of(graph):
+    if _call_signature(beside) != _call_signature(graph):
         raise ArtifactError("the plan that shall be beside is of another model, call or device")
 
 
-def _call_of(graph: Graph) -> tuple[Any, ...]:
+def _call_signature(graph: Graph) -> tuple[Any, ...]:
     """What a module is called with, and where."""
     inputs = [
-        None if value == NONE else (graph.values[value].shape, graph.values[value].dtype)
+        None if value == NO_VALUE else (graph.values[value].shape, graph.values[value].dtype)
         for value in graph.inputs
     ]
     return graph.device, inputs, graph.input_constants, graph.input_tree, graph.output_tree
@@ -158,53 +167,55 @@ def _call_of(graph: Graph) -> tuple[Any, ...]:
 
 def _program_files(
     graph: Graph,
-    steps: Sequence[Step],
-    write: Backend,
-    whole: Updates | None = None,
+    steps: Sequence[ScheduleStep],
+    write: ProgramBackend,
+    whole: OptimizerPlan | None = None,
     prefix: str = "",
 ) -> tuple[str, dict[str, bytes]]:
     """The text of a program, and its files by name, which begin with `prefix`."""
     check_interface(graph)
-    known = any_updates(steps) if whole is None else played(whole)
-    replay(graph, timeless(graph), steps, link=any_link(graph), updates=known)
+    known = placeholder_updates(steps) if whole is None else zero_time_updates(whole)
+    simulate(graph, zero_time_costs(graph), steps, link=unlimited_link(graph), updates=known)
     title = f"The training step of {graph.model} as straight-line code, planned by tightfit."
     more = () if whole is None else (whole,)
     program = write(graph, steps, title, *more)
     files = {
         "interface.py": interface_text(graph, program, prefix).encode(),
         "step.py": program.text.encode(),
-        "watched.json": watched_bytes(graph),
+        "watched.json": guard_file_bytes(graph),
     }
-    data = constants(graph, program)
+    data = constants_bytes(graph, program)
     files |= {} if data is None else {"constants.bin": data}
     return program.text, {f"{prefix}{name}": content for name, content in files.items()}
 
 
 def runtime_files(programs: str) -> dict[str, str]:
     """The texts, by name, of what travels with the text of some programs."""
-    texts = {name: (_RUNTIME / name).read_text() for name in _COPIED}
-    texts |= {name: (_DEVICE / name).read_text() for name in _SHARED}
+    texts = {name: (_RUNTIME / name).read_text() for name in _RUNTIME_FILES}
+    texts |= {name: (_DEVICE / name).read_text() for name in _DEVICE_FILES}
     if "from .groups import" in programs:
         texts |= {name: (_RUNTIME / name).read_text() for name in ("grouped.py", "libraries.py")}
-        texts |= {name: (_DEVICE / name).read_text() for name in _KERNELS}
+        texts |= {name: (_DEVICE / name).read_text() for name in _KERNEL_FILES}
     for name, folder in (("foreign", _RUNTIME), ("repeat", _DEVICE), ("recurrent", _DEVICE)):
         if f"from .{name} import" in programs:
             texts[f"{name}.py"] = (folder / f"{name}.py").read_text()
     if "from .transfers import" in programs:
-        texts |= {name: (_DEVICE / name).read_text() for name in _MEMORIES}
+        texts |= {name: (_DEVICE / name).read_text() for name in _TRANSFER_FILES}
     return texts
 
 
 def infeasible_package(plan: Mapping[str, Any]) -> dict[str, bytes]:
     """The files of a plan that does not exist: its `load` says why."""
-    return {"__init__.py": infeasible_text(facts_of(plan)).encode()}
+    return {"__init__.py": infeasible_text(plan_facts(plan)).encode()}
 
 
-def signed(files: Mapping[str, bytes], graph: str, schedule: str, plan: str) -> dict[str, bytes]:
+def add_lineage_file(
+    files: Mapping[str, bytes], graph: str, schedule: str, plan: str
+) -> dict[str, bytes]:
     """The files of a package with the one that names what they were made from, by digest, and
-    themselves: see `schemas.module`."""
-    made_from = MadeFrom(graph, schedule, plan, digests_of(files))
-    return {**files, MADE_FROM: made_from_bytes(made_from)}
+    themselves: see `schemas.package_manifest`."""
+    made_from = PackageManifest(graph, schedule, plan, content_digests(files))
+    return {**files, MANIFEST_NAME: manifest_bytes(made_from)}
 
 
 def write_directory(directory: Path, files: Mapping[str, bytes]) -> None:
@@ -223,7 +234,7 @@ def write_directory(directory: Path, files: Mapping[str, bytes]) -> None:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-            _take_place(fresh, directory)
+            _swap_directory(fresh, directory)
         except BaseException:
             shutil.rmtree(fresh, ignore_errors=True)
             raise
@@ -233,7 +244,7 @@ def write_directory(directory: Path, files: Mapping[str, bytes]) -> None:
         ) from error
 
 
-def _take_place(fresh: Path, directory: Path) -> None:
+def _swap_directory(fresh: Path, directory: Path) -> None:
     if not directory.exists():
         fresh.replace(directory)
         return
@@ -250,21 +261,21 @@ def _take_place(fresh: Path, directory: Path) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def timeless(graph: Graph) -> Costs:
+def zero_time_costs(graph: Graph) -> Costs:
     """Costs for the referee where only the order of steps and the sizes of storages matter."""
-    return _Timeless(graph)
+    return _ZeroTimeCosts(graph)
 
 
-class _Timeless(Costs):
+class _ZeroTimeCosts(Costs):
     def __init__(self, graph: Graph) -> None:
-        super().__init__([], Device(graph.device, "", graph.torch, 0, "none"))
+        super().__init__([], ProfileDevice(graph.device, "", graph.torch, 0, "none"))
 
-    def of(self, graph: Graph, op: Op, in_place: int = NONE) -> Cost:
+    def of(self, graph: Graph, op: Op, in_place: int = NO_VALUE) -> OpCost:
         if op.target == LOSS_TARGET:
-            storages = {graph.values[value].storage for value in op.outputs if value != NONE}
+            storages = {graph.values[value].storage for value in op.outputs if value != NO_VALUE}
             size = sum(graph.storages[storage] for storage in storages)
-            return Cost("", op.target, NONE, 0.0, 0.0, size, size)
-        return Cost("", op.target, in_place, 0.0, 0.0, 0, 0)
+            return OpCost("", op.target, NO_VALUE, 0.0, 0.0, size, size)
+        return OpCost("", op.target, in_place, 0.0, 0.0, 0, 0)
 
-    def random_state(self) -> Cost:
-        return Cost("", RANDOM_STATE_TARGET, NONE, 0.0, 0.0, 0, 0)
+    def random_state(self) -> OpCost:
+        return OpCost("", RANDOM_STATE_TARGET, NO_VALUE, 0.0, 0.0, 0, 0)

@@ -7,30 +7,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tightfit.schemas.contributions import contributions
-from tightfit.schemas.errors import ArtifactError
-from tightfit.schemas.graph import FIXED_KINDS, NONE, Graph
-from tightfit.schemas.pipeline import FORWARD, Pipeline, pipeline_document
-from tightfit.schemas.schedule import Step
-from tightfit.stages.generate.calls import Operators, statements
-from tightfit.stages.generate.check import check_interface
-from tightfit.stages.generate.interface import constants, interface_text
-from tightfit.stages.generate.naming import Names, comment, megabytes, value_names
-from tightfit.stages.generate.package import runtime_files, timeless
-from tightfit.stages.generate.program import interface_program, write_program
-from tightfit.stages.generate.programs import Program
-from tightfit.stages.generate.watched import watched_bytes
-from tightfit.stages.replay.complete import check_ranks
-from tightfit.stages.replay.referee import replay
+from tightfit.schemas.graph.ownership import partial_gradients_by_owner
+from tightfit.schemas.graph.training_graph import BASELINE_KINDS, NO_VALUE, Graph
+from tightfit.schemas.pipeline import FORWARD, PipelineSchedule, pipeline_to_json
+from tightfit.schemas.schedule import ScheduleStep
+from tightfit.stages.generate.graph_guards import check_interface, guard_file_bytes
+from tightfit.stages.generate.interface import constants_bytes, interface_text
+from tightfit.stages.generate.naming import UniqueNames, comment_text, format_megabytes, value_names
+from tightfit.stages.generate.operator_calls import OperatorBindings, op_statements
+from tightfit.stages.generate.package import runtime_files, zero_time_costs
+from tightfit.stages.generate.step_program import SourceProgram
+from tightfit.stages.generate.step_writer import interface_program, write_program
+from tightfit.stages.simulate.pipeline_rank_check import check_ranks
+from tightfit.stages.simulate.simulate import simulate
+from tightfit.util.errors import ArtifactError
 
 _RUNTIME = Path(__file__).parent / "runtime"
-_OWN = ("messages.py", "pipeline.py", "stepping.py")
+_PIPELINE_FILES = ("messages.py", "pipeline.py", "stepping.py")
 
 
-def pipeline_package(
+def build_pipeline_package(
     graph: Graph,
-    pipeline: Pipeline,
-    stages: Sequence[tuple[Graph, Sequence[Step]]],
+    pipeline: PipelineSchedule,
+    stages: Sequence[tuple[Graph, Sequence[ScheduleStep]]],
     facts: Mapping[str, Any],
 ) -> dict[str, bytes]:
     """The files of the package of a pipeline, by name: `graph` is that of the whole model, `stages`
@@ -47,51 +46,51 @@ def pipeline_package(
     programs = []
     texts = {}
     for number, (own, steps) in enumerate(stages, start=1):
-        replay(own, timeless(own), steps)
+        simulate(own, zero_time_costs(own), steps)
         title = f"Stage {number} of {graph.model}, planned by tightfit: its forward, its backward."
         programs.append(write_program(own, steps, title))
         texts[f"stage_{number}.py"] = programs[-1].text
     whole = interface_program(graph)
     texts["interface.py"] = interface_text(graph, whole)
-    texts["draws.py"] = _draws([own for own, _ in stages])
-    texts["__init__.py"] = _init(graph, pipeline, facts)
-    for name in _OWN:
+    texts["draws.py"] = _draws_text([own for own, _ in stages])
+    texts["__init__.py"] = _init_text(graph, pipeline, facts)
+    for name in _PIPELINE_FILES:
         texts[name] = (_RUNTIME / name).read_text()
     texts |= runtime_files("\n".join(texts.values()))
     files = {name: text.encode() for name, text in texts.items()}
-    files["watched.json"] = watched_bytes(graph)
-    document = _facts(graph, pipeline, [own for own, _ in stages], programs, whole)
+    files["watched.json"] = guard_file_bytes(graph)
+    document = _runtime_document(graph, pipeline, [own for own, _ in stages], programs, whole)
     files["pipeline.json"] = (json.dumps(document, separators=(",", ":")) + "\n").encode()
     rows = (",".join(pipeline.words(rank)) for rank in range(pipeline.ranks))
     files["schedule.csv"] = ("\n".join(rows) + "\n").encode()
-    data = constants(graph, whole)
+    data = constants_bytes(graph, whole)
     return files if data is None else files | {"constants.bin": data}
 
 
-def _facts(
+def _runtime_document(
     graph: Graph,
-    pipeline: Pipeline,
+    pipeline: PipelineSchedule,
     graphs: Sequence[Graph],
-    programs: Sequence[Program],
-    whole: Program,
+    programs: Sequence[SourceProgram],
+    whole: SourceProgram,
 ) -> dict[str, Any]:
     """What the runtime knows beside texts: see `runtime/pipeline.py`."""
-    document = pipeline_document(pipeline)
+    document = pipeline_to_json(pipeline)
     base = {graph.values[p.value].storage: p.value for p in pipeline.parcels}
     for shared in document["shared"]:
         shared["bases"] = [base[graph.values[part].storage] for part in shared["parts"]]
     named = {p.value for p in pipeline.parcels}
     named |= {part for shared in pipeline.shared for part in shared.parts}
     leaving = whole.differentiable + whole.unused
-    tangents = [*whole.tangents, *(NONE for _ in whole.unused)]
-    named |= set(tangents) - {NONE}
+    tangents = [*whole.tangents, *(NO_VALUE for _ in whole.unused)]
+    named |= set(tangents) - {NO_VALUE}
     values = {value: graph.values[value] for value in sorted(named)}
     document |= {
         "has_loss": graph.has_loss,
         "tensors": whole.arguments,
-        "needed": [_needed(graph, pipeline, graphs, rank) for rank in range(pipeline.ranks)],
+        "needed": [_rank_inputs(graph, pipeline, graphs, rank) for rank in range(pipeline.ranks)],
         "programs": [
-            _program(graph, pipeline, number, own, program)
+            _stage_document(graph, pipeline, number, own, program)
             for number, (own, program) in enumerate(zip(graphs, programs, strict=True), start=1)
         ],
         "layouts": {v: [each.shape, each.strides, each.dtype] for v, each in values.items()},
@@ -105,8 +104,8 @@ def _facts(
     return document
 
 
-def _program(
-    graph: Graph, pipeline: Pipeline, number: int, own: Graph, program: Program
+def _stage_document(
+    graph: Graph, pipeline: PipelineSchedule, number: int, own: Graph, program: SourceProgram
 ) -> dict[str, Any]:
     """What a stage's program takes and gives, as values."""
     arriving = [p.value for p in pipeline.parcels if (number, FORWARD) in p.takers]
@@ -120,17 +119,21 @@ def _program(
         "slices": program.slices,
         "handed": program.handed,
         "handing": [value.id for value in own.values[len(graph.values) :]],
-        "several": {owner: len(p) for owner, p in contributions(own).items() if len(p) > 1},
+        "several": {
+            owner: len(p) for owner, p in partial_gradients_by_owner(own).items() if len(p) > 1
+        },
         "told": [
             owner
             for owners, values in zip(program.slices, program.handed, strict=True)
             for owner, value in zip(owners, values, strict=True)
-            if value == NONE
+            if value == NO_VALUE
         ],
     }
 
 
-def _needed(graph: Graph, pipeline: Pipeline, graphs: Sequence[Graph], rank: int) -> list[int]:
+def _rank_inputs(
+    graph: Graph, pipeline: PipelineSchedule, graphs: Sequence[Graph], rank: int
+) -> list[int]:
     """The values that were there before the step which a rank reads, or gives back."""
     found = {
         value
@@ -138,23 +141,25 @@ def _needed(graph: Graph, pipeline: Pipeline, graphs: Sequence[Graph], rank: int
         if stage.rank == rank
         for op in own.ops
         for value in op.inputs
-        if graph.values[value].kind in FIXED_KINDS
+        if graph.values[value].kind in BASELINE_KINDS
     }
     found |= {shared.value for shared in pipeline.shared if pipeline.rank_of(shared.root) == rank}
     if pipeline.stages[-1].rank == rank:
         found |= {
-            value for value in graph.output_values() if graph.values[value].kind in FIXED_KINDS
+            value for value in graph.output_values() if graph.values[value].kind in BASELINE_KINDS
         }
     return sorted(found)
 
 
-def _draws(graphs: Sequence[Graph]) -> str:
+def _draws_text(graphs: Sequence[Graph]) -> str:
     """The module that draws the random numbers of each stage's forward and forgets them."""
-    drawing = {number: own for number, own in enumerate(graphs, 1) if any(_random(own))}
-    names = Names()
+    drawing = {number: own for number, own in enumerate(graphs, 1) if any(_random_ops(own))}
+    names = UniqueNames()
     names.reserve("torch")
     names.reserve("DRAWS")
-    operators = Operators(names, {op.target for own in drawing.values() for op in _random(own)})
+    operators = OperatorBindings(
+        names, {op.target for own in drawing.values() for op in _random_ops(own)}
+    )
     lines: list[str] = []
     for number, own in drawing.items():
         lines += ["", "", f"def stage_{number}():"]
@@ -166,13 +171,13 @@ def _draws(graphs: Sequence[Graph]) -> str:
     return "\n".join([*head, *bindings, *lines, "", "", f"DRAWS = {{{pairs}}}", ""])
 
 
-def _random(graph: Graph) -> list[Any]:
+def _random_ops(graph: Graph) -> list[Any]:
     return [op for op in graph.ops if op.random]
 
 
-def _draw_lines(graph: Graph, operators: Operators) -> Iterator[str]:
-    names = value_names(graph, Names())
-    for op in _random(graph):
+def _draw_lines(graph: Graph, operators: OperatorBindings) -> Iterator[str]:
+    names = value_names(graph, UniqueNames())
+    for op in _random_ops(graph):
         read = sorted(set(op.inputs))
         for value in read:
             like = graph.values[value]
@@ -180,24 +185,24 @@ def _draw_lines(graph: Graph, operators: Operators) -> Iterator[str]:
                 f"{names[value]} = torch.empty_strided({tuple(like.shape)}, {tuple(like.strides)}, "
                 f"dtype=torch.{like.dtype})"
             )
-        for call in statements(graph, op, NONE, names, operators):
+        for call in op_statements(graph, op, NO_VALUE, names, operators):
             yield f"{call.function}({', '.join(call.arguments)})"
         if read:
             yield f"del {', '.join(names[value] for value in read)}"
 
 
-def _init(graph: Graph, pipeline: Pipeline, facts: Mapping[str, Any]) -> str:
+def _init_text(graph: Graph, pipeline: PipelineSchedule, facts: Mapping[str, Any]) -> str:
     ranks = "\n".join(
         f"    {rank}: stages "
         + ", ".join(str(stage.stage) for stage in pipeline.stages if stage.rank == rank)
-        + f" on {comment(name)}, at most {megabytes(pipeline.peaks[rank])}"
+        + f" on {comment_text(name)}, at most {format_megabytes(pipeline.peaks[rank])}"
         for rank, name in enumerate(pipeline.devices)
     )
     imports = "\n".join(
         f"from .stage_{stage.stage} import step as stage_{stage.stage}" for stage in pipeline.stages
     )
-    return _INIT.format(
-        model=comment(graph.model),
+    return _INIT_TEMPLATE.format(
+        model=comment_text(graph.model),
         microbatches=pipeline.microbatches,
         ranks=ranks,
         imports=imports,
@@ -208,7 +213,7 @@ def _init(graph: Graph, pipeline: Pipeline, facts: Mapping[str, Any]) -> str:
     )
 
 
-_INIT = '''"""A training step of {model} as a pipeline, planned by tightfit.
+_INIT_TEMPLATE = '''"""A training step of {model} as a pipeline, planned by tightfit.
 
 `load_pipeline(model, rank)` gives what one of the processes runs, {microbatches} microbatches a
 step. The ranks, with the bytes of their step above parameters, buffers and inputs:

@@ -5,23 +5,35 @@ Places follow from the order of issue alone, so that the memory is taken once, w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tightfit.schemas.actions import Free, FreeCopy, Linked, Offload, Prefetch, Updating, Wait
-from tightfit.schemas.graph import Graph
+from tightfit.schemas.actions import (
+    AccumulateOnHost,
+    Free,
+    FreeHostCopy,
+    LinkAction,
+    Offload,
+    OptimizerAction,
+    Prefetch,
+    UpdateOnHost,
+    Wait,
+)
+from tightfit.schemas.graph.ownership import partial_gradients_by_owner
+from tightfit.schemas.graph.training_graph import Graph
 from tightfit.schemas.link import HostLink
-from tightfit.schemas.schedule import Step
-from tightfit.schemas.updates import LinkSpeed, UpdateCost, Updates
-from tightfit.stages.generate.calls import Statement
-from tightfit.stages.replay.walk import Effect
+from tightfit.schemas.optimizer_plan import LinkSpeed, OptimizerPlan, ParameterUpdateCost
+from tightfit.schemas.schedule import ScheduleStep
+from tightfit.stages.generate.operator_calls import INDENT, Statement, format_line
+from tightfit.stages.simulate.effects import Effect
+from tightfit.util.errors import ScheduleError
 
 TRANSFERS, SENDING = "transfers", "sending"
 """The names, in a program, of what does its transfers, and of what says how."""
 
 
 @dataclass(frozen=True)
-class Places:
+class OffloadLayout:
     """The bytes that a program takes of the other memory, and where what leaves at a position of
     the schedule begins there."""
 
@@ -29,7 +41,9 @@ class Places:
     begins: dict[int, int]
 
 
-def places(graph: Graph, steps: Sequence[Step], remote: Collection[int] = ()) -> Places:
+def offload_layout(
+    graph: Graph, steps: Sequence[ScheduleStep], remote: Collection[int] = ()
+) -> OffloadLayout:
     """The places of all copies of a schedule that the referee accepts: each the first one that is
     free for as long as the copy is there. The storages `remote` have places of their own."""
     there: dict[int, tuple[int, int]] = {}
@@ -42,16 +56,16 @@ def places(graph: Graph, steps: Sequence[Step], remote: Collection[int] = ()) ->
                 if storage in remote:
                     continue
                 bytes_ = graph.storages[storage]
-                begin = _first(sorted(there.values()), bytes_)
+                begin = _first_gap(sorted(there.values()), bytes_)
                 there[storage] = (begin, begin + bytes_)
                 begins[position] = begin
                 size = max(size, begin + bytes_)
-            case FreeCopy(value):
+            case FreeHostCopy(value):
                 del there[graph.values[value].storage]
-    return Places(size, begins)
+    return OffloadLayout(size, begins)
 
 
-def _first(taken: Sequence[tuple[int, int]], size: int) -> int:
+def _first_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
     """The first gap of a size between spans in order, or the end of the last one."""
     begin = 0
     for start, end in taken:
@@ -61,12 +75,14 @@ def _first(taken: Sequence[tuple[int, int]], size: int) -> int:
     return begin
 
 
-def sent(walked: Iterable[Effect]) -> set[int]:
+def offloaded_storages(walked: Iterable[Effect]) -> set[int]:
     """The storages that a schedule sends."""
     return {effect.moves for effect in walked if isinstance(effect.step.action, Offload)}
 
 
-def vacated(graph: Graph, walked: Iterable[Effect], remote: Collection[int] = ()) -> dict[int, int]:
+def refilled_values(
+    graph: Graph, walked: Iterable[Effect], remote: Collection[int] = ()
+) -> dict[int, int]:
     """The positions of frees after which a storage comes back as it was, with its views, and those
     of the prefetches that bring it; each with the value that is brought. The storages `remote` come
     back as others."""
@@ -83,14 +99,14 @@ def vacated(graph: Graph, walked: Iterable[Effect], remote: Collection[int] = ()
     return found
 
 
-def vacating(storage: int, name: str) -> str:
+def vacate_line(storage: int, name: str) -> str:
     """The line by which a storage goes so; `name` is that of the value."""
     return f"{TRANSFERS}.vacate({storage}, {name})"
 
 
-def transfer(
+def transfer_statement(
     graph: Graph,
-    action: Linked,
+    action: LinkAction,
     name: str,
     place: int,
     as_it_was: bool = False,
@@ -113,19 +129,147 @@ def transfer(
             return Statement(name, f"{TRANSFERS}.prefetch", taken)
         case Wait():
             return Statement("", f"{TRANSFERS}.wait", [number])
-        case FreeCopy():
+        case FreeHostCopy():
             return Statement("", f"{TRANSFERS}.free", [number])
 
 
-def any_link(graph: Graph) -> HostLink:
+def unlimited_link(graph: Graph) -> HostLink:
     """A link for the referee where only the order of steps and the sizes of storages matter."""
     return HostLink(float("inf"), device=graph.device)
 
 
-def any_updates(steps: Sequence[Step]) -> Updates | None:
+def placeholder_updates(steps: Sequence[ScheduleStep]) -> OptimizerPlan | None:
     """An optimiser for the referee, as `any_link`; None for a schedule that updates nothing."""
     actions = [step.action for step in steps]
-    updated = [a.value for a in actions if isinstance(a, Updating)]
-    nothing = UpdateCost("", (), 0.0, 0, 0, (0, 0))
+    updated = [a.value for a in actions if isinstance(a, OptimizerAction)]
+    nothing = ParameterUpdateCost("", (), 0.0, 0, 0, (0, 0))
     speed = LinkSpeed(float("inf"), float("inf"), (float("inf"), float("inf")), 0.0)
-    return Updates(dict.fromkeys(updated, nothing), speed, 0) if updated else None
+    return OptimizerPlan(dict.fromkeys(updated, nothing), speed, 0) if updated else None
+
+
+PARAMETER_STORE, STEP_PARAMETERS = "home", "parameters"
+"""The names, in a program, of where such parameters live, and of its visit there."""
+PARAMETER_NAMES = (PARAMETER_STORE, STEP_PARAMETERS, "Visit")
+OFFLOAD_TARGET_ACTIONS = (Offload, FreeHostCopy, UpdateOnHost, AccumulateOnHost)
+"""The actions whose bytes are those of the other memory."""
+
+
+@dataclass(frozen=True)
+class OffloadedParameterCode:
+    """The parameters `values` that live in another memory, by their numbers there, of which those
+    `there` are on the device when a step begins; `numbers` are by storage, and `gradients` by the
+    storage of the gradient for those that are updated there, or added up where the step `adds`."""
+
+    values: Sequence[int]
+    there: Sequence[int]
+    numbers: Mapping[int, int]
+    gradients: Mapping[int, int]
+    adds: bool = False
+
+    @classmethod
+    def of(
+        cls, graph: Graph, updates: OptimizerPlan | None, steps: Sequence[ScheduleStep] = ()
+    ) -> OffloadedParameterCode:
+        """Those of an optimiser."""
+        values = sorted(updates.remote) if updates is not None else []
+        there = [n for n, value in enumerate(values) if updates and value in updates.there]
+        storages = [graph.values[value].storage for value in values]
+        numbers = {storage: number for number, storage in enumerate(storages)}
+        parts, gradients = partial_gradients_by_owner(graph), {}
+        for owner in host_updated_parameters(steps):
+            own = graph.values[owner].storage
+            if own in numbers:
+                gradients[graph.values[parts[owner][0]].storage] = numbers[own]
+        return cls(values, there, numbers, gradients, updates is not None and updates.adds)
+
+    def __bool__(self) -> bool:
+        return bool(self.values)
+
+    def imports(self) -> list[str]:
+        """The lines that a program with such parameters has in its head."""
+        return ["from .visit import Visit"] if self else []
+
+    def takes(self, sends: bool) -> list[str]:
+        """The line of the first thing that a program takes, where it has such parameters, or else
+        `sends`."""
+        if self:
+            return [f"{INDENT}{PARAMETER_STORE},"]
+        return [f"{INDENT}{SENDING}: Sending,"] if sends else []
+
+    def copies(self) -> str:
+        """What tells transfers where copies of storages that are none of theirs go."""
+        return f"memory={STEP_PARAMETERS}.copies" if self else SENDING
+
+    def open_lines(self) -> list[str]:
+        """The line that a program with such parameters begins with."""
+        adding = ", adding=True" if self.adds else ""
+        return (
+            [format_line(f"{STEP_PARAMETERS} = Visit({PARAMETER_STORE}{adding})")] if self else []
+        )
+
+    def begins(self, names: Sequence[str]) -> Iterator[tuple[Statement, int]]:
+        """The statements that name what is on the device when a step begins, each with its
+        parameter."""
+        for number in self.there:
+            value = self.values[number]
+            yield Statement(names[value], f"{STEP_PARAMETERS}.there", [str(number)]), value
+
+    def moves(self, action: LinkAction, name: str, storage: int, place: int) -> Statement | None:
+        """The statement of a transfer, None for one of another storage; a gradient goes to a
+        `place` among what the step sends."""
+        if storage in self.gradients:
+            return self._gradient(action, str(self.gradients[storage]), place)
+        if storage not in self.numbers:
+            return None
+        number = str(self.numbers[storage])
+        match action:
+            case Offload():
+                return Statement("", f"{STEP_PARAMETERS}.offload", [number])
+            case Prefetch():
+                return Statement(name, f"{STEP_PARAMETERS}.prefetch", [number])
+            case Wait():
+                return Statement("", f"{STEP_PARAMETERS}.wait", [number])
+        return None
+
+    def _gradient(self, action: LinkAction, number: str, place: int) -> Statement | None:
+        match action:
+            case Offload():
+                return Statement("", f"{STEP_PARAMETERS}.send_gradient", [number, str(place)])
+            case Wait():
+                return Statement("", f"{STEP_PARAMETERS}.wait_for_gradient", [number])
+        return None
+
+    def updates(self, action: UpdateOnHost | AccumulateOnHost, storage: int) -> Statement:
+        """The statement that updates a parameter where it lives, or adds its gradient up there;
+        `storage` is that of the gradient."""
+        if storage not in self.gradients:
+            raise ScheduleError("no program updates parameters of the device in another memory")
+        name = "accumulate" if isinstance(action, AccumulateOnHost) else "optimise"
+        return Statement("", f"{STEP_PARAMETERS}.{name}", [str(self.gradients[storage])])
+
+    def frees(self, storage: int) -> str:
+        """The line that frees the bytes of a parameter or of its gradient, "" for others."""
+        if storage in self.gradients:
+            return f"{STEP_PARAMETERS}.free_gradient({self.gradients[storage]})"
+        return f"{STEP_PARAMETERS}.free({self.numbers[storage]})" if storage in self.numbers else ""
+
+    def resume_lines(self) -> list[str]:
+        """The line that the backward begins with."""
+        return [format_line(f"{STEP_PARAMETERS}.go_on()")] if self else []
+
+    def ends(self) -> list[str]:
+        """The lines behind the last gradients: what is left to do has been done by then."""
+        return [
+            format_line(f"{STEP_PARAMETERS}.leave()"),
+            format_line("gradients = []"),
+            format_line("yield gradients"),
+        ]
+
+
+def host_updated_parameters(steps: Sequence[ScheduleStep]) -> list[int]:
+    """The parameters that a schedule updates in the other memory, or whose gradients it adds up
+    there."""
+    actions = [step.action for step in steps]
+    return [
+        action.value for action in actions if isinstance(action, UpdateOnHost | AccumulateOnHost)
+    ]

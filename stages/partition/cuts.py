@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tightfit.schemas.graph import NONE
-from tightfit.stages.partition.facts import Facts, common_path
+from tightfit.schemas.graph.training_graph import NO_VALUE
+from tightfit.stages.partition.gradient_flow import GradientFlow, common_module_path
 
-PIECE = 3
+MERGED_BLOCK_OPS = 3
 """Runs of single ops between cuts (convolution, normalisation, activation) are put together to
 blocks of this many ops."""
 
 
 @dataclass(frozen=True)
-class Cut:
+class BlockCut:
     """One cut. The blocks before it have the forward nodes below `forward` and the backward nodes
     from `backward` on, as positions in the whole step's problem; `activation` and `gradient` are
     the storages that pass.
@@ -38,22 +38,22 @@ class Segments:
     """A step cut into one block more than there are `cuts`. The nodes of the `prelude` belong to
     no block."""
 
-    cuts: list[Cut]
+    cuts: list[BlockCut]
     prelude: frozenset[int]
 
 
-def find_segments(facts: Facts) -> Segments:
+def find_segments(facts: GradientFlow) -> Segments:
     """Cuts a step into the longest sequence of blocks that is worth having.
 
     Neighbouring single ops are put together (`merge_trivial`), and cuts without a counterpart in
     the backward are given up. Without any cut, the whole step is one block.
     """
-    activations = forward_cuts(facts)
-    places = merge_trivial(facts, list(activations))
+    activations = find_forward_cuts(facts)
+    places = merge_trivial_segments(facts, list(activations))
     while True:
         found = _backward_cuts(facts, {place: activations[place] for place in places})
         cuts = [
-            Cut(place, activations[place], *passing)
+            BlockCut(place, activations[place], *passing)
             for place, passing in found.items()
             if passing is not None
         ]
@@ -63,7 +63,7 @@ def find_segments(facts: Facts) -> Segments:
     return Segments(cuts, _prelude(facts, [0, *places, facts.problem.loss]))
 
 
-def forward_cuts(facts: Facts) -> dict[int, int]:
+def find_forward_cuts(facts: GradientFlow) -> dict[int, int]:
     """Positions p such that exactly one gluing storage made before p is read at or after p, with
     that storage; only the first position for each storage.
 
@@ -72,7 +72,9 @@ def forward_cuts(facts: Facts) -> dict[int, int]:
     problem = facts.problem
     last_use: dict[int, int] = {}
     for position, node in enumerate(problem.nodes[: problem.loss]):
-        last_use.update((storage, position) for storage in node.inputs if storage in facts.glue)
+        last_use.update(
+            (storage, position) for storage in node.inputs if storage in facts.connecting_storages
+        )
     ending: dict[int, list[int]] = {}
     for storage, position in last_use.items():
         ending.setdefault(position, []).append(storage)
@@ -86,7 +88,7 @@ def forward_cuts(facts: Facts) -> dict[int, int]:
     return cuts
 
 
-def merge_trivial(facts: Facts, places: Sequence[int]) -> list[int]:
+def merge_trivial_segments(facts: GradientFlow, places: Sequence[int]) -> list[int]:
     """The cuts that remain when single ops have found their blocks.
 
     A segment between two cuts is trivial when at most one of its ops can run again. Of a row of
@@ -97,12 +99,12 @@ def merge_trivial(facts: Facts, places: Sequence[int]) -> list[int]:
     pieces: list[_Piece] = []
     in_row = False
     for start, end in pairwise([0, *places, facts.problem.loss]):
-        piece = _Piece(start, end, _work(facts, start, end))
+        piece = _Piece(start, end, _count_repeatable_ops(facts, start, end))
         if piece.ops > 1:
             pieces.append(piece)
             in_row = False
         elif pieces and (
-            pieces[-1].ops < PIECE if in_row else _same_module(facts, pieces[-1], piece)
+            pieces[-1].ops < MERGED_BLOCK_OPS if in_row else _same_module(facts, pieces[-1], piece)
         ):
             pieces[-1] = pieces[-1].joined(piece)
         else:
@@ -130,22 +132,22 @@ class _Piece:
         return _Piece(self.start, following.end, self.ops + following.ops)
 
 
-def _work(facts: Facts, start: int, end: int) -> int:
+def _count_repeatable_ops(facts: GradientFlow, start: int, end: int) -> int:
     nodes = facts.problem.nodes
     return sum(nodes[p].repeatable and p not in facts.pure for p in range(start, end))
 
 
-def _same_module(facts: Facts, block: _Piece, following: _Piece) -> bool:
+def _same_module(facts: GradientFlow, block: _Piece, following: _Piece) -> bool:
     """Whether ops come from within the innermost submodule that contains the block before."""
-    home = common_path(_modules(facts, block))
+    home = common_module_path(_modules(facts, block))
     return bool(home) and all(path[: len(home)] == home for path in _modules(facts, following))
 
 
-def _modules(facts: Facts, piece: _Piece) -> list[tuple[str, ...]]:
+def _modules(facts: GradientFlow, piece: _Piece) -> list[tuple[str, ...]]:
     return [facts.modules[p] for p in range(piece.start, piece.end) if p not in facts.pure]
 
 
-def _prelude(facts: Facts, bounds: list[int]) -> frozenset[int]:
+def _prelude(facts: GradientFlow, bounds: list[int]) -> frozenset[int]:
     """The pure nodes that make what several blocks read, with all that these need."""
     problem = facts.problem
     block = _block_index(bounds, problem.loss)
@@ -168,29 +170,31 @@ def _block_index(bounds: Sequence[int], end: int) -> list[int]:
     return index
 
 
-def _backward_cuts(facts: Facts, cuts: dict[int, int]) -> dict[int, tuple[int, int] | None]:
+def _backward_cuts(facts: GradientFlow, cuts: dict[int, int]) -> dict[int, tuple[int, int] | None]:
     """For each forward cut its place in the backward and the gradient that passes there; None for
     a cut that must be given up. `cuts` gives the activation that passes each cut."""
     places = list(cuts)
-    homes = _homes(facts, places)
+    homes = _block_ranges(facts, places)
     refused = {places[c] for low, high in homes.values() for c in range(high, low)}
     result: dict[int, tuple[int, int] | None] = dict.fromkeys(places)
     if refused:
-        return {place: None if place in refused else (0, NONE) for place in places}
-    flows = _flows(facts)
-    first, passed = facts.problem.loss + 1, NONE
+        return {place: None if place in refused else (0, NO_VALUE) for place in places}
+    flows = _gradient_spans(facts)
+    first, passed = facts.problem.loss + 1, NO_VALUE
     for cut in reversed(range(len(places))):
         after = [position for position, (low, _) in homes.items() if low > cut]
         before = [position for position, (_, high) in homes.items() if high <= cut]
         first = max([first, *(position + 1 for position in after)])
-        found = _place(facts, flows, range(first, min(before, default=0) + 1), cuts[places[cut]])
+        found = _find_backward_cut(
+            facts, flows, range(first, min(before, default=0) + 1), cuts[places[cut]]
+        )
         if found is not None and found[1] != passed:
             first, passed = found
             result[places[cut]] = found
     return result
 
 
-def _homes(facts: Facts, places: list[int]) -> dict[int, tuple[int, int]]:
+def _block_ranges(facts: GradientFlow, places: list[int]) -> dict[int, tuple[int, int]]:
     """The first and last block that each backward node can belong to, where something ties it.
 
     A node that reads a forward storage belongs to the storage's block, or to the next one where the
@@ -206,7 +210,7 @@ def _homes(facts: Facts, places: list[int]) -> dict[int, tuple[int, int]]:
     for position in range(problem.loss + 1, len(problem.nodes)):
         low, high = 0, len(places)
         node = problem.nodes[position]
-        for storage in facts.glue.intersection(node.inputs):
+        for storage in facts.connecting_storages.intersection(node.inputs):
             own = block[problem.storages[storage].producer]
             low, high = max(low, own), min(high, last_block.get(storage, own))
         for storage in node.outputs:
@@ -218,7 +222,7 @@ def _homes(facts: Facts, places: list[int]) -> dict[int, tuple[int, int]]:
     return homes
 
 
-def _flows(facts: Facts) -> list[tuple[int, int, int]]:
+def _gradient_spans(facts: GradientFlow) -> list[tuple[int, int, int]]:
     """Gradients on their way: (storage, producer, last reader), made and read by the backward.
 
     Left out are contributions to a parameter's gradient, which wait until others finish it, and
@@ -241,8 +245,8 @@ def _flows(facts: Facts) -> list[tuple[int, int, int]]:
     ]
 
 
-def _place(
-    facts: Facts, flows: list[tuple[int, int, int]], among: range, activation: int
+def _find_backward_cut(
+    facts: GradientFlow, flows: list[tuple[int, int, int]], among: range, activation: int
 ) -> tuple[int, int] | None:
     """The place where exactly one gradient passes, and that gradient; None if there is none.
 

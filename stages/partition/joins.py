@@ -9,27 +9,27 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from tightfit.schemas.graph import NONE
-from tightfit.schemas.problem import Node, Problem
-from tightfit.stages.partition.facts import Facts
+from tightfit.schemas.graph.planning_graph import PlanningGraph, PlanningNode
+from tightfit.schemas.graph.training_graph import NO_VALUE
+from tightfit.stages.partition.gradient_flow import GradientFlow
 
-MOST_BRANCHES = 4
-LEAST_WORK = 4
+MAX_BRANCHES = 4
+MIN_BRANCH_OPS = 4
 """Ops that a part must run to be a branch; smaller ones belong to what they flow into."""
-HEAD_SHARE = 0.35
+MAX_HEAD_SHARE = 0.35
 """Of the seconds of the forward, at most, are the head's in what is worth planning as a join."""
 _HEAD = -1
 
 
 @dataclass(frozen=True)
-class Branch:
+class StepBranch:
     """Positions of the nodes of one branch in the whole step's problem, in captured order."""
 
     forward: list[int]
     backward: list[int]
 
 
-def find_branches(facts: Facts) -> list[Branch]:
+def find_branches(facts: GradientFlow) -> list[StepBranch]:
     """The branches of a step, in the order in which their forwards begin; none where the step is no
     join: where fewer than two parts, or more than `MOST_BRANCHES`, meet in a small head."""
     problem = facts.problem
@@ -39,13 +39,13 @@ def find_branches(facts: Facts) -> list[Branch]:
         label: sum(problem.nodes[p].seconds for p, own in ahead.items() if own == label)
         for label in (*labels, _HEAD)
     }
-    if not 2 <= len(labels) <= MOST_BRANCHES:
+    if not 2 <= len(labels) <= MAX_BRANCHES:
         return []
-    if seconds[_HEAD] > HEAD_SHARE * sum(seconds.values()):
+    if seconds[_HEAD] > MAX_HEAD_SHARE * sum(seconds.values()):
         return []
     back = _backward_labels(facts, ahead)
     branches = [
-        Branch(
+        StepBranch(
             [position for position, own in ahead.items() if own == label],
             [position for position, own in back.items() if own == label],
         )
@@ -54,7 +54,7 @@ def find_branches(facts: Facts) -> list[Branch]:
     return branches if all(branch.backward for branch in branches) else []
 
 
-def branch_problem(problem: Problem, branch: Branch) -> Problem:
+def branch_problem(problem: PlanningGraph, branch: StepBranch) -> PlanningGraph:
     """A branch as a step of its own: its loss is all that happens between its forward and its
     backward. Storages keep their numbers; those of others are made outside."""
     kept = [*branch.forward, problem.loss, *branch.backward]
@@ -65,26 +65,26 @@ def branch_problem(problem: Problem, branch: Branch) -> Problem:
     given = [s for s in read if s not in own and problem.storages[s].producer >= problem.loss]
     outside = set(range(len(problem.nodes))) - set(kept)
     shown = sorted(s for s in made if outside.intersection(problem.readers[s]))
-    loss = _between(problem.nodes[problem.loss], shown, given)
+    loss = _loss_between(problem.nodes[problem.loss], shown, given)
     nodes = [loss if p == problem.loss else problem.nodes[p] for p in kept]
     loss_place = places[problem.loss]
     met = {s for node in nodes for s in (*node.inputs, *node.outputs)}
     storages = [
         replace(
             storage,
-            producer=loss_place if s in given else places.get(storage.producer, NONE),
+            producer=loss_place if s in given else places.get(storage.producer, NO_VALUE),
             bytes=storage.bytes if s in met else 0,
         )
         for s, storage in enumerate(problem.storages)
     ]
-    return Problem(nodes, storages, problem.state_bytes)
+    return PlanningGraph(nodes, storages, problem.state_bytes)
 
 
-def _between(loss: Node, inputs: list[int], outputs: list[int]) -> Node:
+def _loss_between(loss: PlanningNode, inputs: list[int], outputs: list[int]) -> PlanningNode:
     return replace(loss, seconds=0.0, peak=0, inputs=inputs, outputs=outputs)
 
 
-def _forward_labels(facts: Facts) -> dict[int, int]:
+def _forward_labels(facts: GradientFlow) -> dict[int, int]:
     """The part of each forward node that is not pure: the first node of a branch, or `_HEAD`.
 
     Parts are told by what gradients reach; what else a node reads, as a statistic that another part
@@ -106,9 +106,11 @@ def _forward_labels(facts: Facts) -> dict[int, int]:
         read = problem.nodes[position].inputs
         makers = {s: problem.storages[s].producer for s in read}
         found = {s: maker for s, maker in makers.items() if maker in label}
-        followed = facts.flowing.intersection(found) or found
+        followed = facts.differentiable_storages.intersection(found) or found
         sources = {_HEAD if label[found[s]] == _HEAD else root(found[s]) for s in followed}
-        large = {source for source in sources if source != _HEAD and count[source] >= LEAST_WORK}
+        large = {
+            source for source in sources if source != _HEAD and count[source] >= MIN_BRANCH_OPS
+        }
         if _HEAD in sources or len(large) > 1:
             label[position] = _HEAD
             continue
@@ -118,14 +120,20 @@ def _forward_labels(facts: Facts) -> dict[int, int]:
             parent[source] = target
             count[target] += count[source]
     parts = {position: own if own == _HEAD else root(position) for position, own in label.items()}
-    return _without_small(facts, parts, {own for own in count if count[own] >= LEAST_WORK})
+    return _without_small(facts, parts, {own for own in count if count[own] >= MIN_BRANCH_OPS})
 
 
-def _without_small(facts: Facts, parts: dict[int, int], large: Collection[int]) -> dict[int, int]:
+def _without_small(
+    facts: GradientFlow, parts: dict[int, int], large: Collection[int]
+) -> dict[int, int]:
     """Of the parts that gradients reach only large ones are branches, the others are the head's;
     what they do not reach, as counters of steps, belongs to what runs before it."""
     nodes = facts.problem.nodes
-    reached = {own for p, own in parts.items() if not facts.flowing.isdisjoint(nodes[p].outputs)}
+    reached = {
+        own
+        for p, own in parts.items()
+        if not facts.differentiable_storages.isdisjoint(nodes[p].outputs)
+    }
     branches = [own for own in parts.values() if own in reached and own in large]
     before = branches[0] if branches else _HEAD
     found: dict[int, int] = {}
@@ -137,13 +145,13 @@ def _without_small(facts: Facts, parts: dict[int, int], large: Collection[int]) 
     return found
 
 
-def _backward_labels(facts: Facts, ahead: dict[int, int]) -> dict[int, int]:
+def _backward_labels(facts: GradientFlow, ahead: dict[int, int]) -> dict[int, int]:
     """The branch of each backward node that belongs to one; what waits for several branches, or
     comes before all of them, belongs to none. Nothing at all where the backward of one branch
     waits for that of another."""
     problem = facts.problem
     places = range(problem.loss + 1, len(problem.nodes))
-    inner = {position: _inner(facts, ahead, position) for position in places}
+    inner = {position: _branches_read(facts, ahead, position) for position in places}
     above: dict[int, frozenset[int]] = {}
     for position in places:
         makers = (problem.storages[s].producer for s in problem.nodes[position].inputs)
@@ -154,7 +162,7 @@ def _backward_labels(facts: Facts, ahead: dict[int, int]) -> dict[int, int]:
     for position in reversed(places):
         after = {r for s in problem.nodes[position].outputs for r in problem.readers[s]}
         below[position] = frozenset(inner[position]).union(*(below[r] for r in after if r in below))
-        foreign = _read_of_others(facts, ahead, position, below[position])
+        foreign = _reads_other_branches(facts, ahead, position, below[position])
         if not above[position] and (
             len(below[position]) != 1 or foreign or not head.isdisjoint(after)
         ):
@@ -168,18 +176,18 @@ def _backward_labels(facts: Facts, ahead: dict[int, int]) -> dict[int, int]:
     }
 
 
-def _inner(facts: Facts, ahead: dict[int, int], position: int) -> set[int]:
+def _branches_read(facts: GradientFlow, ahead: dict[int, int], position: int) -> set[int]:
     """The branches of which a backward node reads what their forward made for themselves."""
     problem = facts.problem
     found = set()
     for storage in problem.nodes[position].inputs:
         own = ahead.get(problem.storages[storage].producer, _HEAD)
-        if own != _HEAD and not _leaves(problem, ahead, storage, own):
+        if own != _HEAD and not _leaves_branch(problem, ahead, storage, own):
             found.add(own)
     return found
 
 
-def _leaves(problem: Problem, ahead: dict[int, int], storage: int, own: int) -> bool:
+def _leaves_branch(problem: PlanningGraph, ahead: dict[int, int], storage: int, own: int) -> bool:
     """Whether the head's forward or the loss reads what a branch made."""
     return any(
         reader == problem.loss or (reader < problem.loss and ahead.get(reader, own) != own)
@@ -187,8 +195,8 @@ def _leaves(problem: Problem, ahead: dict[int, int], storage: int, own: int) -> 
     )
 
 
-def _read_of_others(
-    facts: Facts, ahead: dict[int, int], position: int, below: Collection[int]
+def _reads_other_branches(
+    facts: GradientFlow, ahead: dict[int, int], position: int, below: Collection[int]
 ) -> bool:
     """Whether a backward node reads what the head's forward made, or branches other than those that
     wait for it."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,27 +13,46 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tightfit.schemas.costs import Allocations, Cost, op_key
-from tightfit.schemas.errors import ModelError
-from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph
-from tightfit.stages.device.devices import device_named
-from tightfit.stages.device.factory import Built
-from tightfit.stages.device.meter import Timing, session, time_calls
-from tightfit.stages.device.plain import plain_state
-from tightfit.stages.device.trees import read_tree
-from tightfit.stages.profile.ambient import trained_state
-from tightfit.stages.profile.code import code_of
+from tightfit.schemas.costs import OpAllocations, OpCost, op_cost_key
+from tightfit.schemas.graph.training_graph import LOSS_TARGET, NO_VALUE, Graph
+from tightfit.stages.profile.code_fingerprint import fingerprint_function
 from tightfit.stages.profile.measure import make_cost
-from tightfit.stages.profile.operands import make_tensor, normal
+from tightfit.stages.profile.operands import fill_normal, make_tensor
+from tightfit.stages.runtime.call_context import default_torch_state
+from tightfit.stages.runtime.pytree import read_tree
+from tightfit.stages.torch_utils.devices import parse_device
+from tightfit.stages.torch_utils.memory_meter import CallTiming, memory_session, time_calls
+from tightfit.stages.torch_utils.model_factory import BuiltModel
+from tightfit.util.errors import ModelError
 
-Loss = Callable[[Any], Tensor]
 
-UNTIMED = Timing(0.0, 0.0, 0.0, 0)
+@contextmanager
+def enter_training_state(graph: Graph) -> Iterator[None]:
+    """The caller's state as it is in a training step of the graph: gradients on, autocast as it
+    was when the graph was traced."""
+    autocast = json.loads(graph.guards).get("autocast", {"enabled": False})
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        if autocast["enabled"]:
+            dtype = getattr(torch, autocast["dtype"])
+            stack.enter_context(torch.autocast(graph.device, dtype=dtype))
+        else:
+            stack.enter_context(torch.autocast(graph.device, enabled=False))
+        yield
+
+
+LossCallable = Callable[[Any], Tensor]
+
+ZERO_TIMING = CallTiming(0.0, 0.0, 0.0, 0)
 
 
 def measure_loss(
-    graph: Graph, loss: Loss, known: Cost | None = None, device: torch.device | None = None
-) -> Cost:
+    graph: Graph,
+    loss: LossCallable,
+    known: OpCost | None = None,
+    device: torch.device | None = None,
+) -> OpCost:
     """The cost of a loss and its backward on random outputs of the model, on `device` (the current
     one of the graph's kind unless given).
 
@@ -41,11 +61,13 @@ def measure_loss(
     are those up to that moment. The memory is measured each time; where it is that of `known`, what
     a loss of the same code cost, that is the cost. Raises ModelError when the loss fails.
     """
-    with trained_state(graph):
-        return _measure_loss(graph, loss, known, device or device_named(graph.device))
+    with enter_training_state(graph):
+        return _measure_loss(graph, loss, known, device or parse_device(graph.device))
 
 
-def _measure_loss(graph: Graph, loss: Loss, known: Cost | None, device: torch.device) -> Cost:
+def _measure_loss(
+    graph: Graph, loss: LossCallable, known: OpCost | None, device: torch.device
+) -> OpCost:
     op = next(op for op in graph.ops if op.target == LOSS_TARGET)
     run = _LossRun(graph, loss, device)
     try:
@@ -53,36 +75,38 @@ def _measure_loss(graph: Graph, loss: Loss, known: Cost | None, device: torch.de
         on_cuda = device.type == "cuda"
         lasting = run.lasting() if on_cuda else ([], [])
         run.prepare()  # PyTorch warns where what was there before a session ends within it
-        with session(device, lines=on_cuda) as running:
+        with memory_session(device, lines=on_cuda) as running:
             run.prepare(lambda: running.mark("tangents"))
             running.mark("start")
             result = run.step()
             running.mark("end")
         to_tangents, whole = running.usage("start", "tangents"), running.usage("start", "end")
         del result
-        asked = Allocations(to_tangents.moves, *lasting) if on_cuda else None
-        anew = make_cost(graph, op, NONE, UNTIMED, whole.peak, to_tangents.net)
+        asked = OpAllocations(to_tangents.moves, *lasting) if on_cuda else None
+        anew = make_cost(graph, op, NO_VALUE, ZERO_TIMING, whole.peak, to_tangents.net)
         if known is not None and (known.peak, known.net) == (anew.peak, anew.net):
             return replace(known, key=anew.key, allocations=asked)
         timing = time_calls(device, run.step, run.prepare, limit=0.3)
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(f"the loss of {graph.model} cannot be run: {reason}") from error
-    cost = make_cost(graph, op, NONE, timing, whole.peak, to_tangents.net)
+    cost = make_cost(graph, op, NO_VALUE, timing, whole.peak, to_tangents.net)
     return replace(cost, allocations=asked)
 
 
-def library_key(graph: Graph, loss: Loss) -> str | None:
+def loss_library_key(graph: Graph, loss: LossCallable) -> str | None:
     """The key under which a library keeps the cost of a loss: that of the op, with the loss's
     code. None where the code cannot be told, so that the cost is not to be kept."""
-    code = code_of(loss)
+    code = fingerprint_function(loss)
     if code is None:
         return None
     op = next(op for op in graph.ops if op.target == LOSS_TARGET)
-    return hashlib.sha256(f"{op_key(graph, op)} {code}".encode()).hexdigest()
+    return hashlib.sha256(f"{op_cost_key(graph, op)} {code}".encode()).hexdigest()
 
 
-def working_loss(graph: Graph, build: Callable[[bool], Built], device: torch.device) -> Loss | None:
+def build_loss(
+    graph: Graph, build: Callable[[bool], BuiltModel], device: torch.device
+) -> LossCallable | None:
     """The loss of a factory, built without memory (`build(True)`) where that loss can be run.
 
     A loss that keeps tensors of its own, such as labels, needs the real ones (`build(False)`).
@@ -97,7 +121,7 @@ def working_loss(graph: Graph, build: Callable[[bool], Built], device: torch.dev
     return build(False).loss
 
 
-class _Outputs(torch.autograd.Function):
+class _LossOutputs(torch.autograd.Function):
     """Gives tensors on as outputs of one node, as those of a planned module are, which takes their
     gradients as they arrive: what autograd adds to leaves may be a copy."""
 
@@ -116,20 +140,20 @@ class _Outputs(torch.autograd.Function):
 class _LossRun:
     """Runs the loss on tensors that stand for the model's outputs."""
 
-    def __init__(self, graph: Graph, loss: Loss, device: torch.device) -> None:
+    def __init__(self, graph: Graph, loss: LossCallable, device: torch.device) -> None:
         self.loss, self.device = loss, device
         self.leaves: list[Any] = []
         self.differentiable: dict[int, Tensor] = {}
         made: dict[int, Tensor] = {}
         for output in graph.outputs:
-            if output.value == NONE:
+            if output.value == NO_VALUE:
                 self.leaves.append(json.loads(output.constant))
                 continue
             if output.value not in made:
-                with plain_state():
-                    tensor = make_tensor(graph.values[output.value], normal, device)
+                with default_torch_state():
+                    tensor = make_tensor(graph.values[output.value], fill_normal, device)
                 made[output.value] = tensor
-                if output.tangent != NONE:
+                if output.tangent != NO_VALUE:
                     self.differentiable[id(tensor)] = tensor.requires_grad_()
             self.leaves.append(made[output.value])
         self.tree = read_tree(graph.output_tree)
@@ -147,7 +171,7 @@ class _LossRun:
             if arrived is not None:
                 arrived()
 
-        outputs = _Outputs.apply(taken, *self.differentiable.values())
+        outputs = _LossOutputs.apply(taken, *self.differentiable.values())
         given = dict(zip(self.differentiable, outputs, strict=True))
         self.output = self.tree.unflatten([given.get(id(leaf), leaf) for leaf in self.leaves])
 
@@ -167,7 +191,7 @@ class _LossRun:
         which runs in autograd's thread."""
         torch._C._cuda_clearCublasWorkspaces()
         self.prepare()
-        with session(self.device, lines=True) as running:
+        with memory_session(self.device, lines=True) as running:
             running.mark("start")
             value = self.loss(self.output)
             running.mark("made")
@@ -176,6 +200,6 @@ class _LossRun:
             self.prepare()
             running.mark("end")
         taken = sum(move > 0 for move in running.usage("start", "made").moves)
-        kept = Allocations(running.usage("start", "end").moves, []).staying()
+        kept = OpAllocations(running.usage("start", "end").moves, []).staying()
         forward = [size for number, size in kept.items() if number <= taken]
         return forward, [size for number, size in kept.items() if number > taken]

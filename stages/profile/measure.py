@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,48 +12,99 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from tightfit.schemas.arguments import decode_arguments
-from tightfit.schemas.costs import BUSY, RANDOM_STATE_TARGET, REPEATED, Allocations, Cost, op_key
-from tightfit.schemas.errors import ModelError
-from tightfit.schemas.graph import NONE, Graph, Op
-from tightfit.schemas.groups import is_group
-from tightfit.schemas.repeat import repeat_of
-from tightfit.stages.device.groups import kernel_over
-from tightfit.stages.device.meter import Timing, measure, time_calls
-from tightfit.stages.device.operators import decode, in_place_calls, position_of, resolve, runner
-from tightfit.stages.device.plain import plain_state
-from tightfit.stages.device.repeat import batch_norm_repeat
-from tightfit.stages.profile.forms import RANDOM_STATE_KEY
-from tightfit.stages.profile.operands import contents_of, extent, refill
-from tightfit.stages.profile.origins import REFUSALS, attempts
-from tightfit.stages.profile.sweep import make_sweep
+from tightfit.schemas.costs import (
+    PREEMPTION_THRESHOLD,
+    RANDOM_STATE_TARGET,
+    RECOMPUTE_VARIANT,
+    OpAllocations,
+    OpCost,
+    op_cost_key,
+)
+from tightfit.schemas.graph.fused_groups import is_fused_group
+from tightfit.schemas.graph.op_arguments import decode_arguments
+from tightfit.schemas.graph.recompute_variants import find_recompute_values
+from tightfit.schemas.graph.training_graph import NO_VALUE, Graph, Op
+from tightfit.stages.profile.cost_library import RANDOM_STATE_KEY
+from tightfit.stages.profile.operands import (
+    OP_ERRORS,
+    operand_attempts,
+    operand_fill,
+    refill,
+    storage_extent,
+)
+from tightfit.stages.runtime.call_context import default_torch_state
+from tightfit.stages.runtime.operators import recompute_batch_norm
+from tightfit.stages.torch_utils.fused_group_operators import in_place_group_kernel
+from tightfit.stages.torch_utils.memory_meter import CallTiming, measure_call_memory, time_calls
+from tightfit.stages.torch_utils.operators import (
+    decode_argument,
+    in_place_calls,
+    in_place_position,
+    resolve,
+    training_operator,
+)
+from tightfit.util.errors import ModelError
 
-HOST_BYTES = 64 << 20
+MAX_FLUSH_BYTES = 32 << 20
+"""The most bytes to touch: where caches are huge, sweeping costs more than it tells."""
+
+
+def make_cache_flush(device: torch.device, room: int) -> Callable[[], None] | None:
+    """What overwrites half of the last-level cache, with at most `room` bytes of memory.
+
+    None where there is no room.
+    """
+    size = min(cache_bytes(device) // 2, MAX_FLUSH_BYTES, room)
+    if size < 8:
+        return None
+    buffer = torch.zeros(size // 8, dtype=torch.int64, device=device)
+
+    def sweep() -> None:
+        buffer.neg_()
+
+    return sweep
+
+
+def cache_bytes(device: torch.device) -> int:
+    """The size of the last-level cache; 32 MiB where the system does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    for name in ("SC_LEVEL4_CACHE_SIZE", "SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE"):
+        if name in os.sysconf_names and os.sysconf(name) > 0:
+            return os.sysconf(name)
+    return 32 << 20
+
+
+HOST_TRIAL_BYTES = 64 << 20
 """Ops of a GPU that take no more than this are tried on the CPU first."""
 
-SECONDS = 0.05
+TIMING_SECONDS = 0.05
 """Time spent on the repeated calls of one op, more where they differ much."""
 
 
 def measure_op(
     graph: Graph, op: Op, wanted: set[int], device: torch.device, limit: int = 0
-) -> list[Cost]:
+) -> list[OpCost]:
     """The costs of an op's forms: `wanted` holds NONE for the ordinary form, REPEATED for that of a
     repeated run, and values of `op.in_place`. Memory up to `limit` bytes may be used to keep the
     caches as a step has them. Raises ModelError when the op fails."""
     overload = resolve(op.target)
     try:
-        with plain_state():
-            run = _accepted(graph, op, overload, device, limit)
-            return [run.cost(value) for value in (NONE, REPEATED, *op.in_place) if value in wanted]
-    except REFUSALS as error:
+        with default_torch_state():
+            run = _find_accepted_run(graph, op, overload, device, limit)
+            return [
+                run.cost(value)
+                for value in (NO_VALUE, RECOMPUTE_VARIANT, *op.in_place)
+                if value in wanted
+            ]
+    except OP_ERRORS as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
             f"op {op.id} ({op.target}) of {graph.model} cannot be run: {reason}"
         ) from error
 
 
-def _accepted(
+def _find_accepted_run(
     graph: Graph, op: Op, overload: OpOverload, device: torch.device, limit: int
 ) -> _OpRun:
     """The op with the first operands that it takes; raises the first refusal where it takes none.
@@ -61,15 +113,15 @@ def _accepted(
     any other, on a GPU it ends the process's use of it.
     """
     refusal: BaseException | None = None
-    small = footprint(graph, op) <= HOST_BYTES
+    small = op_footprint(graph, op) <= HOST_TRIAL_BYTES
     for on_host in (True, False) if device.type == "cuda" and small else (False,):
-        for number, attempt in enumerate(attempts(graph, op, overload, device, limit)):
+        for number, attempt in enumerate(operand_attempts(graph, op, overload, device, limit)):
             try:
                 run = _OpRun(graph, op, overload, attempt(), device, limit, plain=number == 0)
-                (run.on_host() if on_host else run).ordinary()()
+                (run.on_host() if on_host else run).regular_call()()
             except torch.OutOfMemoryError:
                 raise
-            except REFUSALS as error:
+            except OP_ERRORS as error:
                 refusal = refusal or error
             else:
                 return run
@@ -77,29 +129,29 @@ def _accepted(
     raise refusal
 
 
-def footprint(graph: Graph, op: Op) -> int:
+def op_footprint(graph: Graph, op: Op) -> int:
     """Bytes of an op's operands, each in a storage of its own, and of the storages it makes."""
     read = {graph.values[value].storage for value in op.inputs}
-    made = {graph.values[value].storage for value in op.outputs if value != NONE} - read
+    made = {graph.values[value].storage for value in op.outputs if value != NO_VALUE} - read
     operands = sum(
-        extent(graph.values[value]) * getattr(torch, graph.values[value].dtype).itemsize
+        storage_extent(graph.values[value]) * getattr(torch, graph.values[value].dtype).itemsize
         for value in op.inputs
     )
     return operands + sum(graph.storages[storage] for storage in made)
 
 
-def measure_random_state(device: torch.device) -> Cost:
+def measure_random_state(device: torch.device) -> OpCost:
     """The row of the random state: the bytes of one, the seconds of a save and a restore."""
-    with plain_state():
+    with default_torch_state():
         if device.type == "cuda":
             size, timing = 0, time_calls(device, lambda: _renew_cuda_state(device))
         else:
-            usage, state = measure(device, torch.get_rng_state)
+            usage, state = measure_call_memory(device, torch.get_rng_state)
             size = usage.net
             del state
             timing = time_calls(device, lambda: torch.set_rng_state(torch.get_rng_state()))
-    return Cost(
-        RANDOM_STATE_KEY, RANDOM_STATE_TARGET, NONE, timing.median, timing.spread, size, size
+    return OpCost(
+        RANDOM_STATE_KEY, RANDOM_STATE_TARGET, NO_VALUE, timing.median, timing.spread, size, size
     )
 
 
@@ -120,15 +172,15 @@ class _OpRun:
     limit: int
     plain: bool = True
 
-    def cost(self, in_place: int) -> Cost:
+    def cost(self, in_place: int) -> OpCost:
         """Runs a form once to warm up, once for its memory, and often for its time."""
         call = self.call(in_place)
         lasting = self.lasting(call)
-        usage, result = measure(self.device, call)
+        usage, result = measure_call_memory(self.device, call)
         del result
         allocated = sum(tensor.untyped_storage().nbytes() for tensor in self.operands.values())
-        sweep = make_sweep(self.device, self.limit - allocated - usage.peak)
-        renew = None if in_place in (NONE, REPEATED) else self.renewal(in_place)
+        sweep = make_cache_flush(self.device, self.limit - allocated - usage.peak)
+        renew = None if in_place in (NO_VALUE, RECOMPUTE_VARIANT) else self.make_refill(in_place)
 
         def before() -> None:
             if renew is not None:
@@ -137,11 +189,11 @@ class _OpRun:
                 sweep()
 
         repeatable = renew is None
-        timing = time_calls(self.device, call, before, limit=SECONDS, repeatable=repeatable)
+        timing = time_calls(self.device, call, before, limit=TIMING_SECONDS, repeatable=repeatable)
         cost = make_cost(self.graph, self.op, in_place, timing, usage.peak, usage.net)
         if self.device.type != "cuda":
             return cost
-        return replace(cost, allocations=Allocations(usage.moves, lasting))
+        return replace(cost, allocations=OpAllocations(usage.moves, lasting))
 
     def lasting(self, call: Callable[[], Any]) -> list[int]:
         """Runs a call that warms up; returns the bytes, each, that libraries keep of it on CUDA."""
@@ -153,36 +205,36 @@ class _OpRun:
         def dropped() -> None:
             call()
 
-        usage, _ = measure(self.device, dropped)
-        return list(Allocations(usage.moves, []).staying().values())
+        usage, _ = measure_call_memory(self.device, dropped)
+        return list(OpAllocations(usage.moves, []).staying().values())
 
     def call(self, in_place: int) -> Callable[[], Any]:
         """The call of a form."""
-        if in_place == NONE:
-            return self.ordinary()
-        return self.repeated() if in_place == REPEATED else self.overwriting(in_place)
+        if in_place == NO_VALUE:
+            return self.regular_call()
+        return self.repeated() if in_place == RECOMPUTE_VARIANT else self.in_place_call(in_place)
 
     def repeated(self) -> Callable[[], Any]:
         """The form in which the op runs again; what its first run leaves is made by running it."""
-        form = repeat_of(self.graph, self.op)
+        form = find_recompute_values(self.graph, self.op)
         if form is None:
             raise ValueError("it runs again as it did first")
-        made = dict(zip(self.op.outputs, self.ordinary()(), strict=True))
+        made = dict(zip(self.op.outputs, self.regular_call()(), strict=True))
         known = {**made, **self.operands}
         operands = [known[value] for value in form.reads]
         del made, known
-        return lambda: batch_norm_repeat(*operands)
+        return lambda: recompute_batch_norm(*operands)
 
-    def ordinary(self) -> Callable[[], Any]:
+    def regular_call(self) -> Callable[[], Any]:
         """The op itself."""
-        run = runner(self.op.target)
+        run = training_operator(self.op.target)
         args, kwargs = self.decoded()
         return lambda: run(*args, **kwargs)
 
-    def overwriting(self, value: int) -> Callable[[], Any]:
+    def in_place_call(self, value: int) -> Callable[[], Any]:
         """The in-place form that overwrites a value."""
-        if is_group(self.op.target):
-            kernel = kernel_over(self.graph, self.op, value, self.device)
+        if is_fused_group(self.op.target):
+            kernel = in_place_group_kernel(self.graph, self.op, value, self.device)
             given, _ = self.decoded()
             return lambda: kernel(given)
         position = self.position(value)
@@ -200,18 +252,18 @@ class _OpRun:
     def position(self, value: int) -> int:
         """Where among the arguments the value stands that an in-place form overwrites."""
         args, _ = decode_arguments(self.op.arguments)
-        position = position_of(args, value, self.op.target, self.graph.device)
+        position = in_place_position(args, value, self.op.target, self.graph.device)
         if position is None:
             raise ValueError(f"it cannot overwrite value {value}")
         return position
 
-    def renewal(self, value: int) -> Callable[[], None]:
+    def make_refill(self, value: int) -> Callable[[], None]:
         """What gives an overwritten operand new contents."""
         operand = self.operands[value]
         if not self.plain:
             kept = operand.clone()
             return lambda: _restore(operand, kept)
-        fill = contents_of(self.graph, self.op, self.overload, value)
+        fill = operand_fill(self.graph, self.op, self.overload, value)
         return lambda: refill(self.operands[value], self.graph.values[value], fill)
 
     def on_host(self) -> _OpRun:
@@ -221,19 +273,23 @@ class _OpRun:
     def decoded(self) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of the call, with the operands in place of the values."""
         args, kwargs = decode_arguments(self.op.arguments)
-        decoded = {name: decode(argument, self.operands) for name, argument in kwargs.items()}
-        return [decode(argument, self.operands) for argument in args], decoded
+        decoded = {
+            name: decode_argument(argument, self.operands) for name, argument in kwargs.items()
+        }
+        return [decode_argument(argument, self.operands) for argument in args], decoded
 
 
 def _restore(operand: Tensor, kept: Tensor) -> None:
     operand.copy_(kept)
 
 
-def make_cost(graph: Graph, op: Op, in_place: int, timing: Timing, peak: int, net: int) -> Cost:
+def make_cost(
+    graph: Graph, op: Op, in_place: int, timing: CallTiming, peak: int, net: int
+) -> OpCost:
     """The row of one form of an op."""
-    position = in_place if in_place in (NONE, REPEATED) else op.inputs.index(in_place)
+    position = in_place if in_place in (NO_VALUE, RECOMPUTE_VARIANT) else op.inputs.index(in_place)
     seconds = timing.median if math.isfinite(timing.median) else 0.0
-    key = op_key(graph, op, in_place)
-    lost = timing.lost if timing.lost >= BUSY else 0.0
+    key = op_cost_key(graph, op, in_place)
+    lost = timing.lost if timing.lost >= PREEMPTION_THRESHOLD else 0.0
     sizes = (max(peak, net, 0), max(net, 0))
-    return Cost(key, op.target, position, seconds, timing.spread, *sizes, lost=lost)
+    return OpCost(key, op.target, position, seconds, timing.spread, *sizes, lost=lost)

@@ -7,30 +7,29 @@ from dataclasses import replace
 
 import torch
 
-from tightfit.schemas.costs import Cost, Costs
-from tightfit.schemas.errors import ConfigError, ModelError
-from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, Op
-from tightfit.stages.device.devices import device_named, entered, kept_random_states
-from tightfit.stages.device.foreign import is_foreign
-from tightfit.stages.device.groups import register_groups
-from tightfit.stages.profile.forms import RANDOM_STATE_KEY, distinct_forms
-from tightfit.stages.profile.library import Library
-from tightfit.stages.profile.loss import Loss, library_key, measure_loss
-from tightfit.stages.profile.measure import footprint, measure_op, measure_random_state
+from tightfit.schemas.costs import Costs, OpCost
+from tightfit.schemas.graph.training_graph import LOSS_TARGET, NO_VALUE, Graph, Op
+from tightfit.stages.profile.cost_library import RANDOM_STATE_KEY, CostLibrary, distinct_op_variants
+from tightfit.stages.profile.loss import LossCallable, loss_library_key, measure_loss
+from tightfit.stages.profile.measure import measure_op, measure_random_state, op_footprint
+from tightfit.stages.torch_utils.custom_operators import is_custom_operator
+from tightfit.stages.torch_utils.devices import enter_device, parse_device, preserve_random_states
+from tightfit.stages.torch_utils.fused_group_operators import register_groups
+from tightfit.util.errors import ConfigError, ModelError
 
-ROUNDING = 512
+ALLOCATOR_ROUNDING_BYTES = 512
 """Bytes to whose multiples PyTorch's allocator on CUDA rounds up."""
 
-Report = Callable[[int, int, str], None]
+OpProgressCallback = Callable[[int, int, str], None]
 """Called ahead of each op that is measured: how many are done, how many there are, the target."""
 
 
 def profile(
     graph: Graph,
-    loss: Loss | None,
-    library: Library,
+    loss: LossCallable | None,
+    library: CostLibrary,
     remeasure: bool = False,
-    report: Report | None = None,
+    report: OpProgressCallback | None = None,
     device: str = "",
 ) -> Costs:
     """The costs of all ops of a graph with their in-place forms, and of the random state.
@@ -48,21 +47,21 @@ def profile(
     if graph.has_loss and loss is None:
         raise ConfigError(f"the graph of {graph.model} has a loss, its profile needs the factory")
     register_groups(graph)
-    forms = distinct_forms(graph)
+    forms = distinct_op_variants(graph)
     losses = {key for key, (op, _) in forms.items() if op.target == LOSS_TARGET}
     plain = [key for key in forms if key not in losses]
-    foreign = {key for key in plain if is_foreign(forms[key][0].target)}
+    foreign = {key for key in plain if is_custom_operator(forms[key][0].target)}
 
     def anew(key: str) -> bool:
         return remeasure or library.find(key) is None
 
     wanted = [k for k in plain if k in foreign or anew(k)]
-    by_op = _by_op(forms, wanted)
-    place = device_named(device or graph.device)
-    limit = max(footprint(graph, op) for op in graph.ops)
-    measured: list[Cost] = []
-    rows: list[Cost] = []
-    with entered(place), kept_random_states():
+    by_op = _variants_by_op(forms, wanted)
+    place = parse_device(device or graph.device)
+    limit = max(op_footprint(graph, op) for op in graph.ops)
+    measured: list[OpCost] = []
+    rows: list[OpCost] = []
+    with enter_device(place), preserve_random_states():
         torch.manual_seed(0)
         try:
             for done, (op_id, values) in enumerate(by_op.items()):
@@ -73,7 +72,7 @@ def profile(
             if loss is not None and losses:
                 if report is not None:
                     report(len(by_op), len(by_op) + 1, LOSS_TARGET)
-                rows, kept = _loss(graph, loss, library, remeasure, place)
+                rows, kept = _measure_loss_rows(graph, loss, library, remeasure, place)
                 measured += kept
             if anew(RANDOM_STATE_KEY):
                 measured.append(measure_random_state(place))
@@ -89,12 +88,12 @@ def profile(
 def check_sizes(graph: Graph, costs: Costs) -> None:
     """Raises ModelError naming the first op that leaves other bytes allocated than the storages
     have that the graph says it makes. On CUDA what the allocator rounds away does not count."""
-    slack = ROUNDING if graph.device == "cuda" else 0
+    slack = ALLOCATOR_ROUNDING_BYTES if graph.device == "cuda" else 0
     for op in graph.all_ops:
         if op.target == LOSS_TARGET:
             continue
         read = {graph.values[value].storage for value in op.inputs}
-        made = {graph.values[value].storage for value in op.outputs if value != NONE} - read
+        made = {graph.values[value].storage for value in op.outputs if value != NO_VALUE} - read
         size, measured = sum(graph.storages[storage] for storage in made), costs.of(graph, op).net
         if abs(measured - size) > slack * len(op.outputs):
             remedy = "use another operator there"
@@ -107,23 +106,23 @@ def check_sizes(graph: Graph, costs: Costs) -> None:
             )
 
 
-def _loss(
+def _measure_loss_rows(
     graph: Graph,
-    loss: Loss,
-    library: Library,
+    loss: LossCallable,
+    library: CostLibrary,
     remeasure: bool,
     device: torch.device,
-) -> tuple[list[Cost], list[Cost]]:
+) -> tuple[list[OpCost], list[OpCost]]:
     """The row of the loss in the costs, and the row that the library shall have of it: none where
     it has that row, or where what the loss does cannot be told."""
-    key = library_key(graph, loss)
+    key = loss_library_key(graph, loss)
     known = None if key is None or remeasure else library.find(key)
     row = measure_loss(graph, loss, known, device)
     kept = [] if key is None else [replace(row, key=key)]
     return [row], [] if kept == [known] else kept
 
 
-def _by_op(forms: dict[str, tuple[Op, int]], keys: Iterable[str]) -> dict[int, set[int]]:
+def _variants_by_op(forms: dict[str, tuple[Op, int]], keys: Iterable[str]) -> dict[int, set[int]]:
     """For each op that must run, the forms that are wanted of it."""
     wanted: dict[int, set[int]] = {}
     for key in keys:

@@ -10,25 +10,25 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tightfit.schemas.actions import (
-    NAMES,
-    Accumulate,
-    Loss,
-    OptimiseAway,
-    Transfer,
-    Updating,
+    ACTION_NAMES,
+    AccumulateOnHost,
+    ComputeLoss,
+    OptimizerAction,
+    TransferAction,
+    UpdateOnHost,
     Wait,
-    row_of,
+    action_to_row,
 )
-from tightfit.schemas.graph import NONE, Graph
-from tightfit.schemas.measurement import LinePoint
-from tightfit.schemas.schedule import Step
-from tightfit.stages.replay.walk import effects
-from tightfit.stages.report.lanes import measured_lanes
-from tightfit.stages.report.words import named
+from tightfit.schemas.graph.training_graph import NO_VALUE, Graph
+from tightfit.schemas.measurement import TimelinePoint
+from tightfit.schemas.schedule import ScheduleStep
+from tightfit.stages.report.formatting import op_label
+from tightfit.stages.report.stream_plot import measured_stream_spans
+from tightfit.stages.simulate.effects import schedule_effects
 
 TraceEvent = dict[str, Any]
 
-_PROCESS, _RAN = 1, 2
+_PREDICTED_PROCESS, _MEASURED_PROCESS = 1, 2
 _PHASES = 1
 _FIRST_LANE = 2
 _INSTANTS = {
@@ -38,11 +38,11 @@ _INSTANTS = {
 }
 
 
-def trace_events(
+def build_trace(
     graph: Graph,
-    steps: Sequence[Step],
+    steps: Sequence[ScheduleStep],
     passing: Sequence[tuple[str, float, float]] = (),
-    ran: Sequence[LinePoint] = (),
+    ran: Sequence[TimelinePoint] = (),
 ) -> dict[str, Any]:
     """The trace document of a replayed schedule: JSON-ready, events by rising time.
 
@@ -53,33 +53,44 @@ def trace_events(
     """
     lanes = list(dict.fromkeys((*(step.lane for step in steps), *(lane for lane, *_ in passing))))
     threads = {lane: _FIRST_LANE + index for index, lane in enumerate(lanes)}
-    events = [*_phases(graph, steps), *_steps(graph, steps, threads), *_memory(steps)]
+    events = [
+        *_phase_events(graph, steps),
+        *_step_events(graph, steps, threads),
+        *_memory_events(steps),
+    ]
     events += [
-        _complete("states", "transfer", start, end, threads[lane], {})
+        _complete_event("states", "transfer", start, end, threads[lane], {})
         for lane, start, end in passing
     ]
-    measured = list(_measured(steps, ran))
+    measured = list(_measured_events(steps, ran))
     events.sort(key=lambda event: event["ts"])
     return {
-        "traceEvents": [*_names(graph, threads), *events, *measured],
+        "traceEvents": [*_name_events(graph, threads), *events, *measured],
         "displayTimeUnit": "ms",
         "otherData": {"model": graph.model, "device": graph.device, "torch": graph.torch},
     }
 
 
-def _names(graph: Graph, threads: dict[str, int]) -> Iterator[TraceEvent]:
-    yield _metadata("process_name", {"name": f"{graph.model}: one training step"}, _PHASES)
+def _name_events(graph: Graph, threads: dict[str, int]) -> Iterator[TraceEvent]:
+    yield _metadata_event("process_name", {"name": f"{graph.model}: one training step"}, _PHASES)
     for name, thread in {"phases": _PHASES, **threads}.items():
-        yield _metadata("thread_name", {"name": name}, thread)
-        yield _metadata("thread_sort_index", {"sort_index": thread}, thread)
+        yield _metadata_event("thread_name", {"name": name}, thread)
+        yield _metadata_event("thread_sort_index", {"sort_index": thread}, thread)
 
 
-def _metadata(name: str, args: dict[str, Any], thread: int) -> TraceEvent:
-    return {"name": name, "ph": "M", "ts": 0, "pid": _PROCESS, "tid": thread, "args": args}
+def _metadata_event(name: str, args: dict[str, Any], thread: int) -> TraceEvent:
+    return {
+        "name": name,
+        "ph": "M",
+        "ts": 0,
+        "pid": _PREDICTED_PROCESS,
+        "tid": thread,
+        "args": args,
+    }
 
 
-def _phases(graph: Graph, steps: Sequence[Step]) -> Iterator[TraceEvent]:
-    loss = next((step for step in steps if isinstance(step.action, Loss)), None)
+def _phase_events(graph: Graph, steps: Sequence[ScheduleStep]) -> Iterator[TraceEvent]:
+    loss = next((step for step in steps if isinstance(step.action, ComputeLoss)), None)
     end = max((step.end for step in steps), default=0.0)
     if loss is None:
         return
@@ -89,114 +100,121 @@ def _phases(graph: Graph, steps: Sequence[Step]) -> Iterator[TraceEvent]:
         ("backward", loss.end, end),
     ]
     for name, start, stop in spans:
-        yield _complete(name, "phase", start, stop, _PHASES, {})
+        yield _complete_event(name, "phase", start, stop, _PHASES, {})
 
 
-def _steps(graph: Graph, steps: Sequence[Step], threads: dict[str, int]) -> Iterator[TraceEvent]:
-    for effect in effects(graph, steps):
+def _step_events(
+    graph: Graph, steps: Sequence[ScheduleStep], threads: dict[str, int]
+) -> Iterator[TraceEvent]:
+    for effect in schedule_effects(graph, steps):
         step, op = effect.step, effect.op
         thread = threads[step.lane]
-        args = {**_about(graph, step), "step": effect.position}
+        args = {**_step_arguments(graph, step), "step": effect.position}
         if effect.runs and op is not None:
             again = effect.repeated and not graph.is_view(op)
             category = "recomputation" if again else op.phase
-            yield _complete(named(op), category, step.start, step.end, thread, args)
+            yield _complete_event(op_label(op), category, step.start, step.end, thread, args)
             continue
-        name = NAMES[type(step.action)]
-        if isinstance(step.action, Transfer | Wait | Updating):
-            kind = "update" if isinstance(step.action, Updating) else "transfer"
-            yield _complete(name, kind, step.start, step.end, thread, args)
+        name = ACTION_NAMES[type(step.action)]
+        if isinstance(step.action, TransferAction | Wait | OptimizerAction):
+            kind = "update" if isinstance(step.action, OptimizerAction) else "transfer"
+            yield _complete_event(name, kind, step.start, step.end, thread, args)
             continue
         yield {
             "name": _INSTANTS.get(name, name),
             "cat": "memory" if name == "free" else name,
             "ph": "i",
             "s": "t",
-            "ts": _micro(step.start),
-            "pid": _PROCESS,
+            "ts": _microseconds(step.start),
+            "pid": _PREDICTED_PROCESS,
             "tid": thread,
             "args": args,
         }
 
 
-def _about(graph: Graph, step: Step) -> dict[str, Any]:
+def _step_arguments(graph: Graph, step: ScheduleStep) -> dict[str, Any]:
     """What a step works on; what does not apply is left out."""
     about: dict[str, Any] = {"live bytes": step.live, "peak bytes": step.peak}
-    row = row_of(step.action)
-    if row["op"] != NONE:
+    row = action_to_row(step.action)
+    if row["op"] != NO_VALUE:
         op = graph.op(row["op"])
         about |= {"op": op.id, "target": op.target, "module": op.module, "source": op.source}
-    if row["value"] != NONE:
+    if row["value"] != NO_VALUE:
         value = graph.values[row["value"]]
         about |= {"value": value.id, "shape": str(value.shape), "dtype": value.dtype}
         about["bytes"] = graph.storages[value.storage]
-    if row["in_place"] != NONE:
+    if row["in_place"] != NO_VALUE:
         about["overwrites value"] = row["in_place"]
     return about
 
 
-def _memory(steps: Sequence[Step]) -> Iterator[TraceEvent]:
+def _memory_events(steps: Sequence[ScheduleStep]) -> Iterator[TraceEvent]:
     """The counters: a step's most while it runs, what is live when it has ended. What a transfer
     takes is there from where it stands in the order, however late it begins."""
     now = 0.0
     for step in steps:
-        if isinstance(step.action, Transfer | OptimiseAway | Accumulate):
-            yield _counter(step, now, step.live)
+        if isinstance(step.action, TransferAction | UpdateOnHost | AccumulateOnHost):
+            yield _counter_event(step, now, step.live)
             continue
         if step.peak != step.live:
-            yield _counter(step, step.start, step.peak)
-        yield _counter(step, step.end, step.live)
+            yield _counter_event(step, step.start, step.peak)
+        yield _counter_event(step, step.end, step.live)
         now = step.end
 
 
-def _measured(steps: Sequence[Step], ran: Sequence[LinePoint]) -> Iterator[TraceEvent]:
+def _measured_events(
+    steps: Sequence[ScheduleStep], ran: Sequence[TimelinePoint]
+) -> Iterator[TraceEvent]:
     """What was measured of a step, on its own clock."""
-    own = next((step.memory for step in steps if isinstance(step.action, Loss)), "") or "memory"
+    own = (
+        next((step.memory for step in steps if isinstance(step.action, ComputeLoss)), "")
+        or "memory"
+    )
     other = next((step.memory for step in steps if step.memory != own), "")
     names = {"planned": own, "slow": other or "other memory"}
     points = [point for point in ran if point.run in names]
-    lanes = measured_lanes(steps, ran, 0.0)
+    lanes = measured_stream_spans(steps, ran, 0.0)
     if not points and not lanes:
         return
-    known: TraceEvent = {"ph": "M", "ts": 0, "pid": _RAN, "tid": 0}
+    known: TraceEvent = {"ph": "M", "ts": 0, "pid": _MEASURED_PROCESS, "tid": 0}
     yield {**known, "name": "process_name", "args": {"name": "measured"}}
     for thread, (lane, kinds) in enumerate(lanes.items(), start=1):
         yield {**known, "name": "thread_name", "tid": thread, "args": {"name": lane}}
         for kind, spans in kinds.items():
             for start, stop in spans:
-                event = _complete(kind, "measured", start, stop, thread, {})
-                yield {**event, "pid": _RAN}
+                event = _complete_event(kind, "measured", start, stop, thread, {})
+                yield {**event, "pid": _MEASURED_PROCESS}
     for point in sorted(points, key=lambda point: point.seconds):
         name = f"{names[point.run]}, measured"
-        ts, args = _micro(point.seconds), {"bytes": point.live}
-        yield {"name": name, "ph": "C", "ts": ts, "pid": _RAN, "tid": 0, "args": args}
+        ts, args = _microseconds(point.seconds), {"bytes": point.live}
+        yield {"name": name, "ph": "C", "ts": ts, "pid": _MEASURED_PROCESS, "tid": 0, "args": args}
 
 
-def _counter(step: Step, seconds: float, count: int) -> TraceEvent:
+def _counter_event(step: ScheduleStep, seconds: float, count: int) -> TraceEvent:
     return {
         "name": step.memory or "memory",
         "ph": "C",
-        "ts": _micro(seconds),
-        "pid": _PROCESS,
+        "ts": _microseconds(seconds),
+        "pid": _PREDICTED_PROCESS,
         "tid": _PHASES,
         "args": {"bytes": count},
     }
 
 
-def _complete(
+def _complete_event(
     name: str, category: str, start: float, stop: float, thread: int, args: dict[str, Any]
 ) -> TraceEvent:
     return {
         "name": name,
         "cat": category,
         "ph": "X",
-        "ts": _micro(start),
-        "dur": round(_micro(stop) - _micro(start), 3),
-        "pid": _PROCESS,
+        "ts": _microseconds(start),
+        "dur": round(_microseconds(stop) - _microseconds(start), 3),
+        "pid": _PREDICTED_PROCESS,
         "tid": thread,
         "args": args,
     }
 
 
-def _micro(seconds: float) -> float:
+def _microseconds(seconds: float) -> float:
     return round(seconds * 1e6, 3)

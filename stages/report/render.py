@@ -15,16 +15,16 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from tightfit.stages.report import words
-from tightfit.stages.report.index import Index
-from tightfit.stages.report.page import Page
-from tightfit.stages.report.pipeline import PipelinePage
+from tightfit.stages.report import formatting
+from tightfit.stages.report.index_page import RunIndex
+from tightfit.stages.report.model_page import ModelPage
+from tightfit.stages.report.pipeline_page import PipelinePage
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "reports"
 """Templates, styles and script of the pages."""
 
 
-def render_model(page: Page) -> str:
+def render_model(page: ModelPage) -> str:
     """The HTML of a model's page."""
     return _render("model.html", page=page)
 
@@ -34,7 +34,7 @@ def render_pipeline(page: PipelinePage) -> str:
     return _render("pipeline.html", page=page)
 
 
-def render_index(index: Index) -> str:
+def render_index(index: RunIndex) -> str:
     """The HTML of a run's index."""
     return _render("index.html", index=index)
 
@@ -49,7 +49,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     names = ("size", "exact", "duration", "ratio", "percent", "count", "listing", "operator")
-    environment.filters.update({name: getattr(words, name) for name in names})
+    environment.filters.update({name: getattr(formatting, name) for name in names})
     environment.filters["short"] = lambda number: f"{number:.3f}".rstrip("0").rstrip(".")
     return environment
 

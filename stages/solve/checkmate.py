@@ -13,7 +13,7 @@ running a forward node without saving them is to delete them at once (their byte
 own peak either way).
 
 A node that may overwrite an input has two rows of memory: in the one it needs the least, in the
-other an input that ends with it is not there any more (`stages.replay.line.limits`).
+other an input that ends with it is not there any more (`stages.simulate.liveness.memory_limits`).
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from typing import TypeAlias
 
 import pulp
 
-from tightfit.schemas.problem import Node, Problem, Repeat
-from tightfit.stages.replay.block import BlockRun
-from tightfit.stages.replay.line import limits
-from tightfit.stages.replay.unrolling import ProgramStage, every_stage, stages_after_loss
-from tightfit.stages.solve.hand import needed_only
+from tightfit.schemas.graph.planning_graph import PlanningGraph, PlanningNode, RecomputeVariant
+from tightfit.stages.simulate.block import BlockSchedule
+from tightfit.stages.simulate.liveness import memory_limits
+from tightfit.stages.simulate.unroll import UnrolledStage, stages_after_loss, stages_per_node
+from tightfit.stages.solve.heuristics import remove_unneeded_recomputes
 
-Term: TypeAlias = int | pulp.LpVariable
+PulpTerm: TypeAlias = int | pulp.LpVariable
 """A 0/1 quantity: a constant where the class of runs decides it, a variable otherwise."""
 
 
-def full_stages(problem: Problem) -> list[ProgramStage]:
+def full_stages(problem: PlanningGraph) -> list[UnrolledStage]:
     """One stage a node, everything earlier a candidate: Z's formulation as it stands."""
-    return every_stage([problem.can_repeat(node) for node in problem.nodes])
+    return stages_per_node([problem.can_recompute(node) for node in problem.nodes])
 
 
-def block_stages(problem: Problem, backward: bool = False) -> list[ProgramStage]:
+def block_stages(problem: PlanningGraph, backward: bool = False) -> list[UnrolledStage]:
     """The stages of a block whose nodes run straight through until the loss.
 
     The first stage is the forward and the loss; a new stage begins at each backward node that
@@ -49,7 +49,7 @@ def block_stages(problem: Problem, backward: bool = False) -> list[ProgramStage]
     repeatable = {
         k
         for k, node in enumerate(problem.nodes)
-        if problem.can_repeat(node) and (k < problem.loss or backward)
+        if problem.can_recompute(node) and (k < problem.loss or backward)
     }
     remade = {s for k in repeatable for s in problem.nodes[k].form(True).outputs}
 
@@ -63,7 +63,7 @@ def block_stages(problem: Problem, backward: bool = False) -> list[ProgramStage]
     return stages_after_loss(len(problem.nodes), problem.loss, begins, makers)
 
 
-def choose_stages(problem: Problem, variables: int) -> tuple[str, list[ProgramStage]]:
+def choose_stages(problem: PlanningGraph, variables: int) -> tuple[str, list[UnrolledStage]]:
     """The largest class of runs whose program has at most `variables` binary ones, by name.
 
     "any node": as Z has it; "after the loss": any node, but none before the loss; "forward nodes":
@@ -78,20 +78,20 @@ def choose_stages(problem: Problem, variables: int) -> tuple[str, list[ProgramSt
     return "forward nodes", block_stages(problem)
 
 
-def count_variables(stages: Sequence[ProgramStage]) -> int:
+def count_variables(stages: Sequence[UnrolledStage]) -> int:
     """The number of binary variables of a program with these stages."""
     return sum(len(stage.candidates) for stage in stages)
 
 
-class Checkmate:
+class BlockCheckmate:
     """The ILP of one block: `program` minimises the seconds of recomputation, in shares of
     `scale` seconds. `feasible` is False where constants alone break a limit. Saved random states
     are not counted: what it proves holds with them too, and `simulate` adds them to a solution."""
 
     def __init__(
-        self, problem: Problem, stages: Sequence[ProgramStage], peak: int, save: int
+        self, problem: PlanningGraph, stages: Sequence[UnrolledStage], peak: int, save: int
     ) -> None:
-        """Builds the program for limits in bytes, counted as in `schemas.options`."""
+        """Builds the program for limits in bytes, counted as in `schemas.block_options`."""
         self.problem = problem
         self.stages = list(stages)
         self.home = {k: t for t, stage in enumerate(stages) for k in stage.tail}
@@ -112,14 +112,14 @@ class Checkmate:
         self.unit = max(peak, 1) / 1000
         self.program = pulp.LpProblem("checkmate", pulp.LpMinimize)
         self.feasible = True
-        self.runs: list[dict[int, Term]] = [
+        self.runs: list[dict[int, PulpTerm]] = [
             {
                 **{k: self._binary(f"r_{t}_{k}") for k in stage.candidates},
                 **dict.fromkeys(stage.tail, 1),
             }
             for t, stage in enumerate(stages)
         ]
-        self.kept: list[dict[int, Term]] = [
+        self.kept: list[dict[int, PulpTerm]] = [
             {s: self._kept(t, s) for s in range(len(problem.storages))}
             for t in range(len(stages) + 1)
         ]
@@ -128,16 +128,18 @@ class Checkmate:
             self._dependencies(t)
             self._memory(t, peak, save)
 
-    def solution(self) -> BlockRun:
+    def solution(self) -> BlockSchedule:
         """The run that the solved program describes, without useless recomputations."""
         order: list[int] = []
         for t, stage in enumerate(self.stages):
-            order += [k for k in stage.candidates if _value(self.runs[t][k]) > 0.5]
+            order += [k for k in stage.candidates if _term_value(self.runs[t][k]) > 0.5]
             order += stage.tail
         loss = order.index(self.problem.loss)
-        return needed_only(self.problem, BlockRun(tuple(order[:loss]), tuple(order[loss + 1 :])))
+        return remove_unneeded_recomputes(
+            self.problem, BlockSchedule(tuple(order[:loss]), tuple(order[loss + 1 :]))
+        )
 
-    def start_from(self, run: BlockRun) -> None:
+    def start_from(self, run: BlockSchedule) -> None:
         """Gives the variables the values of a known run, for solvers that take a start."""
         order = [*run.forward, self.problem.loss, *run.backward]
         first = {k: order.index(k) for k in set(order)}
@@ -154,7 +156,7 @@ class Checkmate:
     def _binary(self, name: str) -> pulp.LpVariable:
         return self.program.add_variable(name, cat=pulp.LpBinary)
 
-    def _kept(self, t: int, storage: int) -> Term:
+    def _kept(self, t: int, storage: int) -> PulpTerm:
         """S[t,i], fixed where it cannot be chosen."""
         stored = self.problem.storages[storage]
         if stored.producer < 0:
@@ -190,7 +192,9 @@ class Checkmate:
             )
         )
 
-    def _at_most(self, terms: Iterable[tuple[int, Term]], limit: int, unit: float = 1.0) -> None:
+    def _at_most(
+        self, terms: Iterable[tuple[int, PulpTerm]], limit: int, unit: float = 1.0
+    ) -> None:
         """Adds the constraint that a weighted sum of terms is at most a limit, in `unit`s."""
         weights: dict[pulp.LpVariable, int] = {}
         for weight, term in terms:
@@ -222,7 +226,7 @@ class Checkmate:
                 if k in self.readers[t].get(storage, ()):
                     self._implied(self.runs[t][k], here, made if stored.producer < k else 0)
 
-    def _implied(self, claim: Term, *grounds: Term) -> None:
+    def _implied(self, claim: PulpTerm, *grounds: PulpTerm) -> None:
         """claim <= sum of grounds, left out where constants say so."""
         if (isinstance(claim, int) and claim == 0) or any(
             isinstance(ground, int) and ground == 1 for ground in grounds
@@ -234,7 +238,7 @@ class Checkmate:
         """(2.18) for each step of stage t, and (2.19) at the loss, whose own peak is not the
         block's."""
         steps = self.stages[t].steps
-        live: list[dict[int, Term]] = [{} for _ in range(len(steps) + 1)]
+        live: list[dict[int, PulpTerm]] = [{} for _ in range(len(steps) + 1)]
         for storage, stored in enumerate(self.problem.storages):
             if stored.bytes:
                 for step, term in enumerate(self._live(t, storage)):
@@ -243,15 +247,15 @@ class Checkmate:
             if k == self.problem.loss:
                 self._at_most(self._sizes(live[step]), min(save, peak), self.unit)
                 continue
-            for own, ending in limits(self.problem, self.forms[t][k], (), self.dropped):
+            for own, ending in memory_limits(self.problem, self.forms[t][k], (), self.dropped):
                 there = {**live[step], **{storage: live[step + 1][storage] for storage in ending}}
                 need = (own, self.runs[t][k])
                 self._at_most([*self._sizes(there), need], peak, self.unit)
 
-    def _sizes(self, live: Mapping[int, Term]) -> list[tuple[int, Term]]:
+    def _sizes(self, live: Mapping[int, PulpTerm]) -> list[tuple[int, PulpTerm]]:
         return [(self.problem.storages[storage].bytes, term) for storage, term in live.items()]
 
-    def _live(self, t: int, storage: int) -> list[Term]:
+    def _live(self, t: int, storage: int) -> list[PulpTerm]:
         """Whether a storage is live before each step of stage t, and at its end."""
         steps = self.stages[t].steps
         maker = self._maker(t, storage)
@@ -259,7 +263,7 @@ class Checkmate:
         here, after = self.kept[t][storage], self.kept[t + 1][storage]
         if made < 0 and isinstance(here, int) and here == 0:
             return [0] * (len(steps) + 1)
-        terms: list[Term] = [after]
+        terms: list[PulpTerm] = [after]
         need = after
         for step in reversed(range(len(steps))):
             if step <= made:
@@ -270,7 +274,7 @@ class Checkmate:
             terms.append(need)
         return terms[::-1]
 
-    def _either(self, name: str, first: Term, second: Term) -> Term:
+    def _either(self, name: str, first: PulpTerm, second: PulpTerm) -> PulpTerm:
         if isinstance(first, int):
             return first if first else second
         if isinstance(second, int):
@@ -281,7 +285,7 @@ class Checkmate:
         return either
 
 
-def _readers(forms: Mapping[int, Node | Repeat]) -> dict[int, set[int]]:
+def _readers(forms: Mapping[int, PlanningNode | RecomputeVariant]) -> dict[int, set[int]]:
     """By storage the nodes that read it in these forms."""
     found: dict[int, set[int]] = {}
     for k, form in forms.items():
@@ -290,5 +294,5 @@ def _readers(forms: Mapping[int, Node | Repeat]) -> dict[int, set[int]]:
     return found
 
 
-def _value(term: Term) -> float:
+def _term_value(term: PulpTerm) -> float:
     return term if isinstance(term, int) else (term.value() or 0.0)

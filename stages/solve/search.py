@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tightfit.schemas.engines import Engine, Solver
+from tightfit.schemas.block_options import BlockOption
+from tightfit.schemas.graph.planning_graph import PlanningGraph
 from tightfit.schemas.link import HostLink
-from tightfit.schemas.options import Option
-from tightfit.schemas.problem import Problem
-from tightfit.stages.replay.block import BlockFigures, BlockRun, simulate
-from tightfit.stages.solve.checkmate import Checkmate, choose_stages
-from tightfit.stages.solve.engine import TOLERANCE, Limits, solve
-from tightfit.stages.solve.hand import (
-    droppable,
+from tightfit.stages.simulate.block import BlockCost, BlockSchedule, simulate_block
+from tightfit.stages.solve.checkmate import BlockCheckmate, choose_stages
+from tightfit.stages.solve.heuristics import (
+    cheap_recompute_runs,
+    droppable_storages,
     forward_nodes,
-    keep_all,
-    output_only,
-    recompute_cheap,
+    keep_all_run,
+    offloadable_storages,
+    output_only_nodes,
+    quick_recompute_runs,
 )
-from tightfit.stages.solve.leaving import leaving, recompute_quick
+from tightfit.stages.solve.pulp_solver import TOLERANCE, PulpLimits, solve
+from tightfit.util.solver_engines import BlockSolver, SolverEngine
 
 
 @dataclass(frozen=True)
-class Grid:
+class OptionGrid:
     """How densely and how long a block's options are searched.
 
     `peaks` x `saves` pairs of limits are solved. A share `gap` of a run's seconds need not be
@@ -44,17 +45,17 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Found:
+class CandidateRun:
     """A run with its figures, how it was found and what ended the search for it."""
 
     label: str
-    run: BlockRun
-    figures: BlockFigures
+    run: BlockSchedule
+    figures: BlockCost
     limit: str = ""
 
 
 @dataclass(frozen=True)
-class Bound:
+class RunBound:
     """No run within `peak` and `save` takes less than `seconds` (infinite: there is none)."""
 
     peak: int
@@ -63,16 +64,20 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Solved:
+class SolvedBlock:
     """The options of a block, and how many of its solves the clock ended."""
 
-    options: list[Option]
+    options: list[BlockOption]
     clock: int
 
 
 def solve_block(
-    digest: str, problem: Problem, engine: Solver, grid: Grid, link: HostLink | None = None
-) -> list[Option]:
+    digest: str,
+    problem: PlanningGraph,
+    engine: BlockSolver,
+    grid: OptionGrid,
+    link: HostLink | None = None,
+) -> list[BlockOption]:
     """All options of a block worth having, by number: 0 saves nothing, the others from the most
     saved to the least. For a link they say what of it may
     leave; one without a bandwidth changes nothing."""
@@ -80,35 +85,47 @@ def solve_block(
 
 
 def search_block(
-    digest: str, problem: Problem, engine: Solver, grid: Grid, link: HostLink | None = None
-) -> Solved:
+    digest: str,
+    problem: PlanningGraph,
+    engine: BlockSolver,
+    grid: OptionGrid,
+    link: HostLink | None = None,
+) -> SolvedBlock:
     """The options of a block as in `solve_block`, and whether they can be relied on to be found
     again: the same arguments give the same options unless the clock ended a solve."""
-    found = [_judged(problem, "keep everything", keep_all(problem))]
-    found += [_judged(problem, label, run) for label, run in recompute_cheap(problem)]
+    found = [_simulate_run(problem, "keep everything", keep_all_run(problem))]
+    found += [_simulate_run(problem, label, run) for label, run in cheap_recompute_runs(problem)]
     if link is not None and link.bandwidth > 0:
-        found += [_judged(problem, label, run) for label, run in recompute_quick(problem, link)]
-    bounds = [Bound(_most(found), _most(found), found[0].figures.seconds)]
+        found += [
+            _simulate_run(problem, label, run) for label, run in quick_recompute_runs(problem, link)
+        ]
+    bounds = [RunBound(_max_bytes(found), _max_bytes(found), found[0].figures.seconds)]
     clock = 0
-    if engine != "none" and droppable(problem):
-        clock = _search(problem, engine, grid, found, bounds)
-    options = [_option(digest, problem, entry, bounds) for entry in _worth_having(found)]
+    if engine != "none" and droppable_storages(problem):
+        clock = _search_grid(problem, engine, grid, found, bounds)
+    options = [_build_option(digest, problem, entry, bounds) for entry in _pareto_runs(found)]
     if link is not None and link.bandwidth > 0:
-        options = [_with_leaves(problem, option) for option in options]
-    numbered = enumerate([_option_zero(digest, problem), *options])
-    return Solved([replace(option, option=number) for number, option in numbered], clock)
+        options = [_add_offloads(problem, option) for option in options]
+    numbered = enumerate([_save_nothing_option(digest, problem), *options])
+    return SolvedBlock([replace(option, option=number) for number, option in numbered], clock)
 
 
-def _judged(problem: Problem, label: str, run: BlockRun, limit: str = "") -> Found:
-    return Found(label, run, simulate(problem, run), limit)
+def _simulate_run(
+    problem: PlanningGraph, label: str, run: BlockSchedule, limit: str = ""
+) -> CandidateRun:
+    return CandidateRun(label, run, simulate_block(problem, run), limit)
 
 
-def _most(found: list[Found]) -> int:
+def _max_bytes(found: list[CandidateRun]) -> int:
     return max(max(entry.figures.peak, entry.figures.save) for entry in found)
 
 
-def _search(
-    problem: Problem, engine: Engine, grid: Grid, found: list[Found], bounds: list[Bound]
+def _search_grid(
+    problem: PlanningGraph,
+    engine: SolverEngine,
+    grid: OptionGrid,
+    found: list[CandidateRun],
+    bounds: list[RunBound],
 ) -> int:
     """Adds what the ILPs of the grid find, and the bounds they prove; returns how many of them the
     clock ended."""
@@ -119,48 +136,50 @@ def _search(
     slack = grid.gap * found[0].figures.seconds
     base = sum(node.least_seconds for node in problem.nodes)
     for peak, save in grid_points(problem, grid, found):
-        known = _fastest(found, peak, save)
-        if known and known.figures.seconds - _lower(bounds, peak, save) <= slack:
+        known = _fastest_run(found, peak, save)
+        if known and known.figures.seconds - _lower_bound(bounds, peak, save) <= slack:
             continue
-        if _lower(bounds, peak, save) == float("inf"):
+        if _lower_bound(bounds, peak, save) == float("inf"):
             continue
-        ilp = Checkmate(problem, stages, peak, save)
+        ilp = BlockCheckmate(problem, stages, peak, save)
         if not ilp.feasible:
-            bounds.append(Bound(peak, save, float("inf")))
+            bounds.append(RunBound(peak, save, float("inf")))
             continue
         if known:
             ilp.start_from(known.run)
-        limits = Limits(slack / ilp.scale, grid.nodes, grid.checks, grid.seconds)
+        limits = PulpLimits(slack / ilp.scale, grid.nodes, grid.checks, grid.seconds)
         verdict = solve(ilp.program, engine, limits, warm=known is not None)
         clock += verdict.limit == "clock"
-        bounds.append(Bound(peak, save, base + verdict.bound * ilp.scale))
+        bounds.append(RunBound(peak, save, base + verdict.bound * ilp.scale))
         if verdict.outcome == "solved":
             label = f"ILP ({name}), peak {peak}, save {save}"
-            found.append(_judged(problem, label, ilp.solution(), verdict.limit))
+            found.append(_simulate_run(problem, label, ilp.solution(), verdict.limit))
     return clock
 
 
-def grid_points(problem: Problem, grid: Grid, found: list[Found]) -> Iterator[tuple[int, int]]:
+def grid_points(
+    problem: PlanningGraph, grid: OptionGrid, found: list[CandidateRun]
+) -> Iterator[tuple[int, int]]:
     """Pairs of limits (peak, save), loosest first.
 
     Peaks are evenly spaced from what single nodes need to what keeping everything needs, saves
     from the least to the most that can be saved within the peak (Z 2.6.0.0.1).
     """
-    highest, lowest = found[0].figures.peak, least_peak_of_block(problem)
+    highest, lowest = found[0].figures.peak, min_block_peak(problem)
     most = found[0].figures.save
     least = min(entry.figures.save for entry in found)
-    for peak in _spread(highest, lowest, grid.peaks):
-        for save in _spread(max(min(most, peak), least), least, grid.saves):
+    for peak in _spread_values(highest, lowest, grid.peaks):
+        for save in _spread_values(max(min(most, peak), least), least, grid.saves):
             yield peak, save
 
 
-def _spread(high: int, low: int, count: int) -> list[int]:
+def _spread_values(high: int, low: int, count: int) -> list[int]:
     if count == 1:
         return [high]
     return [high - (high - low) * step // (count - 1) for step in range(count)]
 
 
-def least_peak_of_block(problem: Problem) -> int:
+def min_block_peak(problem: PlanningGraph) -> int:
     """Bytes that some node needs by itself: its inputs, its own peak and the gradients before it.
 
     No run has a lower peak.
@@ -176,24 +195,24 @@ def least_peak_of_block(problem: Problem) -> int:
     return least
 
 
-def _fastest(found: list[Found], peak: int, save: int) -> Found | None:
+def _fastest_run(found: list[CandidateRun], peak: int, save: int) -> CandidateRun | None:
     fitting = [e for e in found if e.figures.peak <= peak and e.figures.save <= save]
     return min(fitting, key=lambda entry: entry.figures.seconds, default=None)
 
 
-def _lower(bounds: list[Bound], peak: int, save: int) -> float:
+def _lower_bound(bounds: list[RunBound], peak: int, save: int) -> float:
     """The best bound that holds within limits: those of looser limits do."""
     return max((b.seconds for b in bounds if b.peak >= peak and b.save >= save), default=0.0)
 
 
-def _worth_having(found: list[Found]) -> list[Found]:
+def _pareto_runs(found: list[CandidateRun]) -> list[CandidateRun]:
     """The runs that no other one beats or equals in save, both peaks and seconds."""
 
-    def measures(entry: Found) -> tuple[float, ...]:
+    def measures(entry: CandidateRun) -> tuple[float, ...]:
         figures = entry.figures
         return (figures.save, figures.forward_peak, figures.backward_peak, figures.seconds)
 
-    kept: list[Found] = []
+    kept: list[CandidateRun] = []
     for entry in sorted(found, key=lambda entry: (entry.figures.seconds, measures(entry))):
         own = measures(entry)
         if not any(
@@ -203,13 +222,15 @@ def _worth_having(found: list[Found]) -> list[Found]:
     return sorted(kept, key=lambda entry: (-entry.figures.save, measures(entry)))
 
 
-def _option(digest: str, problem: Problem, entry: Found, bounds: list[Bound]) -> Option:
+def _build_option(
+    digest: str, problem: PlanningGraph, entry: CandidateRun, bounds: list[RunBound]
+) -> BlockOption:
     figures = entry.figures
-    lower = _lower(bounds, figures.peak, figures.save)
+    lower = _lower_bound(bounds, figures.peak, figures.save)
     gap = max(0.0, 1 - lower / figures.seconds) if figures.seconds else 0.0
-    spare = output_only(problem, entry.run)
+    spare = output_only_nodes(problem, entry.run)
     optimal = gap <= TOLERANCE
-    return Option(
+    return BlockOption(
         block=digest,
         option=0,
         label=entry.label,
@@ -228,19 +249,21 @@ def _option(digest: str, problem: Problem, entry: Found, bounds: list[Bound]) ->
     )
 
 
-def _with_leaves(problem: Problem, option: Option) -> Option:
-    leaves = leaving(problem, BlockRun(tuple(option.forward), tuple(option.backward)))
+def _add_offloads(problem: PlanningGraph, option: BlockOption) -> BlockOption:
+    leaves = offloadable_storages(
+        problem, BlockSchedule(tuple(option.forward), tuple(option.backward))
+    )
     size = sum(problem.storages[storage].bytes for storage in leaves)
     return replace(option, leaves=leaves, leaving_bytes=size)
 
 
-def _option_zero(digest: str, problem: Problem) -> Option:
+def _save_nothing_option(digest: str, problem: PlanningGraph) -> BlockOption:
     """The forward that keeps nothing but the output, and what running it again needs."""
     forward = forward_nodes(problem)
     states = problem.state_bytes * sum(problem.nodes[position].random for position in forward)
-    figures = simulate(problem, BlockRun(forward, ()))
-    spare = output_only(problem, BlockRun(forward, ()))
-    return Option(
+    figures = simulate_block(problem, BlockSchedule(forward, ()))
+    spare = output_only_nodes(problem, BlockSchedule(forward, ()))
+    return BlockOption(
         block=digest,
         option=0,
         label="save nothing",

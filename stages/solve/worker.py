@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tightfit.schemas.blocks import problem_from_row
-from tightfit.schemas.errors import TightfitError
+from tightfit.schemas.blocks import planning_graph_from_row
 from tightfit.schemas.link import HostLink
-from tightfit.stages.solve.search import Grid
-from tightfit.stages.solve.shelf import solve_to_shelf
+from tightfit.stages.solve.option_store import solve_into_store
+from tightfit.stages.solve.search import OptionGrid
+from tightfit.util.errors import TightfitError
 
 
 def main() -> None:
@@ -36,12 +36,12 @@ def _end_with(parent: int) -> None:
 
 
 def _solve(task: dict[str, Any]) -> None:
-    solve_to_shelf(
+    solve_into_store(
         task["digest"],
-        problem_from_row(task["problem"]),
+        planning_graph_from_row(task["problem"]),
         Path(task["store"]),
         task["engine"],
-        Grid(**task["grid"]),
+        OptionGrid(**task["grid"]),
         task["made_by"],
         HostLink(*task["link"]) if task["link"] else None,
     )

@@ -18,38 +18,41 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tightfit.schemas.errors import ModelError
-from tightfit.stages.device.caches import register_caches
-from tightfit.stages.device.factory import Built, all_tensors
-from tightfit.stages.device.trees import called
-from tightfit.stages.trace.as_eager import (
-    RECURRENT,
-    compiling,
-    packed_sequences,
-    plain_scans,
-    replaced,
-    whole_operators,
-)
-from tightfit.stages.trace.changes import single_numbers_kept
-from tightfit.stages.trace.following import first_difference
-from tightfit.stages.trace.forward import FakeConstantError, Forward, Leaf
-from tightfit.stages.trace.ones import looking_through, shorter_way
-from tightfit.stages.trace.pythonic import PythonInBackward, is_sum, made_of_none
-from tightfit.stages.trace.refusals import (
-    UNDERIVED,
-    check_asked,
+from tightfit.stages.runtime.pytree import argument_name
+from tightfit.stages.runtime.pytree_classes import register_key_value_caches
+from tightfit.stages.torch_utils.model_factory import BuiltModel, all_tensors
+from tightfit.stages.trace.call_recorder import first_divergence
+from tightfit.stages.trace.capture_errors import (
+    NO_DERIVATIVE_WARNING,
+    capture_failure_reason,
+    check_backward_randomness,
     check_derivatives,
-    check_draws,
     check_model,
     check_placeholder,
-    check_shared,
-    fake_constants,
-    reason,
+    check_shared_memory,
+    check_tensor_queries,
+    fake_constants_message,
     tensor_constant,
 )
-from tightfit.stages.trace.source import location_of
-from tightfit.stages.trace.unread import unread_leaves
-from tightfit.stages.trace.watching import Watcher, watching
+from tightfit.stages.trace.capture_patches import (
+    RECURRENT_OPERATORS,
+    PythonBackwardDetector,
+    all_ones_hint,
+    disable_associative_scans,
+    disable_python_decompositions,
+    has_independent_gradient,
+    is_gradient_sum,
+    patch_attribute,
+    patch_is_compiling,
+    patch_is_tracing,
+    patch_packed_sequence_masks,
+)
+from tightfit.stages.trace.code_inspection import error_location
+from tightfit.stages.trace.forward import CapturedLeaf, FakeConstantError, FunctionalForward
+from tightfit.stages.trace.guards.guard_recorder import GuardRecorder, record_guards
+from tightfit.stages.trace.guards.guard_source import preserve_scalar_tensors
+from tightfit.stages.trace.unused_args import unused_leaves
+from tightfit.util.errors import ModelError
 
 aten = torch.ops.aten
 
@@ -63,7 +66,7 @@ class Capture:
     tensors; `writes` maps a buffer's name to its new value; `gradients` maps a parameter's name or
     the number of an input leaf to what autograd adds up to its gradient, in that order.
     `constants` holds the tensors that are no parameters, buffers or inputs. `watched` is what the
-    forward read beside tensors (`stages.trace.watching`), `assigned` the buffers that it puts
+    forward read beside tensors (`stages.trace.guards.guard_recorder`), `assigned` the buffers that it puts
     another tensor in the place of. `plain_backward` says that no Python ran in the backward,
     `checkpointed` that the forward checkpoints parts of itself, `causes` why a step without these
     may be another one, `ungraded` where they give no gradients, `asks_layout` that it asks how a
@@ -84,7 +87,7 @@ class Capture:
     writes: dict[str, fx.Node]
     gradients: dict[str | int, list[fx.Node]]
     constants: dict[fx.Node, torch.Tensor]
-    leaves: list[Leaf]
+    leaves: list[CapturedLeaf]
     output_tree: str
     watched: dict[str, Any] = field(default_factory=dict)
     assigned: list[str] = field(default_factory=list)
@@ -102,7 +105,7 @@ class Capture:
     wished: list[int] = field(default_factory=list)
 
 
-def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -> Capture:
+def capture(built: BuiltModel, wanted: Callable[[Capture], set[int]] | None = None) -> Capture:
     """Captures the joint graph of the first sample; the model is not run.
 
     `wanted` chooses, from a first capture, the outputs that receive gradients; without it all that
@@ -110,20 +113,20 @@ def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -
     cannot be captured.
     """
     check_model(built.label, built.model)
-    with _errors(built), watching(built.model, built.label) as watcher:
-        forward, result = _first(built, watcher)
+    with _translate_errors(built), record_guards(built.model, built.label) as watcher:
+        forward, result = _capture_first_pass(built, watcher)
         if wanted is not None:
             chosen = wanted(result)
             if chosen != set(result.tangents.values()):
-                forward = Forward(built, chosen, watcher.running, forward)
+                forward = FunctionalForward(built, chosen, watcher.running, forward)
                 result = _capture(built, forward)
         if watcher.changed:
-            _run_again(built, watcher)
+            _run_twice(built, watcher)
     watcher.refuse(built.label)
     forward.check_runs()
-    watcher.check_kept(built.label, result.constants.values())
-    check_asked(built, watcher.asked)
-    unread = unread_leaves(built, forward.runs[0], _without_memory)
+    watcher.check_cached_constants(built.label, result.constants.values())
+    check_tensor_queries(built, watcher.asked)
+    unread = unused_leaves(built, forward.runs[0], _fake_execution)
     found: dict[str, Any] = {
         "watched": watcher.description(),
         "asked": watcher.asked.facts,
@@ -132,36 +135,38 @@ def capture(built: Built, wanted: Callable[[Capture], set[int]] | None = None) -
     return replace(result, **found)
 
 
-def _first(built: Built, watcher: Watcher) -> tuple[Forward, Capture]:
+def _capture_first_pass(
+    built: BuiltModel, watcher: GuardRecorder
+) -> tuple[FunctionalForward, Capture]:
     """A first capture. The inputs are tied as in the sample where the forward asks which tensors
     are one object, and otherwise apart."""
     asked = watcher.asked
-    forward = Forward(built, None, watcher.running, asked=asked)
-    tied = forward.alike != forward.untied
+    forward = FunctionalForward(built, None, watcher.running, asked=asked)
+    tied = forward.alike != forward.untied_order
     try:
         result = _capture(built, forward)
     except Exception:
         if not (tied and asked.identity):
             raise
     if tied and asked.identity:
-        forward = Forward(built, None, watcher.running, asked=asked, tied=True)
+        forward = FunctionalForward(built, None, watcher.running, asked=asked, tied=True)
         result = _capture(built, forward)
     return forward, result
 
 
-def _capture(built: Built, forward: Forward) -> Capture:
+def _capture(built: BuiltModel, forward: FunctionalForward) -> Capture:
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
-    register_caches()
-    python = PythonInBackward()
+    register_key_value_caches()
+    python = PythonBackwardDetector()
     with (
-        _let_go(),
+        _release_rng_references(),
         contextlib.ExitStack() as stack,
-        _without_memory(built, forward) as mode,
-        python.looking(),
+        _fake_execution(built, forward) as mode,
+        python.detect_python(),
     ):
         tensors = tuple(forward.tensors(mode))
-        joint = aot_export_joint_with_descriptors(stack, forward.face(), tensors)
+        joint = aot_export_joint_with_descriptors(stack, forward.as_module(), tensors)
     described = _describe(built, joint.graph_module, forward)
     parts = [part for gradient in described.gradients.values() for part in gradient]
     return replace(
@@ -171,13 +176,15 @@ def _capture(built: Built, forward: Forward) -> Capture:
         or forward.asked.maker
         or (
             python.found
-            and made_of_none(joint.graph_module, described.outputs, described.tangents, parts)
+            and has_independent_gradient(
+                joint.graph_module, described.outputs, described.tangents, parts
+            )
         ),
         checkpointed=forward.checkpoints.any,
         causes=[*forward.checkpoints.causes],
         ungraded=[*forward.checkpoints.ungraded],
         asks_layout=forward.follower.asks_layout,
-        ones=sorted(forward.follower.known.relied),
+        ones=sorted(forward.follower.known.relied_inputs),
         masks=sorted(forward.follower.known.asked),
         wished=sorted(forward.follower.known.asked & forward.follower.known.ones),
         alike={forward.places[i]: forward.places[k] for i, k in enumerate(forward.order)}
@@ -187,7 +194,7 @@ def _capture(built: Built, forward: Forward) -> Capture:
 
 
 @contextlib.contextmanager
-def _let_go() -> Iterator[None]:
+def _release_rng_references() -> Iterator[None]:
     """Afterwards PyTorch's record of random numbers holds nothing of the capture: by it weak
     references to the model's tensors stay, which nobody can then swap for others."""
     from torch._decomp.decompositions_for_rng import PhiloxStateTracker
@@ -198,50 +205,54 @@ def _let_go() -> Iterator[None]:
         PhiloxStateTracker.reset()
 
 
-def _run_again(built: Built, watcher: Watcher) -> None:
+def _run_twice(built: BuiltModel, watcher: GuardRecorder) -> None:
     """Runs the forward twice, the second time with all that the first one made."""
-    forward = Forward(built, None, watcher.running, every=True)
+    forward = FunctionalForward(built, None, watcher.running, every=True)
     with (
-        single_numbers_kept(built.model),
+        preserve_scalar_tensors(built.model),
         contextlib.suppress(Exception),
-        _without_memory(built, forward) as mode,
+        _fake_execution(built, forward) as mode,
     ):
         tensors = forward.tensors(mode)
         with watcher.leaving(forward.follower.known):
             forward.run(*tensors)
             forward.run(*tensors)
-            if first_difference(*forward.runs) is None:
+            if first_divergence(*forward.runs) is None:
                 watcher.settle()
 
 
 @contextlib.contextmanager
-def _without_memory(built: Built, forward: Forward) -> Iterator[FakeTensorMode]:
+def _fake_execution(built: BuiltModel, forward: FunctionalForward) -> Iterator[FakeTensorMode]:
     """Within it the forward runs on tensors without memory, as it is captured."""
     mode = built.fake_mode or FakeTensorMode(allow_non_fake_inputs=True)
     with (
         mode,
         torch.enable_grad(),
-        whole_operators(RECURRENT if _is_on_gpu(built) else ()),
-        forward.checkpoints.left_out(),
-        packed_sequences(forward.follower.known.count_up),
-        looking_through(forward.follower.known.supposed),
-        compiling(),
-        plain_scans(),
+        disable_python_decompositions(RECURRENT_OPERATORS if _is_on_gpu(built) else ()),
+        forward.checkpoints.disable_checkpointing(),
+        patch_packed_sequence_masks(forward.follower.known.counts_up),
+        patch_is_tracing(forward.follower.known.can_answer),
+        patch_is_compiling(),
+        disable_associative_scans(),
         torch.compiler.set_stance("fail_on_recompile"),
-        replaced(torch.autograd, "grad", forward.watched),
-        replaced(torch.autograd.profiler.record_function, "__enter__", _not_recording),
-        replaced(torch.autograd.profiler.record_function, "__exit__", _not_recording),
-        replaced(torch.autograd.function.FunctionCtx, _MATERIALIZE, forward.noting),
+        patch_attribute(torch.autograd, "grad", forward.watched),
+        patch_attribute(
+            torch.autograd.profiler.record_function, "__enter__", _skip_profiler_region
+        ),
+        patch_attribute(torch.autograd.profiler.record_function, "__exit__", _skip_profiler_region),
+        patch_attribute(
+            torch.autograd.function.FunctionCtx, _MATERIALIZE, forward.record_materialize_grads
+        ),
     ):
         yield mode
 
 
-def _is_on_gpu(built: Built) -> bool:
+def _is_on_gpu(built: BuiltModel) -> bool:
     """Whether a tensor of the model or of its samples is on a GPU."""
     return any(tensor.device.type == "cuda" for tensor in all_tensors(built))
 
 
-def _not_recording(original: Callable[..., Any]) -> Callable[..., Any]:
+def _skip_profiler_region(original: Callable[..., Any]) -> Callable[..., Any]:
     """In place of the parts of a profiler's region, which computes nothing."""
     return lambda region, *_: region if original.__name__ == "__enter__" else None
 
@@ -249,7 +260,7 @@ def _not_recording(original: Callable[..., Any]) -> Callable[..., Any]:
 _MATERIALIZE = "set_materialize_grads"
 
 
-def _describe(built: Built, graph: fx.GraphModule, forward: Forward) -> Capture:
+def _describe(built: BuiltModel, graph: fx.GraphModule, forward: FunctionalForward) -> Capture:
     from torch._functorch._aot_autograd import descriptors as d
 
     leaves, tree = forward.leaves, forward.output_tree
@@ -287,20 +298,20 @@ def _describe(built: Built, graph: fx.GraphModule, forward: Forward) -> Capture:
             result.writes[_written_buffer(desc.mutated_input, d, forward)] = node
         elif isinstance(desc, d.GradAOTOutput):
             if isinstance(desc.grad_of, d.ParamAOTInput):
-                result.gradients[desc.grad_of.target] = _contributions(node)
+                result.gradients[desc.grad_of.target] = _partial_gradients(node)
             elif isinstance(desc.grad_of, d.PlainAOTInput):
-                result.gradients[forward.places[desc.grad_of.idx]] = _contributions(node)
+                result.gradients[forward.places[desc.grad_of.idx]] = _partial_gradients(node)
         else:
             raise ModelError(f"{built.label}: the capture has an unknown result {desc!r}")
     result.assigned.extend(forward.assigned)
-    if forward.looks_for_none and len(result.tangents) > 1:
+    if forward.checks_none_gradients and len(result.tangents) > 1:
         raise ModelError(
             f"{built.label}: a function of autograd calls set_materialize_grads(False) and looks "
             "which gradients are None, which a plan decides once for all steps: leave the call out"
         )
     result.outputs.extend(outputs[number] for number in sorted(outputs))
-    _place_backward(graph)
-    check_draws(built.label, graph, result.outputs, result.tangents)
+    _annotate_backward(graph)
+    check_backward_randomness(built.label, graph, result.outputs, result.tangents)
     for path in forward.shown:
         if path in result.writes and path not in forward.assigned:
             raise ModelError(
@@ -311,7 +322,7 @@ def _describe(built: Built, graph: fx.GraphModule, forward: Forward) -> Capture:
     return result
 
 
-def _check_constants(result: Capture, forward: Forward) -> None:
+def _check_constants(result: Capture, forward: FunctionalForward) -> None:
     """Raises ModelError where a constant of the program is a buffer that the program writes."""
     for path, (module, name) in forward.buffers().items():
         buffer = module._buffers[name]
@@ -325,7 +336,7 @@ def _check_constants(result: Capture, forward: Forward) -> None:
             )
 
 
-def _written_buffer(desc: Any, d: Any, forward: Forward) -> str:
+def _written_buffer(desc: Any, d: Any, forward: FunctionalForward) -> str:
     if isinstance(desc, d.BufferAOTInput):
         return desc.target
     if isinstance(desc, d.ParamAOTInput):
@@ -333,36 +344,36 @@ def _written_buffer(desc: Any, d: Any, forward: Forward) -> str:
             f"{forward.built.label}: the forward writes to the model's parameter {desc.target!r}"
         )
     raise ModelError(
-        f"{forward.built.label}: the model changes its input {called(forward.path(desc.idx))} in "
+        f"{forward.built.label}: the model changes its input {argument_name(forward.path(desc.idx))} in "
         "place, which a plan would not do: let it change a copy (clone())"
     )
 
 
-def _constants(built: Built, graph: fx.GraphModule) -> dict[fx.Node, torch.Tensor]:
+def _constants(built: BuiltModel, graph: fx.GraphModule) -> dict[fx.Node, torch.Tensor]:
     constants = {
         node: tensor_constant(built.label, getattr(graph, str(node.target)))
         for node in graph.graph.find_nodes(op="get_attr")
     }
-    check_shared(built, constants.values())
+    check_shared_memory(built, constants.values())
     return constants
 
 
-def _contributions(gradient: fx.Node) -> list[fx.Node]:
+def _partial_gradients(gradient: fx.Node) -> list[fx.Node]:
     """What autograd adds up to a gradient, in its order: what is made first arrives first, and is
     the left or the right one of a sum, as either can be overwritten."""
-    if not is_sum(gradient) or len(gradient.users) != 1:
+    if not is_gradient_sum(gradient) or len(gradient.users) != 1:
         return [gradient]
     earlier, last = sorted(gradient.args[:2])  # type: ignore[type-var]
-    return [*_contributions(earlier), last]  # type: ignore[arg-type, list-item]
+    return [*_partial_gradients(earlier), last]  # type: ignore[arg-type, list-item]
 
 
-def _place_backward(graph: fx.GraphModule) -> None:
+def _annotate_backward(graph: fx.GraphModule) -> None:
     """Gives the backward's nodes the module and the source line of their forward."""
     forward: dict[Any, fx.Node] = {}
     for node in graph.graph.nodes:
         number = node.meta.get("seq_nr")
         made_by = node if number is None else forward.setdefault(number, node)
-        if is_sum(node):
+        if is_gradient_sum(node):
             made_by = node.args[0]
         if made_by is not node and "nn_module_stack" not in node.meta:
             node.meta["nn_module_stack"] = made_by.meta.get("nn_module_stack", {})
@@ -370,7 +381,7 @@ def _place_backward(graph: fx.GraphModule) -> None:
 
 
 @contextlib.contextmanager
-def _errors(built: Built) -> Iterator[None]:
+def _translate_errors(built: BuiltModel) -> Iterator[None]:
     """Turns what the capture raises into one sentence, and keeps its logging off the terminal."""
     names = ("torch.export", "torch.fx", "torch._dynamo", "torch._subclasses")
     loggers = [logging.getLogger(name) for name in names]
@@ -380,17 +391,17 @@ def _errors(built: Built) -> Iterator[None]:
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("ignore")
-            warnings.filterwarnings("always", message=UNDERIVED)
+            warnings.filterwarnings("always", message=NO_DERIVATIVE_WARNING)
             yield
         check_derivatives(built.label, [str(warning.message) for warning in said])
     except ModelError:
         raise
     except Exception as error:
         if "Unexpected fake buffer" in str(error):
-            raise FakeConstantError(fake_constants(built)) from error
-        where = location_of(error)
+            raise FakeConstantError(fake_constants_message(built)) from error
+        where = error_location(error)
         place = f" at {where}" if where else ""
-        why = f"{reason(built.model, error)}{shorter_way(built, error)}"
+        why = f"{capture_failure_reason(built.model, error)}{all_ones_hint(built, error)}"
         raise ModelError(f"{built.label}: the model cannot be captured{place}: {why}") from error
     finally:
         for logger, level in zip(loggers, levels, strict=True):

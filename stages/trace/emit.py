@@ -8,32 +8,36 @@ from typing import Any
 
 import torch
 
-from tightfit.schemas.arguments import argument_values, encode_arguments
-from tightfit.schemas.dtypes import DTYPES
-from tightfit.schemas.errors import ModelError
-from tightfit.schemas.graph import (
-    FIXED_KINDS,
-    NONE,
+from tightfit.schemas.graph.op_arguments import encode_arguments, iterate_argument_values
+from tightfit.schemas.graph.tensor_layout import DTYPE_BYTES
+from tightfit.schemas.graph.training_graph import (
+    BASELINE_KINDS,
+    NO_VALUE,
     Graph,
+    GraphOutput,
+    GraphValue,
     Op,
-    Output,
     OwnedGradient,
     Phase,
-    Value,
-    loss_op,
+    create_loss_op,
 )
-from tightfit.stages.device.operators import encode_plain, is_random, position_of
-from tightfit.stages.device.trees import flatten
-from tightfit.stages.trace.buffers import ignores_statistics
-from tightfit.stages.trace.forward import Leaf
-from tightfit.stages.trace.layout import device_of_step, fills_its_storage, storage_of
-from tightfit.stages.trace.program import Call, Program, Variable
+from tightfit.stages.runtime.pytree import flatten
+from tightfit.stages.torch_utils.operators import (
+    draws_random_numbers,
+    encode_plain_argument,
+    in_place_position,
+)
+from tightfit.stages.trace.canonicalize.layout import device_of_step, fills_storage, storage_key
+from tightfit.stages.trace.canonicalize.op_order import ignores_running_stats
+from tightfit.stages.trace.forward import CapturedLeaf
+from tightfit.stages.trace.program import CapturedProgram, OperatorCall, Variable
+from tightfit.util.errors import ModelError
 
 
 class Emitter:
     """Numbers variables, storages and calls in their order."""
 
-    def __init__(self, program: Program, device: str, held: Collection[int] = ()) -> None:
+    def __init__(self, program: CapturedProgram, device: str, held: Collection[int] = ()) -> None:
         """`held` numbers the outputs whose tangent the caller of the loss holds."""
         self.held = held
         self.program = program
@@ -41,14 +45,16 @@ class Emitter:
         self.place = device_of_step(program, device)
         self.readers = program.readers()
         self.ids: dict[Variable, int] = {}
-        self.values: list[Value] = []
+        self.values: list[GraphValue] = []
         self.storages: list[int] = []
         self.storage_ids: dict[Any, int] = {}
         self.ops: list[Op] = []
         self.fixed: set[int] = set()
-        self.will_be_written: set[int] = set()
+        self.written_storages: set[int] = set()
 
-    def graph(self, leaves: list[Leaf], sample: Any, trainable: set[str], **metadata: Any) -> Graph:
+    def graph(
+        self, leaves: list[CapturedLeaf], sample: Any, trainable: set[str], **metadata: Any
+    ) -> Graph:
         """The whole graph; `sample` is (args, kwargs), `leaves` are those of the output and
         `trainable` names the parameters that require a gradient, whether they get one or not."""
         flat, tree = flatten(sample)
@@ -56,19 +62,19 @@ class Emitter:
             self.value(variable, variable.path in trainable)
         for index, variable in self.program.inputs.items():
             self.value(variable, flat[index].requires_grad)
-        self.fixed = {value.storage for value in self.values if value.kind in FIXED_KINDS}
-        self.will_be_written = {self.storage(buffer) for buffer, _ in self.program.writes}
+        self.fixed = {value.storage for value in self.values if value.kind in BASELINE_KINDS}
+        self.written_storages = {self.storage(buffer) for buffer, _ in self.program.writes}
         for call in self.program.calls[: self.program.forward]:
             self.op(call, "forward")
         self.loss()
         for call in self.program.calls[self.program.forward :]:
             self.op(call, "backward")
         inputs = [
-            self.ids[self.program.inputs[index]] if index in self.program.inputs else NONE
+            self.ids[self.program.inputs[index]] if index in self.program.inputs else NO_VALUE
             for index in range(len(flat))
         ]
         constants = [
-            "" if value != NONE else constant_text(leaf, "the model's input")
+            "" if value != NO_VALUE else encode_constant(leaf, "the model's input")
             for value, leaf in zip(inputs, flat, strict=True)
         ]
         return Graph(
@@ -93,12 +99,12 @@ class Emitter:
         """The new id of a variable."""
         tensor = variable.fake
         dtype = str(tensor.dtype).removeprefix("torch.")
-        if dtype not in DTYPES or tensor.layout != torch.strided:
+        if dtype not in DTYPE_BYTES or tensor.layout != torch.strided:
             raise ModelError(f"the model has a {dtype} tensor of layout {tensor.layout}")
         elsewhere = self.elsewhere(variable)
         self.ids[variable] = len(self.values)
         self.values.append(
-            Value(
+            GraphValue(
                 id=len(self.values),
                 kind=variable.kind,
                 shape=list(tensor.shape),
@@ -117,7 +123,7 @@ class Emitter:
 
     def storage(self, variable: Variable) -> int:
         """The id of a variable's storage."""
-        key = storage_of(variable.fake)
+        key = storage_key(variable.fake)
         if key not in self.storage_ids:
             self.storage_ids[key] = len(self.storages)
             size = int(variable.fake.untyped_storage().nbytes())
@@ -137,14 +143,14 @@ class Emitter:
             f"device: move all parameters, buffers and inputs to {self.place}"
         )
 
-    def op(self, call: Call, phase: Phase) -> None:
+    def op(self, call: OperatorCall, phase: Phase) -> None:
         """Adds a call."""
         args = [self.encode(argument, call) for argument in call.args]
         kwargs = {name: self.encode(argument, call) for name, argument in call.kwargs.items()}
-        inputs = list(dict.fromkeys(argument_values([args, list(kwargs.values())])))
+        inputs = list(dict.fromkeys(iterate_argument_values([args, list(kwargs.values())])))
         _check_host_numbers(call)
         repeatable = not call.writes and self.is_repeatable(call)
-        outputs = [NONE if output is None else self.value(output) for output in call.outputs]
+        outputs = [NO_VALUE if output is None else self.value(output) for output in call.outputs]
         self.ops.append(
             Op(
                 id=len(self.ops),
@@ -155,7 +161,7 @@ class Emitter:
                 outputs=outputs,
                 writes=[self.ids[buffer] for buffer in call.writes],
                 in_place=self.in_place(call, args, inputs, outputs),
-                random=is_random(call.target, call.args),
+                random=draws_random_numbers(call.target, call.args),
                 repeatable=repeatable,
                 module=call.module,
                 source=call.source,
@@ -171,18 +177,20 @@ class Emitter:
             [{"value": value} for value in inputs], {"held": held} if held else {}
         )
         distinct = list(dict.fromkeys(inputs))
-        self.ops.append(loss_op(len(self.ops), arguments, distinct, outputs))
+        self.ops.append(create_loss_op(len(self.ops), arguments, distinct, outputs))
 
-    def output(self, leaf: Leaf) -> Output:
+    def output(self, leaf: CapturedLeaf) -> GraphOutput:
         """A leaf of the model's output."""
         if leaf.tensor is None:
-            return Output(NONE, NONE, constant_text(leaf.constant, "the model's output"))
+            return GraphOutput(
+                NO_VALUE, NO_VALUE, encode_constant(leaf.constant, "the model's output")
+            )
         tangent = self.program.tangents.get(leaf.tensor)
         value = self.ids[self.program.outputs[leaf.tensor]]
-        given = NONE if tangent is None else self.ids[tangent]
-        return Output(value, given, "", leaf.requires_grad)
+        given = NO_VALUE if tangent is None else self.ids[tangent]
+        return GraphOutput(value, given, "", leaf.requires_grad)
 
-    def encode(self, argument: Any, call: Call) -> Any:
+    def encode(self, argument: Any, call: OperatorCall) -> Any:
         """The JSON form of an argument."""
         if isinstance(argument, Variable):
             return {"value": self.ids[argument]}
@@ -191,32 +199,32 @@ class Emitter:
         if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
             raise ModelError(f"{call.source}: the shape of a tensor depends on data")
         try:
-            return encode_plain(argument)
+            return encode_plain_argument(argument)
         except TypeError:
             raise ModelError(
                 f"{call.source}: {call.target} has an argument of type {type(argument).__name__}, "
                 "which cannot be planned"
             ) from None
 
-    def is_repeatable(self, call: Call) -> bool:
+    def is_repeatable(self, call: OperatorCall) -> bool:
         """False when it reads what the step writes, and its results depend on that."""
-        if ignores_statistics(call):
+        if ignores_running_stats(call):
             statistics = call.made()[3:] if len(call.outputs) == 5 else []
             return all(
-                reader.writes or ignores_statistics(reader)
+                reader.writes or ignores_running_stats(reader)
                 for variable in statistics
                 for reader in self.readers.get(variable, [])
             )
-        return not any(self.storage(read) in self.will_be_written for read in call.inputs())
+        return not any(self.storage(read) in self.written_storages for read in call.inputs())
 
     def in_place(
-        self, call: Call, args: list[Any], inputs: list[int], outputs: list[int]
+        self, call: OperatorCall, args: list[Any], inputs: list[int], outputs: list[int]
     ) -> list[int]:
         """The inputs that the first output may overwrite, once they are dead."""
         if call.writes or not outputs or call.outputs[0] is None:
             return []
         result = call.outputs[0].fake
-        if not fills_its_storage(result) or self.values[outputs[0]].storage in {
+        if not fills_storage(result) or self.values[outputs[0]].storage in {
             self.values[value].storage for value in inputs
         }:
             return []
@@ -225,22 +233,23 @@ class Emitter:
             for variable in call.inputs()
             if self.may_be_overwritten(variable, call)
             and _same_layout(variable.fake, result)
-            and position_of(args, self.ids[variable], str(call.target), self.device) is not None
+            and in_place_position(args, self.ids[variable], str(call.target), self.device)
+            is not None
         ]
 
-    def may_be_overwritten(self, variable: Variable, call: Call) -> bool:
+    def may_be_overwritten(self, variable: Variable, call: OperatorCall) -> bool:
         """True when the call sees the variable alone in a storage of the step's own."""
         storage = self.storage(variable)
         return (
             storage not in self.fixed
-            and fills_its_storage(variable.fake)
+            and fills_storage(variable.fake)
             and not any(
                 self.storage(other) == storage for other in call.inputs() if other is not variable
             )
         )
 
 
-def _check_host_numbers(call: Call) -> None:
+def _check_host_numbers(call: OperatorCall) -> None:
     """Raises ModelError where an operator of a GPU takes a number from a tensor on the CPU as it
     is. A plan keeps its constants on the GPU, where the number would be rounded first."""
     half = (torch.bfloat16, torch.float16)
@@ -265,10 +274,10 @@ def _same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
-def constant_text(leaf: Any, what: str) -> str:
+def encode_constant(leaf: Any, what: str) -> str:
     """The JSON of a leaf that is no tensor; raises ModelError where it is not plain."""
     try:
-        return json.dumps(encode_plain(leaf))
+        return json.dumps(encode_plain_argument(leaf))
     except TypeError:
         raise ModelError(
             f"{what} holds a {type(leaf).__name__}, which a plan cannot take apart: use tensors in "

@@ -12,17 +12,39 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tightfit.schemas.errors import ModelError
-from tightfit.stages.device.factory import Built
-from tightfit.stages.device.masks import leaves_of_masks, leaves_of_ones
-from tightfit.stages.device.trees import flatten, read_tree
-from tightfit.stages.trace.advancing import check_advancing
-from tightfit.stages.trace.asked import Asked
-from tightfit.stages.trace.checkpoints import Checkpoints
-from tightfit.stages.trace.following import Event, Follower, first_difference
-from tightfit.stages.trace.known import Known
-from tightfit.stages.trace.parts import TrueParts
+from tightfit.stages.runtime.pytree import flatten, read_tree
+from tightfit.stages.torch_utils.input_masks import all_ones_leaves, binary_mask_leaves
+from tightfit.stages.torch_utils.model_factory import BuiltModel
+from tightfit.stages.trace.activation_checkpoints import ActivationCheckpoints
+from tightfit.stages.trace.call_recorder import CallEvent, CallRecorder, first_divergence
+from tightfit.stages.trace.constant_folding import ConstantFolder
+from tightfit.stages.trace.guards.namespaces import reject_stateful_iterators
+from tightfit.stages.trace.guards.tensor_queries import TensorQueries
+from tightfit.util.errors import ModelError
+
+_aten = torch.ops.aten
+
+_SPLITS = {
+    _aten.unsafe_split.Tensor: _aten.split.Tensor,
+    _aten.unsafe_split_with_sizes.default: _aten.split_with_sizes.default,
+}
+
+
+class SplitViewsMode(TorchDispatchMode):
+    """Within it the parts that PyTorch's unsafe splits give are known to be views.
+
+    Recurrent cells write into such parts. A capture would take each for a tensor of its own and,
+    where it is written, for a dense one. Kernels round by the row that they work on: a part with
+    gaps between its rows gets other last bits than a dense tensor.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return _SPLITS.get(func, func)(*args, **(kwargs or {}))
+
 
 aten = torch.ops.aten
 
@@ -32,7 +54,7 @@ class FakeConstantError(ModelError):
 
 
 @dataclass(frozen=True)
-class Leaf:
+class CapturedLeaf:
     """One leaf of the model's output: a tensor, numbered as in `Forward.run`, with its
     `requires_grad`, or a constant. The view may be one of several (`multiple`) that one function
     makes; PyTorch lets nobody write into these."""
@@ -43,7 +65,7 @@ class Leaf:
     multiple: bool = False
 
 
-class Forward:
+class FunctionalForward:
     """Runs the forward of a model on the tensors among the leaves of its first sample.
 
     Each leaf is a tensor of its own, whatever they share in the sample, unless they are `tied`, and
@@ -62,12 +84,12 @@ class Forward:
 
     def __init__(
         self,
-        built: Built,
+        built: BuiltModel,
         chosen: set[int] | None,
         running: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
-        earlier: Forward | None = None,
+        earlier: FunctionalForward | None = None,
         every: bool = False,
-        asked: Asked | None = None,
+        asked: TensorQueries | None = None,
         tied: bool = False,
     ) -> None:
         self.built = built
@@ -77,25 +99,25 @@ class Forward:
         self.given, text = flatten(built.samples[0])
         self.tree = read_tree(text)
         self.places = [i for i, leaf in enumerate(self.given) if isinstance(leaf, torch.Tensor)]
-        self.asked: Asked = (asked or Asked()) if earlier is None else earlier.asked
-        self.ones = [] if every else leaves_of_ones(built)
-        self.masks = [] if every else leaves_of_masks(built)
-        known = Known(every, built.ones)
-        self.follower = Follower(self.model, built.label, self.asked, known)
-        self.alike = _alike([self.given[place] for place in self.places])
-        self.untied = list(range(len(self.places)))
-        self.order = self.untied if not tied else self.alike
+        self.asked: TensorQueries = (asked or TensorQueries()) if earlier is None else earlier.asked
+        self.ones = [] if every else all_ones_leaves(built)
+        self.masks = [] if every else binary_mask_leaves(built)
+        known = ConstantFolder(every, built.ones)
+        self.follower = CallRecorder(self.model, built.label, self.asked, known)
+        self.alike = _first_occurrences([self.given[place] for place in self.places])
+        self.untied_order = list(range(len(self.places)))
+        self.order = self.untied_order if not tied else self.alike
         if earlier is not None:
             self.order = earlier.order
-        self.ties = _ties(self.model)
-        self.leaves: list[Leaf] = []
+        self.ties = _tied_parameters(self.model)
+        self.leaves: list[CapturedLeaf] = []
         self.output_tree = ""
         self.returned = 0
-        self.looks_for_none = False
-        self.checkpoints = Checkpoints(built.model)
+        self.checks_none_gradients = False
+        self.checkpoints = ActivationCheckpoints(built.model)
         self.assigned: list[str] = []
         self.shown: list[str] = []
-        self.runs: list[list[Event]] = [] if earlier is None else list(earlier.runs)
+        self.runs: list[list[CallEvent]] = [] if earlier is None else list(earlier.runs)
 
     def watched(self, grad: Callable[..., Any]) -> Callable[..., Any]:
         """Autograd's `grad`, within which the Python of a backward is watched, too."""
@@ -106,11 +128,11 @@ class Forward:
 
         return watching
 
-    def noting(self, materialize: Callable[..., None]) -> Callable[..., None]:
+    def record_materialize_grads(self, materialize: Callable[..., None]) -> Callable[..., None]:
         """Autograd's `set_materialize_grads`, whose calls are noted."""
 
         def set_materialize_grads(context: Any, value: bool) -> None:
-            self.looks_for_none |= not value
+            self.checks_none_gradients |= not value
             materialize(context, value)
 
         return set_materialize_grads
@@ -119,7 +141,7 @@ class Forward:
         """The tensors to run it on, without memory."""
         found = []
         for path, leaf in zip(self.tree.paths("input"), self.given, strict=True):
-            check_advancing(leaf, path)
+            reject_stateful_iterators(leaf, path)
         for place in self.places:
             like = self.given[place]
             if type(like) not in (torch.Tensor, nn.Parameter) and not _is_fake(like):
@@ -158,7 +180,7 @@ class Forward:
         """What a person would call an input tensor."""
         return self.tree.paths("input")[self.places[number]]
 
-    def face(self) -> nn.Module:
+    def as_module(self) -> nn.Module:
         """A module with the model's parameters and buffers whose call is `run`."""
         base = type(self.model)
 
@@ -186,12 +208,12 @@ class Forward:
             for path, weight in self.model.named_parameters()
         ]
         needing += [(f"input {self.path(i)}", x, x.requires_grad) for i, x in enumerate(tensors)]
-        with self.follower.following(), self.tied(), TrueParts():
+        with self.follower.follow_calls(), self.tied(), SplitViewsMode():
             self.follower.name((f"input {i}", tensor) for i, tensor in enumerate(tensors))
             for place, number in zip(self.places, self.order, strict=True):
                 if place in (*self.ones, *self.masks):
                     contents = None if place in self.ones else self.given[place]
-                    self.follower.known.suppose(tensors[number], place, contents)
+                    self.follower.known.assume_contents(tensors[number], place, contents)
             with self.running():
                 output = self.model.forward(*args, **kwargs)
         self.follower.returns(flatten(output)[0])
@@ -203,7 +225,7 @@ class Forward:
                     f"plan would not do: set it before the model is called and planned"
                 )
         self.check_arguments((args, kwargs), given)
-        return self.take_apart(output, before)
+        return self.flatten_output(output, before)
 
     def check_arguments(self, arguments: Any, given: list[Any]) -> None:
         """Refuses a forward that writes into the lists and dictionaries of its caller."""
@@ -221,7 +243,7 @@ class Forward:
             "which a plan would not do: let it work on a copy"
         )
 
-    def take_apart(self, output: Any, before: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    def flatten_output(self, output: Any, before: dict[str, Any]) -> tuple[torch.Tensor, ...]:
         """Numbers the tensors of an output and clones them, then writes assigned buffers."""
         leaves, self.output_tree = flatten(output)
         distinct: dict[int, torch.Tensor] = {}
@@ -231,22 +253,22 @@ class Forward:
             if isinstance(leaf, torch.Tensor):
                 number = numbers.setdefault(id(leaf), len(numbers))
                 distinct[number] = leaf
-                multiple = leaf.requires_grad and _is_one_of_several(leaf)
-                self.leaves.append(Leaf(number, None, leaf.requires_grad, multiple))
+                multiple = leaf.requires_grad and _is_multi_output_view(leaf)
+                self.leaves.append(CapturedLeaf(number, None, leaf.requires_grad, multiple))
             else:
-                self.leaves.append(Leaf(None, leaf))
+                self.leaves.append(CapturedLeaf(None, leaf))
         clones = []
         for number, tensor in distinct.items():
             if self.chosen is not None and number not in self.chosen:
                 tensor = tensor.detach()
             clones.append(aten.clone.default(tensor))
         self.returned = len(clones)
-        bases = {id(_base(tensor)) for tensor in distinct.values()}
+        bases = {id(_view_base(tensor)) for tensor in distinct.values()}
         held = ((path, module._buffers[name]) for path, (module, name) in self.buffers().items())
         self.shown = [path for path, buffer in held if id(buffer) in bases]
-        return (*clones, *self.take_assigned(before))
+        return (*clones, *self.collect_assigned_buffers(before))
 
-    def take_assigned(self, before: dict[str, Any]) -> list[torch.Tensor]:
+    def collect_assigned_buffers(self, before: dict[str, Any]) -> list[torch.Tensor]:
         """The new values of assigned buffers, which are then again the tensors that they were."""
         self.assigned = []
         values = []
@@ -269,7 +291,7 @@ class Forward:
         Python's and NumPy's generators apart."""
         first, *others = self.runs
         for other in others:
-            place = first_difference(first, other)
+            place = first_divergence(first, other)
             if place is not None:
                 raise ModelError(
                     f"{self.built.label}: the forward does not run the same way twice"
@@ -278,13 +300,13 @@ class Forward:
                 )
 
 
-def _alike(tensors: list[Any]) -> list[int]:
+def _first_occurrences(tensors: list[Any]) -> list[int]:
     """For each tensor the number of the first one that is the same object."""
     first: dict[int, int] = {}
     return [first.setdefault(id(tensor), number) for number, tensor in enumerate(tensors)]
 
 
-def _ties(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module, str]]:
+def _tied_parameters(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module, str]]:
     """The further places of tied parameters, each with the first one."""
     first: dict[int, tuple[nn.Module, str]] = {}
     found = []
@@ -298,12 +320,12 @@ def _ties(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module, str]]:
     return found
 
 
-def _base(tensor: torch.Tensor) -> torch.Tensor:
+def _view_base(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that a view is a view of."""
     return tensor._base if tensor._is_view() and tensor._base is not None else tensor
 
 
-def _is_one_of_several(tensor: torch.Tensor) -> bool:
+def _is_multi_output_view(tensor: torch.Tensor) -> bool:
     kinds = torch._C._autograd.CreationMeta
     return tensor._is_view() and (
         torch._C._autograd._get_creation_meta(tensor) == kinds.MULTI_OUTPUT_NODE

@@ -10,12 +10,12 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tightfit.schemas.errors import ModelError
-from tightfit.schemas.graph import ValueKind
-from tightfit.stages.device.foreign import may_call
+from tightfit.schemas.graph.training_graph import ValueKind
+from tightfit.stages.torch_utils.custom_operators import is_allowed_namespace
 from tightfit.stages.trace.capture import Capture
+from tightfit.stages.trace.code_inspection import node_module_path, node_source_line
 from tightfit.stages.trace.forward import FakeConstantError
-from tightfit.stages.trace.source import module_of, source_of
+from tightfit.util.errors import ModelError
 
 aten = torch.ops.aten
 
@@ -44,7 +44,7 @@ class Variable:
 
 
 @dataclass(eq=False)
-class Call:
+class OperatorCall:
     """One operator call; `args` and `kwargs` hold Variables, `outputs` one entry a tensor slot."""
 
     target: torch._ops.OpOverload
@@ -81,7 +81,7 @@ class Call:
 
 
 @dataclass
-class Program:
+class CapturedProgram:
     """A trained step in the making.
 
     `inputs` are by the number of their leaf in (args, kwargs); `tangents` by the number of the
@@ -93,7 +93,7 @@ class Program:
     fixed: list[Variable]
     inputs: dict[int, Variable]
     tangents: dict[int, Variable]
-    calls: list[Call]
+    calls: list[OperatorCall]
     outputs: list[Variable]
     writes: list[tuple[Variable, Variable]]
     gradients: dict[Variable, list[Variable]]
@@ -103,9 +103,9 @@ class Program:
         """All that is handed to autograd."""
         return [part for parts in self.gradients.values() for part in parts]
 
-    def readers(self) -> dict[Variable, list[Call]]:
+    def readers(self) -> dict[Variable, list[OperatorCall]]:
         """For each variable that is read, the calls that read it, in order."""
-        readers: dict[Variable, list[Call]] = {}
+        readers: dict[Variable, list[OperatorCall]] = {}
         for call in self.calls:
             for variable in call.inputs():
                 readers.setdefault(variable, []).append(call)
@@ -114,10 +114,10 @@ class Program:
 
 def _operator(node: fx.Node) -> torch._ops.OpOverload:
     """What a node calls; raises ModelError where that is nothing that a graph may call."""
-    target, where = node.target, source_of(node.meta) or "the model"
+    target, where = node.target, node_source_line(node.meta) or "the model"
     if not isinstance(target, torch._ops.OpOverload):
         raise ModelError(f"{where}: {target} cannot be planned, it is no operator")
-    if not may_call(target.namespace):
+    if not is_allowed_namespace(target.namespace):
         raise ModelError(
             f"{where}: the operator {target} is none of PyTorch's own: it is planned where its "
             f"namespace is named as one of `operators`, as by operators=[{target.namespace!r}]"
@@ -125,7 +125,7 @@ def _operator(node: fx.Node) -> torch._ops.OpOverload:
     return target
 
 
-def program_of(capture: Capture, names: dict[str, list[str]]) -> Program:
+def build_program(capture: Capture, names: dict[str, list[str]]) -> CapturedProgram:
     """Lowers a capture: getitems folded, no-ops dropped, tied parameters made one.
 
     `names` maps each name of a parameter or buffer to all names of the same tensor, first the one
@@ -141,9 +141,9 @@ class _Lowering:
         self.environment: dict[fx.Node, Any] = {}
         self.fixed: dict[str, Variable] = {}
         self.constants: dict[int, Variable] = {}
-        self.program = Program([], {}, {}, [], [], [], {})
+        self.program = CapturedProgram([], {}, {}, [], [], [], {})
 
-    def run(self) -> Program:
+    def run(self) -> CapturedProgram:
         for node in self.capture.graph.graph.nodes:
             if node.op == "placeholder":
                 self.environment[node] = self.placeholder(node)
@@ -187,7 +187,7 @@ class _Lowering:
                     dtype=tensor.dtype,
                     device=tensor.device,
                 )
-            data = _bytes(str(node.target), tensor)
+            data = _tensor_bytes(str(node.target), tensor)
             known = self.constants[id(tensor)] = Variable("constant", fake, data=data)
             self.program.fixed.append(known)
         return known
@@ -233,7 +233,7 @@ class _Lowering:
         target = _operator(node)
         if target in _PASS_THROUGH:
             return args[0]
-        if target is aten.copy.default and _only_copies(*args[:2]):
+        if target is aten.copy.default and _is_plain_copy(*args[:2]):
             return args[1]
         if target._opname.startswith(_NO_EFFECT):
             return None
@@ -252,7 +252,14 @@ class _Lowering:
             if not wanted:
                 outputs[index] = None
         self.program.calls.append(
-            Call(target, args, kwargs, outputs, module_of(node.meta), source_of(node.meta))
+            OperatorCall(
+                target,
+                args,
+                kwargs,
+                outputs,
+                node_module_path(node.meta),
+                node_source_line(node.meta),
+            )
         )
         return made
 
@@ -269,7 +276,7 @@ class _Lowering:
         raise AssertionError(f"the output {node} is made by no call")
 
 
-def _only_copies(old: Variable, new: Any) -> bool:
+def _is_plain_copy(old: Variable, new: Any) -> bool:
     """True when writing `new` over `old` gives a tensor that is as good as `new`."""
     if not isinstance(new, Variable):
         return False
@@ -288,7 +295,7 @@ def _output_mask(target: torch._ops.OpOverload, args: Any) -> list[bool]:
     return []
 
 
-def _bytes(name: str, tensor: torch.Tensor) -> bytes:
+def _tensor_bytes(name: str, tensor: torch.Tensor) -> bytes:
     from torch._subclasses.fake_tensor import FakeTensor
 
     if isinstance(tensor, FakeTensor):

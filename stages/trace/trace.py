@@ -7,37 +7,41 @@ import json
 import torch
 from torch import nn
 
-from tightfit.schemas.errors import ModelError
-from tightfit.schemas.graph import Graph
-from tightfit.stages.device.devices import device_named, device_of, entered
-from tightfit.stages.device.factory import Built, all_tensors
-from tightfit.stages.trace.arrange import arrange
-from tightfit.stages.trace.buffers import place_writes
+from tightfit.schemas.graph.training_graph import Graph
+from tightfit.stages.torch_utils.devices import device_of_tensors, enter_device, parse_device
+from tightfit.stages.torch_utils.model_factory import BuiltModel, all_tensors
+from tightfit.stages.trace.activation_checkpoints import missing_gradient_message
+from tightfit.stages.trace.canonicalize.channels_last import (
+    ChannelsLastPropagator,
+    can_use_channels_last,
+)
+from tightfit.stages.trace.canonicalize.eager_kernels import (
+    match_eager_dropout,
+    use_cudnn_batch_norm,
+)
+from tightfit.stages.trace.canonicalize.gradients import insert_gradient_copies
+from tightfit.stages.trace.canonicalize.layout import propagate_layouts
+from tightfit.stages.trace.canonicalize.op_order import order_calls, place_buffer_writes
 from tightfit.stages.trace.capture import Capture, capture
-from tightfit.stages.trace.channels import ChannelsLast, may_be_last
-from tightfit.stages.trace.checkpoints import ungraded_clause
-from tightfit.stages.trace.dropout import exact_dropout
-from tightfit.stages.trace.emit import Emitter, constant_text
-from tightfit.stages.trace.gradients import own_gradients
-from tightfit.stages.trace.layout import lay_out
-from tightfit.stages.trace.library_norms import library_norms
-from tightfit.stages.trace.loss import held_gradients, output_gradients
-from tightfit.stages.trace.program import program_of
+from tightfit.stages.trace.emit import Emitter, encode_constant
+from tightfit.stages.trace.loss_gradients import output_gradients, outputs_with_seed_gradient
+from tightfit.stages.trace.program import build_program
+from tightfit.util.errors import ModelError
 
 
-def trace(built: Built, name: str, device: str = "cpu", channels_last: bool = False) -> Graph:
+def trace(built: BuiltModel, name: str, device: str = "cpu", channels_last: bool = False) -> Graph:
     """The training step of the first sample, for the kind of device that model and sample are on.
 
     `name` is the model's label, `device` where they are. With `channels_last` convolutions run on
     such tensors, which gives other bits. Nothing is run, and weights made
     under a fake mode are never allocated. Raises ModelError when the model cannot be captured.
     """
-    kind = device_named(device).type
-    with entered(device_of(all_tensors(built), kind)):
+    kind = parse_device(device).type
+    with enter_device(device_of_tensors(all_tensors(built), kind)):
         return _trace(built, name, kind, channels_last)
 
 
-def _trace(built: Built, name: str, kind: str, channels_last: bool) -> Graph:
+def _trace(built: BuiltModel, name: str, kind: str, channels_last: bool) -> Graph:
     loss = built.loss
 
     def wanted(first: Capture) -> set[int]:
@@ -69,11 +73,11 @@ def _trace(built: Built, name: str, kind: str, channels_last: bool) -> Graph:
         "asked": [[fact, of_input] for fact, of_input in captured.asked],
     }
     with torch.autocast(kind, enabled=False):
-        return _finished(built, captured, name, ambient, guards, channels_last)
+        return _build_graph(built, captured, name, ambient, guards, channels_last)
 
 
-def _finished(
-    built: Built,
+def _build_graph(
+    built: BuiltModel,
     captured: Capture,
     name: str,
     ambient: torch.autocast,
@@ -85,17 +89,17 @@ def _finished(
     loss, kind = built.loss, ambient.device
     for leaf in captured.leaves:
         if leaf.tensor is None:
-            constant_text(leaf.constant, f"{built.label}: the model's output")
+            encode_constant(leaf.constant, f"{built.label}: the model's output")
     if not captured.tangents:
         raise ModelError(
             f"{built.label}: no output of the model depends on what requires a gradient"
-            + "".join(f"; {ungraded_clause(place)}" for place in captured.ungraded)
+            + "".join(f"; {missing_gradient_message(place)}" for place in captured.ungraded)
         )
-    program = program_of(captured, _names(built.model))
+    program = build_program(captured, _tensor_names(built.model))
     if kind == "cpu":
-        exact_dropout(program)
-    library_norms(program)
-    arrange(program)
+        match_eager_dropout(program)
+    use_cudnn_batch_norm(program)
+    order_calls(program)
 
     def tangents(outputs: list[torch.Tensor]) -> list[torch.Tensor | None]:
         if loss is None:
@@ -103,16 +107,16 @@ def _finished(
         with ambient:
             return output_gradients(built, outputs, captured.leaves, captured.output_tree)
 
-    lay_out(program, tangents)
-    if channels_last and may_be_last(program):
-        lay_out(program, tangents, ChannelsLast(program))
-    place_writes(program)
-    own_gradients(program)
+    propagate_layouts(program, tangents)
+    if channels_last and can_use_channels_last(program):
+        propagate_layouts(program, tangents, ChannelsLastPropagator(program))
+    place_buffer_writes(program)
+    insert_gradient_copies(program)
     held: set[int] = set()
     if loss is not None:
         fakes = [output.fake for output in program.outputs]
         with ambient:
-            held = held_gradients(built, fakes, captured.leaves, captured.output_tree)
+            held = outputs_with_seed_gradient(built, fakes, captured.leaves, captured.output_tree)
     return Emitter(program, kind, held).graph(
         captured.leaves,
         built.samples[0],
@@ -124,7 +128,7 @@ def _finished(
     )
 
 
-def _names(model: nn.Module) -> dict[str, list[str]]:
+def _tensor_names(model: nn.Module) -> dict[str, list[str]]:
     """All names of the tensor that each name of a parameter or buffer stands for."""
     groups: dict[int, list[str]] = {}
     for name, tensor in (

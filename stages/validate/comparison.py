@@ -11,49 +11,50 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from tightfit.schemas.errors import ModelError
-from tightfit.schemas.graph import Graph
-from tightfit.schemas.reference import Digests
-from tightfit.schemas.telling import Doing
-from tightfit.stages.device.devices import (
+from tightfit.schemas.graph.training_graph import Graph
+from tightfit.schemas.reference import ResultDigests
+from tightfit.stages.torch_utils.devices import (
     is_out_of_memory,
-    kept_random_states,
     move_tensors,
-    release,
+    preserve_random_states,
+    release_device_memory,
 )
-from tightfit.stages.device.factory import Sample
-from tightfit.stages.validate.causes import cause_of
-from tightfit.stages.validate.compare import (
-    Difference,
-    Trail,
-    compare,
-    digests_of,
+from tightfit.stages.torch_utils.model_factory import Sample
+from tightfit.stages.validate.difference_causes import (
+    find_difference_cause,
+    find_missing_library_kernels,
+)
+from tightfit.stages.validate.load import describe_error
+from tightfit.stages.validate.scenarios import (
+    LOSS_ONLY_SCENARIO,
+    SCENARIOS,
+    STATEFUL_FORWARD_CAUSE,
+    Scenario,
+    quick_scenario,
+)
+from tightfit.stages.validate.step_results import (
+    ResultDifference,
+    StepResults,
+    compare_results,
     equal_digests,
     has_nan,
+    result_digests,
 )
-from tightfit.stages.validate.contents import own_copy
-from tightfit.stages.validate.libraries import of_libraries
-from tightfit.stages.validate.load import describe
-from tightfit.stages.validate.rounds import (
-    KEEPS,
-    LOSS_ALONE,
-    ROUNDS,
-    Round,
-    quick_round,
-)
-from tightfit.stages.validate.step import Stepper
+from tightfit.stages.validate.training_step import StepRunner, copy_sample
+from tightfit.util.errors import ModelError
+from tightfit.util.progress import LabeledProgressCounter
 
 SEED = 20
 REPEATS = 3
-TIMES_OWN = 10.0
-MOST = 2 * (len(ROUNDS) + 1)
+NOISE_FACTOR = 10.0
+MAX_STEPS = 2 * (len(SCENARIOS) + 1)
 """Steps of a comparison that are told, at most."""
-QUICK_MOST = 2
+MAX_QUICK_STEPS = 2
 """Those of a quick one."""
 ORIGINAL_STEP = "the model's own step"
 PLANNED_STEP = "the planned step"
 
-NOTHING = Difference(0.0, 0.0, 0.0, True, "")
+NO_DIFFERENCE = ResultDifference(0.0, 0.0, 0.0, True, "")
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,14 @@ class Comparison:
     operators of the original whose kernels the plan does not have, where it differs for them within
     the tolerance of its dtypes."""
 
-    difference: Difference
-    own: Difference
+    difference: ResultDifference
+    own: ResultDifference
     complaint: str
     skipped: str = ""
     compared: bool = True
     libraries: Sequence[str] = ()
 
-    def skipping(self, clause: str) -> Comparison:
+    def add_skipped_clause(self, clause: str) -> Comparison:
         """The same with one more clause on what the original had no memory for."""
         why = f"the original model is {clause}, since both do not fit"
         return replace(self, skipped="; ".join(filter(None, [self.skipped, why])))
@@ -89,18 +90,18 @@ class Comparer:
     """
 
     original: nn.Module
-    stepper: Stepper
+    stepper: StepRunner
     samples: list[Sample]
-    varying: bool
+    nondeterministic: bool
     device: torch.device
     graph: Graph
-    known: Mapping[str, Digests] = field(default_factory=dict)
+    known: Mapping[str, ResultDigests] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls,
         model: nn.Module,
-        stepper: Stepper,
+        stepper: StepRunner,
         samples: list[Sample],
         varying: bool,
         device: torch.device,
@@ -108,15 +109,15 @@ class Comparer:
     ) -> Comparer:
         """A comparer with a copy of a model."""
         on_host = device.type != "cpu"
-        original = copied(model, on_host)
+        original = copy_model(model, on_host)
         if on_host:
             move_tensors(original, "cpu")
-            release(device)
+            release_device_memory(device)
         return cls(original, stepper, samples, varying, device, graph)
 
-    def original_here(self) -> nn.Module:
+    def copy_original(self) -> nn.Module:
         """A copy of the model on the device."""
-        copied_model = copied(self.original)
+        copied_model = copy_model(self.original)
         move_tensors(copied_model, self.device)
         return copied_model
 
@@ -124,8 +125,8 @@ class Comparer:
         self,
         planned: nn.Module,
         itself: bool = False,
-        told: Doing | None = None,
-        rounds: Sequence[Round] = ROUNDS,
+        told: LabeledProgressCounter | None = None,
+        rounds: Sequence[Scenario] = SCENARIOS,
     ) -> Comparison:
         """Runs rounds, unless given all, up to the first in which the planned module differs, up
         to MOST steps of which each is `told`.
@@ -133,120 +134,147 @@ class Comparer:
         Copies of the planned module are run, too; with `itself` the first round runs the module
         that was given. Raises what the planned module raises on its own samples.
         """
-        with quick_collections():
-            more = () if itself or rounds is not ROUNDS else self._of_loss()
-            return self._compare(planned, itself, told or Doing(), (*rounds, *more))
+        with freeze_garbage_collector():
+            more = () if itself or rounds is not SCENARIOS else self._loss_only_scenarios()
+            return self._compare(
+                planned, itself, told or LabeledProgressCounter(), (*rounds, *more)
+            )
 
     def _compare(
-        self, planned: nn.Module, itself: bool, told: Doing, rounds: Sequence[Round]
+        self,
+        planned: nn.Module,
+        itself: bool,
+        told: LabeledProgressCounter,
+        rounds: Sequence[Scenario],
     ) -> Comparison:
-        total = own = NOTHING
+        total = own = NO_DIFFERENCE
         skipped: list[str] = []
         libraries: list[str] = []
-        given, planned = planned, copied(planned) if itself else planned
+        given, planned = planned, copy_model(planned) if itself else planned
         contained, waiting = "", None
         for one in rounds:
             if one.name and one.name == contained:
                 continue
             known, reference = self.known.get(one.name), None
             if known is None:
-                reference = self._told_reference(one, told, skipped)
+                reference = self._report_and_run_reference(one, told, skipped)
                 if reference is None and skipped == [""]:
-                    return Comparison(NOTHING, NOTHING, "", self._unlike(skipped), compared=False)
+                    return Comparison(
+                        NO_DIFFERENCE,
+                        NO_DIFFERENCE,
+                        "",
+                        self._describe_skipped(skipped),
+                        compared=False,
+                    )
                 if reference is None:
                     continue
             told(f"{PLANNED_STEP} {one.name}".strip())
             try:
-                mine = self.run(one, given if itself and not one.name else copied(planned))
+                mine = self.run(one, given if itself and not one.name else copy_model(planned))
             except Exception as error:
                 if not one.name:
                     raise
-                if one.refusable and type(error).__name__ == "PlanMismatch":
+                if one.may_reject and type(error).__name__ == "PlanMismatch":
                     continue
-                clause = f"the planned step fails {one.name} with {describe(error)}; {one.likely}"
+                clause = f"the planned step fails {one.name} with {describe_error(error)}; {one.likely_cause}"
                 if not one.contains:
                     return Comparison(total, own, clause)
                 waiting = Comparison(total, own, clause)
                 continue
-            if known is not None and equal_digests(digests_of(mine), known):
+            if known is not None and equal_digests(result_digests(mine), known):
                 contained = one.contains
                 continue
-            reference = reference or self._told_reference(one, told, skipped)
+            reference = reference or self._report_and_run_reference(one, told, skipped)
             if reference is None:
                 continue
-            difference = compare(mine, reference)
-            varied = self._varied(one, reference) if not difference.bits_equal else NOTHING
+            difference = compare_results(mine, reference)
+            varied = (
+                self._run_to_run_difference(one, reference)
+                if not difference.bits_equal
+                else NO_DIFFERENCE
+            )
             total, own = total.joined(difference), own.joined(varied)
-            excused = not varied.bits_equal and difference.within(TIMES_OWN, varied)
+            excused = not varied.bits_equal and difference.within(NOISE_FACTOR, varied)
             if difference.bits_equal or excused:
                 contained = one.contains if difference.bits_equal else ""
                 continue
             libraries = self.libraries() if difference.share <= 1.0 else []
             if not libraries:
-                complaint = self._complaint(one, difference, planned)
+                complaint = self._describe_mismatch(one, difference, planned)
                 waiting = Comparison(total, own, complaint)
                 if not one.contains:
                     return waiting
         if waiting is not None:
             return waiting
-        return Comparison(total, own, "", self._unlike(skipped), libraries=libraries)
+        return Comparison(total, own, "", self._describe_skipped(skipped), libraries=libraries)
 
-    def compare_quickly(self, planned: nn.Module, told: Doing | None = None) -> Comparison:
+    def compare_quickly(
+        self, planned: nn.Module, told: LabeledProgressCounter | None = None
+    ) -> Comparison:
         """Runs two steps of copies of both modules, on other contents each, with both forwards
         ahead of both backwards. Where anything is not equal to the bit, or no number, it compares
         in all rounds, as `compare` does: they say what a difference comes from, and excuse some."""
-        told, one = told or Doing(), quick_round(bool(self._of_loss()))
-        with quick_collections():
+        told, one = (
+            told or LabeledProgressCounter(),
+            quick_scenario(bool(self._loss_only_scenarios())),
+        )
+        with freeze_garbage_collector():
             try:
                 told(ORIGINAL_STEP)
-                reference = self.run(one, self.original_here())
+                reference = self.run(one, self.copy_original())
                 told(PLANNED_STEP)
-                equal = compare(self.run(one, copied(planned)), reference).bits_equal
+                equal = compare_results(self.run(one, copy_model(planned)), reference).bits_equal
             except Exception:  # the round that shows it says what it is and what it comes from
                 equal = False
         if equal and not has_nan(reference):
-            return Comparison(NOTHING, NOTHING, "")
-        release(self.device)
+            return Comparison(NO_DIFFERENCE, NO_DIFFERENCE, "")
+        release_device_memory(self.device)
         return self.compare(planned)
 
-    def _of_loss(self) -> list[Round]:
+    def _loss_only_scenarios(self) -> list[Scenario]:
         """The round for a first output that is one number, where others receive gradients, too."""
-        receives = self.stepper.receives
+        receives = self.stepper.outputs_with_gradient
         if self.stepper.loss is not None or len(receives) < 2:
             return []
         shape = self.graph.values[self.graph.outputs[receives[0]].value].shape
-        return [] if shape else [LOSS_ALONE]
+        return [] if shape else [LOSS_ONLY_SCENARIO]
 
     def libraries(self) -> list[str]:
         """The operators of the original whose kernels the step has not."""
-        sample = own_copy(self.samples[0])
-        with kept_random_states():
-            return of_libraries(self.graph, self.original_here(), self.stepper, sample)
+        sample = copy_sample(self.samples[0])
+        with preserve_random_states():
+            return find_missing_library_kernels(
+                self.graph, self.copy_original(), self.stepper, sample
+            )
 
-    def _unlike(self, rounds: list[str]) -> str:
+    def _describe_skipped(self, rounds: list[str]) -> str:
         """A clause on the rounds for which the original has no memory."""
         if not rounds:
             return ""
         what = "not compared" if rounds == [""] else f"not compared {', '.join(rounds)}"
         return f"{what}, since the original model's step does not fit on {self.device}"
 
-    def left(self, original: nn.Module, told: Doing) -> dict[str, Digests]:
+    def left(self, original: nn.Module, told: LabeledProgressCounter) -> dict[str, ResultDigests]:
         """The digests of what the model leaves in each round that it can run and has memory for;
         `original` is the copy of it that runs in the first."""
-        found: dict[str, Digests] = {}
+        found: dict[str, ResultDigests] = {}
         contained: set[str] = set()
-        for one in ROUNDS:
+        for one in SCENARIOS:
             if one.name in contained:
                 continue
-            trail = self._told_reference(one, told, [], None if one.name else original)
+            trail = self._report_and_run_reference(one, told, [], None if one.name else original)
             if trail is not None:
-                found[one.name] = digests_of(trail)
+                found[one.name] = result_digests(trail)
                 contained |= {one.contains} - {""}
         return found
 
-    def _told_reference(
-        self, one: Round, told: Doing, skipped: list[str], original: nn.Module | None = None
-    ) -> Trail | None:
+    def _report_and_run_reference(
+        self,
+        one: Scenario,
+        told: LabeledProgressCounter,
+        skipped: list[str],
+        original: nn.Module | None = None,
+    ) -> StepResults | None:
         """What the original leaves in a round, which is `told`; None where it cannot run it, or
         where it does not fit on the device: the round is `skipped` then."""
         told(f"{ORIGINAL_STEP} {one.name}".strip())
@@ -256,40 +284,42 @@ class Comparer:
             skipped.append(one.name)
             found = None
         if found is None:
-            release(self.device)
+            release_device_memory(self.device)
         return found
 
-    def _reference(self, one: Round, original: nn.Module | None = None) -> Trail | None:
+    def _reference(self, one: Scenario, original: nn.Module | None = None) -> StepResults | None:
         """What the original leaves in a round; None where it cannot run it.
 
         Raises OutOfMemoryError where it does not fit on the device, ModelError where it cannot run
         its samples."""
         try:
-            return self.run(one, self.original_here() if original is None else original)
+            return self.run(one, self.copy_original() if original is None else original)
         except Exception as error:
             if is_out_of_memory(error):
                 raise torch.OutOfMemoryError(str(error)) from error
             if one.name:
                 return None
-            raise ModelError(f"the model's own step fails with {describe(error)}") from error
+            raise ModelError(f"the model's own step fails with {describe_error(error)}") from error
 
-    def run(self, one: Round, module: nn.Module) -> Trail:
+    def run(self, one: Scenario, module: nn.Module) -> StepResults:
         """What a module leaves in a round."""
         gc.collect()
         return one.run(module, self.stepper, self.samples, SEED)
 
-    def _varied(self, one: Round, reference: Trail) -> Difference:
+    def _run_to_run_difference(self, one: Scenario, reference: StepResults) -> ResultDifference:
         """How the original differs from itself in a round."""
-        found = NOTHING
-        for _ in range(REPEATS if self.varying else 0):
-            found = found.joined(compare(self.run(one, self.original_here()), reference))
+        found = NO_DIFFERENCE
+        for _ in range(REPEATS if self.nondeterministic else 0):
+            found = found.joined(compare_results(self.run(one, self.copy_original()), reference))
         return found
 
-    def _complaint(self, one: Round, difference: Difference, planned: nn.Module) -> str:
-        likely = cause_of(self, one, planned, SEED)
+    def _describe_mismatch(
+        self, one: Scenario, difference: ResultDifference, planned: nn.Module
+    ) -> str:
+        likely = find_difference_cause(self, one, planned, SEED)
         if not likely and not one.name and ", step 0)" not in difference.first:
-            likely = KEEPS
-        likely = likely or one.likely
+            likely = STATEFUL_FORWARD_CAUSE
+        likely = likely or one.likely_cause
         where = f" {one.name}" if one.name else ""
         return (
             f"{difference.first} differs from the original model{where}, by up to "
@@ -298,7 +328,7 @@ class Comparer:
 
 
 @contextlib.contextmanager
-def quick_collections() -> Iterator[None]:
+def freeze_garbage_collector() -> Iterator[None]:
     """Within it the garbage collector looks only at what was made within it."""
     if gc.get_freeze_count():
         yield
@@ -311,7 +341,7 @@ def quick_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def copied(module: nn.Module, on_host: bool = False) -> nn.Module:
+def copy_model(module: nn.Module, on_host: bool = False) -> nn.Module:
     """A deep copy with the strides of the original; raises ModelError where there can be none.
 
     With `on_host` parameters and buffers are copied to the host at once: there may be no room for
@@ -327,7 +357,7 @@ def copied(module: nn.Module, on_host: bool = False) -> nn.Module:
     except Exception as error:
         raise ModelError(
             "the model cannot be compared with its plan, since it cannot be copied by "
-            f"copy.deepcopy ({describe(error)}): let it be copied, or plan with check=False"
+            f"copy.deepcopy ({describe_error(error)}): let it be copied, or plan with check=False"
         ) from error
     for one, other in zip(
         (*copied_module.parameters(), *copied_module.buffers()),
@@ -357,7 +387,7 @@ def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
     return contents.requires_grad_(tensor.requires_grad)
 
 
-def other_kernels(compared: Comparison) -> str:
+def describe_library_kernels(compared: Comparison) -> str:
     """A sentence on the operators for which a plan differs; "" where it does for none."""
     if not compared.libraries:
         return ""
@@ -368,6 +398,6 @@ def other_kernels(compared: Comparison) -> str:
     )
 
 
-def sentence(clause: str) -> str:
+def format_sentence(clause: str) -> str:
     """A clause as a sentence."""
     return f"{clause[0].upper()}{clause[1:]}." if clause else ""

@@ -19,27 +19,29 @@ from typing import Any
 from torch import nn
 
 from tightfit.schemas import store
-from tightfit.schemas.errors import ArtifactError, TightfitError
-from tightfit.schemas.module import check_unchanged, digests_of
-from tightfit.schemas.sources import code_of
-from tightfit.stages.device.disk import FOLDER
+from tightfit.schemas.package_manifest import check_package_files, content_digests
+from tightfit.stages.runtime.offload.disk_target import DISK_VARIABLE
+from tightfit.util.code_cache import compile_cached
+from tightfit.util.errors import ArtifactError, TightfitError
 
-_MOST_SOURCE = 2**28
-_DATA = (".bin", ".pt2")
+_MAX_SOURCE_BYTES = 2**28
+_DATA_SUFFIXES = (".bin", ".pt2")
 """The ends of names of files that may be of any size."""
 
 
-def load_planned(directory: Path | str, model: nn.Module, **options: Any) -> nn.Module:
+def load_planned_module(directory: Path | str, model: nn.Module, **options: Any) -> nn.Module:
     """The planned module that a generated package makes of a model, by its `load(model)`;
     `options` are passed on to it.
 
     Each directory becomes a Python package of its own name, so that several can be loaded in one
     process. Raises ArtifactError when the directory is no such package or refuses the model.
     """
-    return planned_by(load_package(directory), directory, model, **options)
+    return load_from_package(load_package(directory), directory, model, **options)
 
 
-def planned_by(package: Any, directory: Path | str, model: nn.Module, **options: Any) -> nn.Module:
+def load_from_package(
+    package: Any, directory: Path | str, model: nn.Module, **options: Any
+) -> nn.Module:
     """What the `load` of a package from a directory makes of a model; see `load_planned`."""
     if hasattr(package, "LODGING"):
         raise ArtifactError(
@@ -54,13 +56,15 @@ def planned_by(package: Any, directory: Path | str, model: nn.Module, **options:
     except TightfitError:
         raise
     except Exception as error:
-        raise ArtifactError(f"{directory}: load refuses the model, {describe(error)}") from error
+        raise ArtifactError(
+            f"{directory}: load refuses the model, {describe_error(error)}"
+        ) from error
     if not isinstance(planned, nn.Module):
         raise ArtifactError(f"{directory}: load returns a {type(planned).__name__}, not a module")
     return planned
 
 
-def load_lodged(
+def load_offloaded_module(
     directory: Path | str,
     model: nn.Module,
     optimizer: Any,
@@ -82,11 +86,11 @@ def load_lodged(
     try:
         planned, stepping = package.load(model, optimizer, folder, **options)
     except Exception as error:
-        raise ArtifactError(f"{directory}: load refuses, {describe(error)}") from error
+        raise ArtifactError(f"{directory}: load refuses, {describe_error(error)}") from error
     return planned, stepping
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An error's type and the first line of its message."""
     lines = str(error).strip().splitlines()
     return type(error).__name__ + (f": {lines[0]}" if lines else "")
@@ -103,9 +107,11 @@ def package_files(directory: Path | str) -> dict[str, bytes]:
     if not directory.is_dir():
         raise ArtifactError(f"{directory}: there is no generated package")
     files = {
-        path.name: store.read_bytes(path, None if path.suffix in _DATA else _MOST_SOURCE)
+        path.name: store.read_bytes(
+            path, None if path.suffix in _DATA_SUFFIXES else _MAX_SOURCE_BYTES
+        )
         for path in sorted(directory.iterdir())
-        if path.suffix in (".py", ".json", ".csv", *_DATA)
+        if path.suffix in (".py", ".json", ".csv", *_DATA_SUFFIXES)
     }
     if "__init__.py" not in files:
         raise ArtifactError(f"{directory}: there is no generated package")
@@ -114,7 +120,7 @@ def package_files(directory: Path | str) -> dict[str, bytes]:
 
 def package_digest(files: Mapping[str, bytes]) -> str:
     """The digest of a package's files, 64 hex digits."""
-    return hashlib.sha256(repr(sorted(digests_of(files).items())).encode()).hexdigest()
+    return hashlib.sha256(repr(sorted(content_digests(files).items())).encode()).hexdigest()
 
 
 def load_package(directory: Path | str, wanted: str = "") -> Any:
@@ -133,17 +139,17 @@ def load_package(directory: Path | str, wanted: str = "") -> Any:
     name += f"_{digest[:16]}"
     if name in sys.modules:
         return sys.modules[name]
-    check_unchanged(directory, files)
-    _PACKAGES.enter(name, directory, files)
+    check_package_files(directory, files)
+    _PACKAGE_FINDER.enter(name, directory, files)
     try:
         return importlib.import_module(name)
     except Exception as error:
-        _PACKAGES.leave(name)
-        raise ArtifactError(f"{directory}: importing it fails, {describe(error)}") from error
+        _PACKAGE_FINDER.leave(name)
+        raise ArtifactError(f"{directory}: importing it fails, {describe_error(error)}") from error
 
 
 @dataclass(frozen=True)
-class _Source(InspectLoader):
+class _PackageModuleLoader(InspectLoader):
     """Runs a module of a package from its bytes."""
 
     data: bytes
@@ -159,14 +165,14 @@ class _Source(InspectLoader):
         return decode_source(self.data)
 
     def get_code(self, fullname: str) -> CodeType:
-        return code_of(self.data, str(self.path))
+        return compile_cached(self.data, str(self.path))
 
 
-class _Packages(MetaPathFinder):
+class _PackageFinder(MetaPathFinder):
     """Finds the modules of the packages that were entered, and nothing else."""
 
     def __init__(self) -> None:
-        self.modules: dict[str, _Source] = {}
+        self.modules: dict[str, _PackageModuleLoader] = {}
 
     def enter(self, name: str, directory: Path, files: Mapping[str, bytes]) -> None:
         """Takes the files of a package to be imported under a name."""
@@ -174,7 +180,7 @@ class _Packages(MetaPathFinder):
             stem, _, kind = file.rpartition(".")
             if kind == "py":
                 full = name if stem == "__init__" else f"{name}.{stem}"
-                self.modules[full] = _Source(data, directory / file)
+                self.modules[full] = _PackageModuleLoader(data, directory / file)
 
     def leave(self, name: str) -> None:
         """Forgets a package and all that was imported of it."""
@@ -193,20 +199,20 @@ class _Packages(MetaPathFinder):
         return spec
 
 
-_PACKAGES = _Packages()
-sys.meta_path.insert(0, _PACKAGES)
+_PACKAGE_FINDER = _PackageFinder()
+sys.meta_path.insert(0, _PACKAGE_FINDER)
 
 
 @contextlib.contextmanager
-def sending_to(folder: str | None) -> Iterator[None]:
+def use_disk_folder(folder: str | None) -> Iterator[None]:
     """Within it what is sent to a disk goes to a folder; None leaves that to the environment."""
-    before = os.environ.get(FOLDER)
+    before = os.environ.get(DISK_VARIABLE)
     if folder is not None:
-        os.environ[FOLDER] = folder
+        os.environ[DISK_VARIABLE] = folder
     try:
         yield
     finally:
         if folder is not None and before is None:
-            del os.environ[FOLDER]
+            del os.environ[DISK_VARIABLE]
         elif folder is not None and before is not None:
-            os.environ[FOLDER] = before
+            os.environ[DISK_VARIABLE] = before

@@ -12,56 +12,82 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.schemas.telling import Doing
-from tightfit.stages.device.clocks import HostClock
-from tightfit.stages.device.devices import kept_random_states, release, wait_for, waiting_on_host
-from tightfit.stages.device.factory import Sample
-from tightfit.stages.device.meter import Timing, Usage, session, summarise
-from tightfit.stages.device.trees import flatten
-from tightfit.stages.replay.allocator import Taken
-from tightfit.stages.validate.sent import last_moved
-from tightfit.stages.validate.step import Stepper, forget_gradients
+from tightfit.schemas.graph.training_graph import Graph
+from tightfit.schemas.measurement import Measurement, TimelinePoint, downsample_timeline
+from tightfit.schemas.reference import ReferenceMeasurement
+from tightfit.stages.runtime.pytree import flatten
+from tightfit.stages.simulate.caching_allocator import AllocatorBytes
+from tightfit.stages.torch_utils.devices import (
+    describe_device,
+    enter_device,
+    hold_on_host,
+    is_out_of_memory,
+    parse_device,
+    preserve_random_states,
+    release_device_memory,
+    synchronize_device,
+)
+from tightfit.stages.torch_utils.memory_meter import (
+    CallTiming,
+    MemoryUsage,
+    memory_session,
+    summarize_timings,
+)
+from tightfit.stages.torch_utils.model_factory import BuiltModel, Sample
+from tightfit.stages.torch_utils.timing import HostClock
+from tightfit.stages.validate.comparison import (
+    MAX_STEPS,
+    ORIGINAL_STEP,
+    Comparer,
+    Comparison,
+    freeze_garbage_collector,
+)
+from tightfit.stages.validate.training_step import StepRunner, clear_gradients, detach_sample
+from tightfit.stages.validate.transfer_check import last_transfers
+from tightfit.util.progress import LabeledProgressCallback, LabeledProgressCounter
 
-TIMING = "timing"
+TIMED_STEP = "timing"
 """What is told of steps that are timed."""
 
 
 @dataclass(frozen=True)
-class Times:
+class StepTimes:
     """Seconds of the two modules, and their ratio: of alternating pairs of runs pair by pair, or of
     runs in processes of their own each by each; of the planned module alone where the other does
     not fit. `waited` is the median of what a planned run waited for transfers, None where it sends
     nothing, and `runs` are the seconds of the planned runs."""
 
-    planned: Timing
-    unplanned: Timing | None
-    ratio: Timing | None
+    planned: CallTiming
+    unplanned: CallTiming | None
+    ratio: CallTiming | None
     waited: float | None = None
     runs: Sequence[float] = ()
 
 
 def measure_memory(
-    module: nn.Module, stepper: Stepper, sample: Sample, device: str, warm: bool = False
-) -> tuple[Usage, Usage]:
+    module: nn.Module, stepper: StepRunner, sample: Sample, device: str, warm: bool = False
+) -> tuple[MemoryUsage, MemoryUsage]:
     """The memory of one step where `.grad` is None when it begins, and of the next one, which finds
     it there; each above what was allocated when it began. A step to warm up comes first, unless the
     module is `warm`.
 
     The lines end while the output and what it received are still held.
     """
-    forget_gradients(module, sample)
+    clear_gradients(module, sample)
     if not warm:
         stepper.run(module, sample)
-        forget_gradients(module, sample)
+        clear_gradients(module, sample)
     fresh = _memory_of_step(module, stepper, sample, device)
     accumulating = _memory_of_step(module, stepper, sample, device)
-    forget_gradients(module, sample)
+    clear_gradients(module, sample)
     return fresh, accumulating
 
 
-def _memory_of_step(module: nn.Module, stepper: Stepper, sample: Sample, device: str) -> Usage:
+def _memory_of_step(
+    module: nn.Module, stepper: StepRunner, sample: Sample, device: str
+) -> MemoryUsage:
     gc.collect()
-    with session(device, lines=True) as running:
+    with memory_session(device, lines=True) as running:
         running.mark("begin")
         alive = stepper.run(module, sample)
         running.mark("end")
@@ -74,13 +100,13 @@ class GpuUse:
     """What a process takes of a CUDA device: the most bytes by the three ways to count them and, as
     `context`, what else of the device is in use, CUDA's context and other processes."""
 
-    most: Taken
+    most: AllocatorBytes
     context: int
 
 
-def taken_memory(
+def measure_gpu_memory(
     module: nn.Module,
-    stepper: Stepper,
+    stepper: StepRunner,
     sample: Sample,
     device: str,
     steps: int = 2,
@@ -94,34 +120,34 @@ def taken_memory(
     """
     if torch.device(device).type != "cuda":
         return None
-    used = {leaf.untyped_storage()._cdata for leaf in _tensors(sample)}
+    used = {leaf.untyped_storage()._cdata for leaf in _sample_tensors(sample)}
     others = [other for other in others if other.untyped_storage()._cdata not in used]
-    with waiting_on_host(others):
-        release(device)
+    with hold_on_host(others):
+        release_device_memory(device)
         torch.cuda.reset_peak_memory_stats(device)
-        with kept_random_states(), _kept_buffers(module):
+        with preserve_random_states(), _restore_buffers(module):
             for _ in range(steps):
                 stepper.run(module, sample)
-                forget_gradients(module, sample)
-            wait_for(device)
-            return gpu_use(device)
+                clear_gradients(module, sample)
+            synchronize_device(device)
+            return peak_gpu_use(device)
 
 
-def gpu_use(device: str) -> GpuUse:
+def peak_gpu_use(device: str) -> GpuUse:
     """What has been taken of a CUDA device at most since its counters were reset."""
     counters = torch.cuda.memory_stats(device)
     ways = ("requested", "allocated", "reserved")
-    most = Taken(*(counters[f"{way}_bytes.all.peak"] for way in ways))
+    most = AllocatorBytes(*(counters[f"{way}_bytes.all.peak"] for way in ways))
     free, total = torch.cuda.mem_get_info(device)
     return GpuUse(most, total - free - counters["reserved_bytes.all.current"])
 
 
-def _tensors(sample: Sample) -> list[torch.Tensor]:
+def _sample_tensors(sample: Sample) -> list[torch.Tensor]:
     return [leaf for leaf in flatten(sample)[0] if isinstance(leaf, torch.Tensor)]
 
 
 @contextlib.contextmanager
-def _kept_buffers(module: nn.Module) -> Iterator[None]:
+def _restore_buffers(module: nn.Module) -> Iterator[None]:
     """The contents of a module's buffers come back at its end; they wait on the host."""
     kept = {name: buffer.to("cpu", copy=True) for name, buffer in module.named_buffers()}
     yield
@@ -130,49 +156,49 @@ def _kept_buffers(module: nn.Module) -> Iterator[None]:
             buffer.copy_(kept[name])
 
 
-def measure_alone(
+def time_steps(
     module: nn.Module,
-    stepper: Stepper,
+    stepper: StepRunner,
     sample: Sample,
     runs: int,
     device: str,
-    told: Doing | None = None,
+    told: LabeledProgressCounter | None = None,
     unplanned: Sequence[float] = (),
-) -> Times:
+) -> StepTimes:
     """Times steps of one module that has run, each of which is `told`; `.grad` is None before each.
     The ratio is that to the steps of the other one in a process of its own, where these are known:
     all quotients of one of its steps and one of `unplanned`."""
-    told, clock = told or Doing(), HostClock()
+    told, clock = told or LabeledProgressCounter(), HostClock()
     gc.collect()
     gc.disable()
     try:
         waits: list[float] = []
         seconds = []
         for _ in range(runs):
-            told(TIMING)
-            seconds.append(_seconds(module, stepper, sample, device, clock, waits))
+            told(TIMED_STEP)
+            seconds.append(_time_step(module, stepper, sample, device, clock, waits))
     finally:
         gc.enable()
-    planned = replace(summarise(seconds), lost=clock.share)
+    planned = replace(summarize_timings(seconds), lost=clock.share)
     if not unplanned:
-        return Times(planned, None, None, _median(waits), seconds)
-    quotients = summarise([mine / other for mine in seconds for other in unplanned])
+        return StepTimes(planned, None, None, _median(waits), seconds)
+    quotients = summarize_timings([mine / other for mine in seconds for other in unplanned])
     ratio = replace(quotients, repeats=runs)
-    return Times(planned, summarise(list(unplanned)), ratio, _median(waits), seconds)
+    return StepTimes(planned, summarize_timings(list(unplanned)), ratio, _median(waits), seconds)
 
 
-def measure_times(
+def time_step_pairs(
     planned: nn.Module,
     unplanned: nn.Module,
-    stepper: Stepper,
+    stepper: StepRunner,
     sample: Sample,
     pairs: int,
     device: str,
-    told: Doing | None = None,
-) -> Times:
+    told: LabeledProgressCounter | None = None,
+) -> StepTimes:
     """Times pairs of steps of modules that have run, the planned one first in every other pair,
     each of which is `told`; `.grad` is None before each."""
-    told, clock = told or Doing(), HostClock()
+    told, clock = told or LabeledProgressCounter(), HostClock()
     modules = [planned, unplanned]
     gc.collect()
     gc.disable()
@@ -180,24 +206,26 @@ def measure_times(
         runs: list[list[float]] = [[], []]
         waits: tuple[list[float], list[float]] = ([], [])
         for pair in range(pairs):
-            told(TIMING)
+            told(TIMED_STEP)
             for index in (0, 1) if pair % 2 == 0 else (1, 0):
-                seconds = _seconds(modules[index], stepper, sample, device, clock, waits[index])
+                seconds = _time_step(modules[index], stepper, sample, device, clock, waits[index])
                 runs[index].append(seconds)
     finally:
         gc.enable()
     ratios = [mine / other for mine, other in zip(*runs, strict=True)]
-    waited, planned_time = _median(waits[0]), replace(summarise(runs[0]), lost=clock.share)
-    return Times(planned_time, summarise(runs[1]), summarise(ratios), waited, runs[0])
+    waited, planned_time = _median(waits[0]), replace(summarize_timings(runs[0]), lost=clock.share)
+    return StepTimes(
+        planned_time, summarize_timings(runs[1]), summarize_timings(ratios), waited, runs[0]
+    )
 
 
 def _median(seconds: Sequence[float]) -> float | None:
     return statistics.median(seconds) if seconds else None
 
 
-def _seconds(
+def _time_step(
     module: nn.Module,
-    stepper: Stepper,
+    stepper: StepRunner,
     sample: Sample,
     device: str,
     clock: HostClock,
@@ -208,14 +236,127 @@ def _seconds(
 
     def step() -> Any:
         alive = stepper.run(module, sample)
-        wait_for(device)
+        synchronize_device(device)
         return alive
 
-    forget_gradients(module, sample)
-    wait_for(device)
+    clear_gradients(module, sample)
+    synchronize_device(device)
     seconds = clock(step)
-    forget_gradients(module, sample)
-    moved = last_moved(module)
+    clear_gradients(module, sample)
+    moved = last_transfers(module)
     if moved is not None:
         waits.append(moved.waited)
     return seconds
+
+
+def fits_budget(base: Measurement, peak: int, taken: AllocatorBytes | None) -> bool:
+    """Whether a step kept its budget: on CUDA its reserved bytes in all, too."""
+    if base.budget_bytes is None:
+        return True
+    if taken is not None and base.budget_total is not None and taken.reserved > base.budget_total:
+        return False
+    return peak <= base.budget_bytes
+
+
+def describe_budget_overrun(measured: Measurement) -> str:
+    """How a step misses its budget."""
+    peak, own = measured.measured_peak, measured.budget_bytes
+    if peak is not None and own is not None and peak > own:
+        return f"the step takes {peak} bytes, over its budget of {own}"
+    foretold = measured.predicted_reserved
+    said = "" if foretold is None else f", where {foretold} were predicted"
+    return (
+        f"PyTorch's allocator reserves {measured.reserved_peak} bytes, over the budget of "
+        f"{measured.budget_total}{said}"
+    )
+
+
+def add_measured_results(
+    base: Measurement,
+    compared: Comparison,
+    times: StepTimes | None,
+    known: ReferenceMeasurement | None,
+) -> Measurement:
+    """The measurement with differences, where there was a comparison, and times, beside what was
+    `known` of the original."""
+    found = base
+    if compared.compared:
+        difference = compared.difference
+        found = replace(
+            base,
+            output_difference=difference.output,
+            gradient_difference=difference.gradient,
+            buffer_difference=difference.buffer,
+            bits_equal=difference.bits_equal,
+        )
+    if times is None:
+        return found
+    lost = max(times.planned.lost, known.lost if known else 0.0)
+    found = replace(found, measured_time=times.planned.median, lost=lost)
+    if times.unplanned is None or times.ratio is None:
+        return found
+    return replace(
+        found,
+        unplanned_time=times.unplanned.median,
+        time_ratio=times.ratio.median,
+        time_ratio_first_quartile=times.ratio.first_quartile,
+        time_ratio_third_quartile=times.ratio.third_quartile,
+        pairs=times.ratio.repeats,
+    )
+
+
+UNPLANNED = "unplanned"
+
+
+@dataclass(frozen=True)
+class OriginalMeasurement:
+    """What was measured of a model's own step, and its memory line."""
+
+    reference: ReferenceMeasurement
+    line: Sequence[TimelinePoint]
+
+    def matches_device(self, device: str) -> bool:
+        """Whether it was measured on such a device, with this build of PyTorch and as many
+        threads."""
+        return self.reference.device == describe_device(device)
+
+
+def measure_original(
+    graph: Graph,
+    digest: str,
+    built: BuiltModel,
+    runs: int,
+    device: str,
+    report: LabeledProgressCallback | None = None,
+) -> OriginalMeasurement:
+    """Runs the model of a graph, which has a digest: in the rounds of a comparison, for its memory,
+    and `runs` times for its time; `report` is told of each step.
+
+    What does not fit on the device is left out. Raises ModelError where the model cannot run its
+    samples.
+    """
+    place, stepper = parse_device(device), StepRunner.of(graph, built)
+    comparer = Comparer.of(built.model, stepper, built.samples, False, place, graph)
+    told = LabeledProgressCounter(report, MAX_STEPS // 2 + 1 + runs)
+    with enter_device(place), freeze_garbage_collector():
+        reference = ReferenceMeasurement(digest, describe_device(place), {})
+        try:
+            original = comparer.copy_original()
+            rounds = comparer.left(original, told)
+            reference = ReferenceMeasurement(digest, reference.device, rounds)
+            told(f"the memory of {ORIGINAL_STEP}")
+            sample = detach_sample(built.samples[0])
+            memory = measure_memory(original, stepper, sample, str(place), warm=bool(rounds))
+            times = time_steps(original, stepper, sample, runs, str(place), told)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            release_device_memory(place)
+            return OriginalMeasurement(reference, [])
+    fresh, accumulating = memory
+    line = [
+        TimelinePoint(UNPLANNED, seconds, live) for seconds, live in downsample_timeline(fresh.line)
+    ]
+    peaks = (fresh.peak, accumulating.peak)
+    found = (reference.rounds, *peaks, tuple(times.runs), times.planned.lost)
+    return OriginalMeasurement(ReferenceMeasurement(digest, reference.device, *found), line)

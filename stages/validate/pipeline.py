@@ -2,83 +2,224 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessException, spawn
 
-from tightfit.schemas.errors import ModelError
-from tightfit.schemas.pipeline import Pipeline
+from tightfit.schemas.pipeline import PipelineSchedule
 from tightfit.schemas.pipeline_measurement import (
-    FAILED,
+    FAILED_VERDICT,
     MeasuredRank,
     PipelineMeasurement,
-    rank_of_row,
+    TimedAction,
+    measured_rank_from_row,
 )
 from tightfit.schemas.pipeline_plan import PipelinePlan
-from tightfit.schemas.telling import Doing, Telling
-from tightfit.stages.device.factory import Built, Sample, build
-from tightfit.stages.device.trees import flatten
-from tightfit.stages.validate.contents import fresh_contents, own_copy
-from tightfit.stages.validate.load import describe
-from tightfit.stages.validate.rank import Job, work
-
-SEED = 20_000
-STEPS = 3
-ONE_PROCESS = "a step of one process"
+from tightfit.stages.runtime.pytree import flatten
+from tightfit.stages.torch_utils.memory_meter import memory_session
+from tightfit.stages.torch_utils.model_factory import BuiltModel, Sample, build_from_factory
+from tightfit.stages.validate.load import describe_error, load_package
+from tightfit.stages.validate.step_results import max_abs_difference, same_bits
+from tightfit.stages.validate.training_step import copy_sample, randomize_sample
+from tightfit.util.errors import ModelError
+from tightfit.util.progress import LabeledProgressCallback, LabeledProgressCounter
 
 
 @dataclass(frozen=True)
-class Source:
+class RankJob:
+    """What all ranks know: how the model is built, the folder of the package, the one that they
+    meet in, the seed of random numbers, how many steps are timed, and the threads of a rank."""
+
+    source: ModelSource
+    module: str
+    folder: str
+    seed: int
+    steps: int
+    threads: int
+
+
+def run_pipeline_rank(rank: int, count: int, job: RankJob) -> None:
+    """Runs a rank and writes what it measured into the folder."""
+    torch.set_num_threads(job.threads)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{job.folder}/meet", rank=rank, world_size=count
+    )
+    try:
+        found = _measure_rank(rank, job)
+        (Path(job.folder) / f"rank-{rank}.json").write_text(json.dumps(found))
+        torch.distributed.barrier()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _measure_rank(rank: int, job: RankJob) -> dict[str, Any]:
+    calls, reference = torch.load(Path(job.folder) / "reference.pt", weights_only=False)
+    built = job.source.build()
+    pipeline = load_package(job.module).load_pipeline(built.model, rank)
+    compared = _compare_rank(pipeline, built, calls, reference, job.seed)
+    peak = _measure_rank_peak(pipeline, built, calls)
+    seconds, timeline = _time_rank_steps(pipeline, built, calls, job.steps)
+    return {
+        "rank": rank,
+        "measured_peak": peak,
+        "seconds": seconds,
+        "steps": job.steps,
+        **compared,
+        "timeline": [asdict(action) for action in timeline],
+    }
+
+
+def _compare_rank(
+    pipeline: Any, built: BuiltModel, calls: list[Any], reference: dict[str, Any], seed: int
+) -> dict[str, Any]:
+    """The differences from one process, of which the model has the same state."""
+    torch.manual_seed(seed)
+    outputs: list[Any] = []
+    losses = pipeline.step(calls, built.loss, outputs=outputs)
+    own = {name for name, _ in pipeline.named_parameters()}
+    gradients = {
+        f"gradient of {name}": (parameter.grad, reference["gradients"][name])
+        for name, parameter in built.model.named_parameters()
+        if name in own
+    }
+    kept = {tensor.path for tensor in pipeline.interface.tensors if tensor.kind == "buffer"}
+    buffers = {
+        f"buffer {name}": (buffer, reference["buffers"][name])
+        for name, buffer in built.model.named_buffers()
+        if name in kept
+    }
+    if losses and (len(losses), len(outputs)) != (len(calls), len(calls)):
+        raise RuntimeError("the last rank has not every loss and output")
+    lost = [(f"loss {at}", (loss, reference["losses"][at])) for at, loss in enumerate(losses)]
+    given = [
+        (f"output of microbatch {at}", both)
+        for at, output in enumerate(outputs)
+        for both in zip(_detached_leaves(output), reference["outputs"][at], strict=True)
+    ]
+    random = [("state of random numbers", (torch.get_rng_state(), reference["random"]))]
+    everything = [*lost, *given, *gradients.items(), *buffers.items(), *random]
+    first = next((name for name, both in everything if not same_bits(*both)), "")
+    return {
+        "loss_difference": _largest_difference(lost),
+        "output_difference": _largest_difference(given),
+        "gradient_difference": _largest_difference(list(gradients.items())),
+        "buffer_difference": _largest_difference(list(buffers.items())),
+        "first": first,
+    }
+
+
+def _detached_leaves(output: Any) -> list[Any]:
+    leaves = flatten(output)[0]
+    return [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+
+def _largest_difference(pairs: list[tuple[str, tuple[Any, Any]]]) -> float:
+    return max((max_abs_difference(mine, other) for _, (mine, other) in pairs), default=0.0)
+
+
+def _measure_rank_peak(pipeline: Any, built: BuiltModel, calls: list[Any]) -> int:
+    """The most bytes of a step that finds no `.grad`."""
+    built.model.zero_grad(set_to_none=True)
+    gc.collect()
+    with _restore_buffers(built.model), memory_session("cpu", lines=True) as running:
+        running.mark("begin")
+        alive = pipeline.step(calls, built.loss)
+        running.mark("end")
+    del alive
+    return running.usage("begin", "end").peak
+
+
+def _time_rank_steps(
+    pipeline: Any, built: BuiltModel, calls: list[Any], steps: int
+) -> tuple[float, list[TimedAction]]:
+    """The median seconds of steps, and the actions of the last one."""
+    seconds = []
+    record: list[tuple[str, int, int, float, float]] = []
+    with _restore_buffers(built.model):
+        for _ in range(steps):
+            built.model.zero_grad(set_to_none=True)
+            record.clear()
+            torch.distributed.barrier()
+            start = time.perf_counter()
+            pipeline.step(calls, built.loss, record=record)
+            seconds.append(time.perf_counter() - start)
+    timeline = [
+        TimedAction(kind, subject, microbatch, begin - start, end - start)
+        for kind, subject, microbatch, begin, end in record
+    ]
+    return statistics.median(seconds), timeline
+
+
+@contextlib.contextmanager
+def _restore_buffers(model: nn.Module) -> Iterator[None]:
+    """The contents of a model's buffers come back at its end."""
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    yield
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(kept[name])
+
+
+SEED = 20_000
+STEPS = 3
+ONE_PROCESS_STEP = "a step of one process"
+
+
+@dataclass(frozen=True)
+class ModelSource:
     """How a model is built: its factory with arguments, and where it is looked for."""
 
     factory: str
     arguments: Mapping[str, Any]
     search_path: Sequence[str]
 
-    def build(self) -> Built:
+    def build(self) -> BuiltModel:
         """The model with its samples, the same each time."""
         torch.manual_seed(SEED)
-        return build(self.factory, self.arguments, search_path=self.search_path)
+        return build_from_factory(self.factory, self.arguments, search_path=self.search_path)
 
 
-def microbatches_of(built: Built, count: int) -> list[Sample]:
+def make_microbatches(built: BuiltModel, count: int) -> list[Sample]:
     """Calls for the microbatches of a step: the factory's own samples, then others of their
     shapes."""
-    samples = [own_copy(sample) for sample in built.samples[:count]]
+    samples = [copy_sample(sample) for sample in built.samples[:count]]
     first = built.samples[0]
     more = range(count - len(samples))
-    return samples + [fresh_contents(first, SEED + number) for number in more]
+    return samples + [randomize_sample(first, SEED + number) for number in more]
 
 
-def one_process(
-    model: nn.Module, built: Built, calls: Sequence[Sample]
+def run_one_process(
+    model: nn.Module, built: BuiltModel, calls: Sequence[Sample]
 ) -> tuple[list[Tensor], list[Any]]:
     """The losses and the outputs' leaves of the calls, one after the other; gradients are added to
     `.grad`."""
     losses, outputs = [], []
     for args, kwargs in calls:
         output = model(*args, **kwargs)
-        outputs.append([_plain(leaf) for leaf in flatten(output)[0]])
-        loss = built.loss(output) if built.loss is not None else _scalar(output)
+        outputs.append([_copy_leaf(leaf) for leaf in flatten(output)[0]])
+        loss = built.loss(output) if built.loss is not None else _find_loss_output(output)
         loss.backward()
         losses.append(loss.detach().clone())
     return losses, outputs
 
 
-def _plain(leaf: Any) -> Any:
+def _copy_leaf(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
-def _scalar(output: Any) -> Tensor:
+def _find_loss_output(output: Any) -> Tensor:
     [loss] = [
         leaf for leaf in flatten(output)[0] if isinstance(leaf, Tensor) and leaf.requires_grad
     ]
@@ -86,11 +227,11 @@ def _scalar(output: Any) -> Tensor:
 
 
 def validate_pipeline(
-    source: Source,
-    pipeline: Pipeline,
+    source: ModelSource,
+    pipeline: PipelineSchedule,
     plan: PipelinePlan,
     module: Path,
-    report: Telling | None = None,
+    report: LabeledProgressCallback | None = None,
 ) -> PipelineMeasurement:
     """Runs a pipeline's package beside one process over the same microbatches; `report` is told of
     each step of that one, and of those of all ranks together.
@@ -98,15 +239,15 @@ def validate_pipeline(
     Raises ModelError, in a sentence, where a rank ends before it is done.
     """
     built = source.build()
-    calls = microbatches_of(built, pipeline.microbatches)
-    told = Doing(report, STEPS + 3)
+    calls = make_microbatches(built, pipeline.microbatches)
+    told = LabeledProgressCounter(report, STEPS + 3)
     seconds = _reference_seconds(built, calls, told)
     built = source.build()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         torch.manual_seed(SEED)
-        told(ONE_PROCESS)
-        losses, outputs = one_process(built.model, built, calls)
+        told(ONE_PROCESS_STEP)
+        losses, outputs = run_one_process(built.model, built, calls)
         reference = {
             "losses": losses,
             "outputs": outputs,
@@ -119,32 +260,34 @@ def validate_pipeline(
         torch.save((calls, reference), place / "reference.pt")
         del built, reference
         told(f"{STEPS} steps of {pipeline.ranks} ranks")
-        ranks = _run(
-            Job(source, str(module), folder, SEED, STEPS, torch.get_num_threads()), pipeline
+        ranks = _run_ranks(
+            RankJob(source, str(module), folder, SEED, STEPS, torch.get_num_threads()), pipeline
         )
-    return _measurement(pipeline, plan, ranks, seconds)
+    return _build_measurement(pipeline, plan, ranks, seconds)
 
 
-def _reference_seconds(built: Built, calls: Sequence[Sample], told: Doing) -> float:
+def _reference_seconds(
+    built: BuiltModel, calls: Sequence[Sample], told: LabeledProgressCounter
+) -> float:
     """The median seconds of a step of one process, after one to warm up."""
     found = []
     for _ in range(STEPS + 1):
-        told(ONE_PROCESS)
+        told(ONE_PROCESS_STEP)
         built.model.zero_grad(set_to_none=True)
         start = time.perf_counter()
-        one_process(built.model, built, calls)
+        run_one_process(built.model, built, calls)
         found.append(time.perf_counter() - start)
     return statistics.median(found[1:])
 
 
-def _run(job: Job, pipeline: Pipeline) -> list[MeasuredRank]:
+def _run_ranks(job: RankJob, pipeline: PipelineSchedule) -> list[MeasuredRank]:
     """Starts the ranks and collects what they measured."""
     count = pipeline.ranks
     try:
-        spawn(work, args=(count, job), nprocs=count, join=True)
+        spawn(run_pipeline_rank, args=(count, job), nprocs=count, join=True)
     except ProcessException as error:
         said = str(error).strip().splitlines()
-        last = said[-1] if said else describe(error)
+        last = said[-1] if said else describe_error(error)
         raise ModelError(f"rank {error.error_index} of the pipeline ended: {last}") from error
     ranks = []
     for rank in range(count):
@@ -155,14 +298,14 @@ def _run(job: Job, pipeline: Pipeline) -> list[MeasuredRank]:
             "memory": pipeline.memory[rank],
             "predicted_peak": pipeline.peaks[rank],
         }
-        ranks.append(rank_of_row({**row, **known}))
+        ranks.append(measured_rank_from_row({**row, **known}))
     return ranks
 
 
-def _measurement(
-    pipeline: Pipeline, plan: PipelinePlan, ranks: list[MeasuredRank], seconds: float
+def _build_measurement(
+    pipeline: PipelineSchedule, plan: PipelinePlan, ranks: list[MeasuredRank], seconds: float
 ) -> PipelineMeasurement:
-    wrong = _contradiction(ranks)
+    wrong = _describe_contradiction(ranks)
     step = max(rank.seconds for rank in ranks)
     said = (
         f"{len(ranks)} ranks compute what one process does, bit for bit, in the memory that was "
@@ -171,7 +314,7 @@ def _measurement(
     return PipelineMeasurement(
         model=pipeline.model,
         strategy=plan.strategy,
-        verdict=FAILED if wrong else plan.verdict,
+        verdict=FAILED_VERDICT if wrong else plan.verdict,
         sentence=wrong or said,
         microbatches=pipeline.microbatches,
         one_process=seconds,
@@ -179,7 +322,7 @@ def _measurement(
     )
 
 
-def _contradiction(ranks: Sequence[MeasuredRank]) -> str:
+def _describe_contradiction(ranks: Sequence[MeasuredRank]) -> str:
     """What is not as it was promised, "" where all is."""
     for rank in ranks:
         who = f"rank {rank.rank} ({rank.device})"

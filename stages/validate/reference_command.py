@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tightfit.schemas.derived import Derived
-from tightfit.schemas.errors import ConfigError
-from tightfit.stages.validate.model_options import (
+from tightfit.stages.validate.command import (
     add_model_arguments,
-    building,
-    line_of,
-    settings_of,
+    lineage_settings,
+    memory_line_path,
+    prepare_model,
 )
+from tightfit.util.command_line import LineageEntry
+from tightfit.util.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,24 +25,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Runs the stage."""
-    from tightfit.schemas.graph import read_graph
-    from tightfit.schemas.measurement import write_line
+    from tightfit.schemas.graph.training_graph import read_graph
+    from tightfit.schemas.measurement import write_memory_timeline
     from tightfit.schemas.reference import write_reference
-    from tightfit.schemas.store import header
-    from tightfit.schemas.telling import Printing
-    from tightfit.stages.validate.reference import measure_original
+    from tightfit.schemas.store import read_header
+    from tightfit.stages.validate.measure import measure_original
+    from tightfit.util.progress import ProgressPrinter
 
     if options.pairs < 1:
         raise ConfigError(f"--pairs {options.pairs}: must be 1 or more")
-    graph, digest = read_graph(options.graph), header(options.graph).digest
-    report = Printing(f"{graph.model}: running the model", "steps at most")
-    with building(options, graph) as built:
+    graph, digest = read_graph(options.graph), read_header(options.graph).digest
+    report = ProgressPrinter(f"{graph.model}: running the model", "steps at most")
+    with prepare_model(options, graph) as built:
         found = measure_original(graph, digest, built, options.pairs, options.device, report)
-    write_line(line_of(options), found.line)
+    write_memory_timeline(memory_line_path(options), found.line)
     write_reference(options.out, found.reference)
 
 
-def derived(options: argparse.Namespace) -> list[Derived]:
+def derived(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
-    outputs, settings = [options.out, line_of(options)], settings_of(options)
-    return [Derived(outputs, [options.graph], settings, options.factory, options.search_path)]
+    outputs, settings = [options.out, memory_line_path(options)], lineage_settings(options)
+    return [LineageEntry(outputs, [options.graph], settings, options.factory, options.search_path)]

@@ -12,61 +12,82 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.schemas.errors import ArtifactError, ModelError
-from tightfit.schemas.graph import Graph
-from tightfit.schemas.measurement import FAILED, LinePoint, Measurement, thin
-from tightfit.schemas.plan import Transfers
-from tightfit.schemas.reference import Reference
-from tightfit.schemas.telling import Doing, Telling
-from tightfit.stages.device.devices import (
-    device_named,
-    device_of,
-    entered,
-    is_out_of_memory,
-    release,
+from tightfit.schemas.graph.training_graph import Graph
+from tightfit.schemas.measurement import (
+    FAILED_VERDICT,
+    Measurement,
+    TimelinePoint,
+    downsample_timeline,
 )
-from tightfit.stages.device.factory import Built, Sample, all_tensors
-from tightfit.stages.device.leaves import leaves_of
-from tightfit.stages.device.meter import Usage
+from tightfit.schemas.plan import TransferTotals
+from tightfit.schemas.reference import ReferenceMeasurement
+from tightfit.stages.torch_utils.devices import (
+    device_of_tensors,
+    enter_device,
+    is_out_of_memory,
+    parse_device,
+    release_device_memory,
+)
+from tightfit.stages.torch_utils.memory_meter import MemoryUsage
+from tightfit.stages.torch_utils.model_factory import (
+    BuiltModel,
+    Sample,
+    all_tensors,
+    structure_leaves,
+)
 from tightfit.stages.validate.comparison import (
-    MOST,
+    MAX_QUICK_STEPS,
+    MAX_STEPS,
     ORIGINAL_STEP,
     PLANNED_STEP,
-    QUICK_MOST,
     SEED,
     Comparer,
     Comparison,
-    other_kernels,
-    quick_collections,
-    sentence,
+    copy_model,
+    describe_library_kernels,
+    format_sentence,
+    freeze_garbage_collector,
 )
-from tightfit.stages.validate.foretold import base_of, transfers_of
-from tightfit.stages.validate.fused import beside_eager
-from tightfit.stages.validate.itself import beside_itself, checkpoints_itself
-from tightfit.stages.validate.load import describe, load_planned
+from tightfit.stages.validate.fused_kernels import compare_with_eager
+from tightfit.stages.validate.load import (
+    describe_error,
+    load_from_package,
+    load_package,
+    load_planned_module,
+)
 from tightfit.stages.validate.measure import (
-    Times,
-    measure_alone,
+    OriginalMeasurement,
+    StepTimes,
+    add_measured_results,
+    describe_budget_overrun,
+    fits_budget,
+    measure_gpu_memory,
     measure_memory,
-    measure_times,
-    taken_memory,
+    time_step_pairs,
+    time_steps,
 )
-from tightfit.stages.validate.reference import Original
-from tightfit.stages.validate.results import is_within, over_budget, with_results
-from tightfit.stages.validate.rounds import ONE_STEP, other_numbers
-from tightfit.stages.validate.sent import (
-    complaint_of,
-    last_moved,
-    lines_of,
-    with_sent,
-    words_of,
+from tightfit.stages.validate.predictions import (
+    compare_with_self_checkpointing,
+    find_nondeterministic_ops,
+    is_self_checkpointing,
+    predicted_measurement,
+    predicted_transfers,
 )
-from tightfit.stages.validate.step import Stepper, forget_gradients, fresh_sample
-from tightfit.stages.validate.unordered import unordered
+from tightfit.stages.validate.scenarios import ONE_STEP_SCENARIO, seed_host_random
+from tightfit.stages.validate.training_step import StepRunner, clear_gradients, detach_sample
+from tightfit.stages.validate.transfer_check import (
+    add_transfers,
+    describe_transfer_mismatch,
+    describe_transfers,
+    last_transfers,
+    transfer_lines,
+)
+from tightfit.util.errors import ArtifactError, ModelError
+from tightfit.util.progress import LabeledProgressCallback, LabeledProgressCounter
 
 PAIRS = 15
-ORIGINAL = "the original model"
-KERNELS = "its own kernels unplanned"
+ORIGINAL_MODEL = "the original model"
+UNPLANNED_KERNELS = "its own kernels unplanned"
 """What plans of fused kernels are compared with, in place of the original."""
 
 
@@ -75,20 +96,20 @@ class Validation:
     """A measurement, and the memory lines of the planned and of the original step."""
 
     measurement: Measurement
-    line: list[LinePoint]
+    line: list[TimelinePoint]
 
 
 def validate(
     graph: Graph,
-    built: Built,
+    built: BuiltModel,
     plan: Mapping[str, Any],
     module: Path | str | nn.Module,
     pairs: int = PAIRS,
     plan_seconds: float | None = None,
     device: str = "",
     unplanned: Path | str | None = None,
-    report: Telling | None = None,
-    original: Original | None = None,
+    report: LabeledProgressCallback | None = None,
+    original: OriginalMeasurement | None = None,
 ) -> Validation:
     """Runs a planned module against the model it was made from; `report` is told of each step.
 
@@ -109,31 +130,35 @@ def validate(
     only in rounds in which the plan gives something else. Nothing is run for a plan without a
     program (verdict "infeasible"). Raises ArtifactError when the plan lacks a key.
     """
-    base = base_of(graph, plan, plan_seconds)
+    base = predicted_measurement(graph, plan, plan_seconds)
     if base.verdict == "infeasible" or base.predicted_peak is None:
         return Validation(base, [])
-    told = Doing(report, MOST + 2 + pairs)
-    pair = replace(_Pair.of(graph, built, device), foretold=transfers_of(plan), told=told)
+    told = LabeledProgressCounter(report, MAX_STEPS + 2 + pairs)
+    pair = replace(
+        _PlanValidator.of(graph, built, device), predicted=predicted_transfers(plan), told=told
+    )
     if original is not None:
-        pair = pair.knowing(original)
+        pair = pair.with_original(original)
     try:
         if unplanned is not None:
-            pair = pair.of_kernels(load_planned(unplanned, built.model))
-        planned = module if isinstance(module, nn.Module) else load_planned(module, built.model)
-        with entered(pair.device), quick_collections():
+            pair = pair.with_fused_kernels(load_planned_module(unplanned, built.model))
+        planned = (
+            module if isinstance(module, nn.Module) else load_planned_module(module, built.model)
+        )
+        with enter_device(pair.device), freeze_garbage_collector():
             return pair.judge(base, planned, pairs)
     except (ArtifactError, ModelError):
         raise
     except Exception as error:
-        said = f"The planned step fails with {describe(error)}."
-        return Validation(replace(base, verdict=FAILED, sentence=said), [])
+        said = f"The planned step fails with {describe_error(error)}."
+        return Validation(replace(base, verdict=FAILED_VERDICT, sentence=said), [])
 
 
-def check(
+def check_planned_module(
     graph: Graph,
-    built: Built,
+    built: BuiltModel,
     planned: nn.Module,
-    report: Telling | None = None,
+    report: LabeledProgressCallback | None = None,
     full: bool = True,
 ) -> str:
     """Compares a planned module with its original as `validate` does, without measuring, or, unless
@@ -145,76 +170,88 @@ def check(
     Model, samples and random numbers are afterwards as they were.
     """
     try:
-        pair = _Pair.of(graph, built)
-        with entered(pair.device), other_numbers(SEED):
-            told = Doing(report, MOST if full else QUICK_MOST)
+        pair = _PlanValidator.of(graph, built)
+        with enter_device(pair.device), seed_host_random(SEED):
+            told = LabeledProgressCounter(report, MAX_STEPS if full else MAX_QUICK_STEPS)
             compare = pair.comparer.compare if full else pair.comparer.compare_quickly
             compared = compare(planned, told=told)
-            for said in filter(None, (sentence(compared.skipped), other_kernels(compared))):
+            for said in filter(
+                None, (format_sentence(compared.skipped), describe_library_kernels(compared))
+            ):
                 warnings.warn(said, stacklevel=2)
-            return sentence(compared.complaint)
+            return format_sentence(compared.complaint)
     except ModelError as error:
-        return sentence(str(error))
+        return format_sentence(str(error))
     except Exception as error:
-        return f"The planned step fails with {describe(error)}."
+        return f"The planned step fails with {describe_error(error)}."
 
 
-def check_captured(graph: Graph, built: Built, captured: nn.Module) -> str:
+def check_captured_graph(graph: Graph, built: BuiltModel, captured: nn.Module) -> str:
     """Compares one step of a module that runs a graph as it was captured with one of the model.
 
     Returns "" where they are equal, or have no memory, else a sentence as that of `check`."""
     try:
-        pair = _Pair.of(graph, built)
-        with entered(pair.device), other_numbers(SEED):
-            return sentence(pair.comparer.compare(captured, rounds=(ONE_STEP,)).complaint)
+        pair = _PlanValidator.of(graph, built)
+        with enter_device(pair.device), seed_host_random(SEED):
+            return format_sentence(
+                pair.comparer.compare(captured, rounds=(ONE_STEP_SCENARIO,)).complaint
+            )
     except ModelError as error:
-        return sentence(str(error))
+        return format_sentence(str(error))
     except Exception as error:
-        return "" if is_out_of_memory(error) else f"The captured step fails with {describe(error)}."
+        return (
+            ""
+            if is_out_of_memory(error)
+            else f"The captured step fails with {describe_error(error)}."
+        )
 
 
-def check_fused(
+def check_fused_module(
     graph: Graph,
-    built: Built,
+    built: BuiltModel,
     planned: nn.Module,
     unplanned: nn.Module,
-    report: Telling | None = None,
+    report: LabeledProgressCallback | None = None,
     full: bool = True,
 ) -> str:
     """Compares a planned module with the same kernels `unplanned`, bit for bit, as `check` does
     with the original, and with the original; "" where all is as it should be, else a sentence."""
-    said = check(graph, replace(built, model=unplanned), planned, report, full)
-    return said.replace(ORIGINAL, KERNELS) if said else _beside_eager(graph, built, planned)[0]
+    said = check_planned_module(graph, replace(built, model=unplanned), planned, report, full)
+    return (
+        said.replace(ORIGINAL_MODEL, UNPLANNED_KERNELS)
+        if said
+        else _try_compare_with_eager(graph, built, planned)[0]
+    )
 
 
-def own_peak(graph: Graph, built: Built) -> int | None:
+def measure_original_peak(graph: Graph, built: BuiltModel) -> int | None:
     """The bytes that one step of the model takes as it is, above what is there before it; None
     where it does not fit on the device. Model, samples and random numbers are afterwards as they
     were."""
-    pair = _Pair.of(graph, built)
+    pair = _PlanValidator.of(graph, built)
     try:
-        with entered(pair.device), quick_collections(), other_numbers(SEED):
-            original = pair.comparer.original_here()
-            sample = fresh_sample(built.samples[0])
+        with enter_device(pair.device), freeze_garbage_collector(), seed_host_random(SEED):
+            original = pair.comparer.copy_original()
+            sample = detach_sample(built.samples[0])
             return measure_memory(original, pair.stepper, sample, pair.device)[0].peak
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-    release(pair.device)
+    release_device_memory(pair.device)
     return None
 
 
-def _beside_eager(graph: Graph, built: Built, planned: nn.Module) -> tuple[str, str]:
+def _try_compare_with_eager(graph: Graph, built: BuiltModel, planned: nn.Module) -> tuple[str, str]:
     """The sentences of `beside_eager`; the first says so where nothing can be compared."""
     try:
-        return beside_eager(graph, built, planned)
+        return compare_with_eager(graph, built, planned)
     except RuntimeError as error:
-        why = describe(error)
+        why = describe_error(error)
         return f"The step of fused kernels cannot be compared with eager ({why}).", ""
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _PlanValidator:
     """The original model, and how its planned modules are judged: `comparer` has what they are
     compared with, `beside` what they are measured beside. `unplanned` is the module of their
     kernels, where these are fused, and `foretold` what a plan says of its transfers. `original` is
@@ -222,62 +259,71 @@ class _Pair:
 
     comparer: Comparer
     beside: Comparer
-    stepper: Stepper
-    built: Built
+    stepper: StepRunner
+    built: BuiltModel
     device: str
-    unordered: list[str]
+    nondeterministic_ops: list[str]
     unplanned: nn.Module | None = None
-    foretold: Transfers | None = None
-    told: Doing = field(default_factory=Doing)
-    original: Original | None = None
+    predicted: TransferTotals | None = None
+    told: LabeledProgressCounter = field(default_factory=LabeledProgressCounter)
+    original: OriginalMeasurement | None = None
 
     @classmethod
-    def of(cls, graph: Graph, built: Built, device: str = "") -> _Pair:
+    def of(cls, graph: Graph, built: BuiltModel, device: str = "") -> _PlanValidator:
         """A copy of the model of a graph, with the model's samples; `device` is where they are
         unless given."""
-        place = device_named(device) if device else device_of(all_tensors(built), graph.device)
-        stepper, blamed = Stepper.of(graph, built), unordered(graph)
+        place = (
+            parse_device(device) if device else device_of_tensors(all_tensors(built), graph.device)
+        )
+        stepper, blamed = StepRunner.of(graph, built), find_nondeterministic_ops(graph)
         varying = place.type != "cpu" or bool(blamed)
         comparer = Comparer.of(built.model, stepper, built.samples, varying, place, graph)
         return cls(comparer, comparer, stepper, built, str(place), blamed)
 
-    def knowing(self, original: Original) -> _Pair:
+    def with_original(self, original: OriginalMeasurement) -> _PlanValidator:
         """The same where the model's own step was measured before."""
         comparer = replace(self.comparer, known=original.reference.rounds)
         return replace(self, comparer=comparer, original=original)
 
-    def of_kernels(self, unplanned: nn.Module) -> _Pair:
+    def with_fused_kernels(self, unplanned: nn.Module) -> _PlanValidator:
         """The same for plans of fused kernels."""
         known = self.comparer
         comparer = Comparer.of(
-            unplanned, self.stepper, known.samples, known.varying, known.device, known.graph
+            unplanned,
+            self.stepper,
+            known.samples,
+            known.nondeterministic,
+            known.device,
+            known.graph,
         )
         return replace(self, comparer=comparer, unplanned=unplanned)
 
     def judge(self, base: Measurement, planned: nn.Module, pairs: int) -> Validation:
         """Fills in a measurement."""
-        first = fresh_sample(self.built.samples[0])
-        others = [leaf for leaf in leaves_of(self.built.samples) if isinstance(leaf, torch.Tensor)]
-        used = taken_memory(planned, self.stepper, first, self.device, others=others)
+        first = detach_sample(self.built.samples[0])
+        others = [
+            leaf for leaf in structure_leaves(self.built.samples) if isinstance(leaf, torch.Tensor)
+        ]
+        used = measure_gpu_memory(planned, self.stepper, first, self.device, others=others)
         taken = None if used is None else used.most
         compared = self.comparer.compare(planned, itself=True, told=self.told)
         gc.collect()
-        sample = fresh_sample(self.built.samples[0])
+        sample = detach_sample(self.built.samples[0])
         warm = compared.compared
         self.told(f"the memory of {PLANNED_STEP}")
         usage = {"planned": measure_memory(planned, self.stepper, sample, self.device, warm)}
         times = None
         if self.original is None and compared.compared:
-            times = self.beside_original(usage, planned, sample, pairs)
-        peaks, known = self.known_of_original(usage)
+            times = self.measure_with_original(usage, planned, sample, pairs)
+        peaks, known = self.original_peaks(usage)
         if pairs and times is None:
             own = (self.stepper, sample, pairs, self.device, self.told)
-            times = measure_alone(planned, *own, known.seconds if known else ())
+            times = time_steps(planned, *own, known.seconds if known else ())
         if compared.compared and (peaks[0] is None or (times and times.ratio is None)):
-            compared = compared.skipping(f"not measured beside the plan on {self.device}")
+            compared = compared.add_skipped_clause(f"not measured beside the plan on {self.device}")
         fresh, accumulating = usage["planned"]
         filled = replace(
-            with_results(base, compared, times, known),
+            add_measured_results(base, compared, times, known),
             measured_peak=fresh.peak,
             unplanned_peak=peaks[0],
             accumulate_peak=accumulating.peak,
@@ -285,57 +331,67 @@ class _Pair:
             allocated_peak=None if taken is None else taken.allocated,
             reserved_peak=None if taken is None else taken.reserved,
             context=None if used is None else used.context,
-            within_budget=is_within(base, fresh.peak, taken),
+            within_budget=fits_budget(base, fresh.peak, taken),
             peak_as_predicted=fresh.peak == base.predicted_peak,
         )
         lines = [
-            LinePoint(run, seconds, live)
+            TimelinePoint(run, seconds, live)
             for run, measured in usage.items()
-            for seconds, live in thin(measured[0].line)
+            for seconds, live in downsample_timeline(measured[0].line)
         ]
         lines += self.original.line if self.original is not None else []
-        moved = last_moved(planned)
-        lines += lines_of(moved)
-        filled = with_sent(filled, self.foretold, moved, None if times is None else times.waited)
+        moved = last_transfers(planned)
+        lines += transfer_lines(moved)
+        filled = add_transfers(
+            filled, self.predicted, moved, None if times is None else times.waited
+        )
         judged = self.verdict(filled, compared, moved)
         if self.unplanned is not None:
-            judged = self.of_fused(judged, base.sentence, planned)
+            judged = self.add_eager_comparison(judged, base.sentence, planned)
         return Validation(judged, lines)
 
-    def of_fused(self, judged: Measurement, plans: str, planned: nn.Module) -> Measurement:
+    def add_eager_comparison(
+        self, judged: Measurement, plans: str, planned: nn.Module
+    ) -> Measurement:
         """The measurement of a plan of fused kernels, with how far it is from eager instead of the
         `plans` own sentence."""
-        if judged.verdict == FAILED:
-            return replace(judged, sentence=judged.sentence.replace(ORIGINAL, KERNELS))
-        wrong, told = _beside_eager(self.comparer.graph, self.built, planned)
+        if judged.verdict == FAILED_VERDICT:
+            return replace(
+                judged, sentence=judged.sentence.replace(ORIGINAL_MODEL, UNPLANNED_KERNELS)
+            )
+        wrong, told = _try_compare_with_eager(self.comparer.graph, self.built, planned)
         if wrong:
-            return replace(judged, verdict=FAILED, sentence=wrong)
+            return replace(judged, verdict=FAILED_VERDICT, sentence=wrong)
         more = "" if judged.sentence == plans else judged.sentence
-        return replace(judged, sentence=f"{more} {sentence(told)}".strip())
+        return replace(judged, sentence=f"{more} {format_sentence(told)}".strip())
 
-    def beside_original(
-        self, usage: dict[str, tuple[Usage, Usage]], planned: nn.Module, sample: Sample, pairs: int
-    ) -> Times | None:
+    def measure_with_original(
+        self,
+        usage: dict[str, tuple[MemoryUsage, MemoryUsage]],
+        planned: nn.Module,
+        sample: Sample,
+        pairs: int,
+    ) -> StepTimes | None:
         """The times of both modules, and adds the memory of the original; None where there are no
         pairs, or the original has no memory beside the planned module."""
         try:
-            original = self.beside.original_here()
+            original = self.beside.copy_original()
             self.told(f"the memory of {ORIGINAL_STEP}")
             usage["unplanned"] = measure_memory(original, self.stepper, sample, self.device)
             if not pairs:
                 return None
             own = (self.stepper, sample, pairs, self.device, self.told)
-            return measure_times(planned, original, *own)
+            return time_step_pairs(planned, original, *own)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-        forget_gradients(planned, sample)
-        release(self.device)
+        clear_gradients(planned, sample)
+        release_device_memory(self.device)
         return None
 
-    def known_of_original(
-        self, usage: Mapping[str, tuple[Usage, Usage]]
-    ) -> tuple[tuple[int | None, int | None], Reference | None]:
+    def original_peaks(
+        self, usage: Mapping[str, tuple[MemoryUsage, MemoryUsage]]
+    ) -> tuple[tuple[int | None, int | None], ReferenceMeasurement | None]:
         """The peaks of the original's steps, None where they do not fit, and what was measured of
         it before."""
         if self.original is not None:
@@ -346,13 +402,13 @@ class _Pair:
         fresh, accumulating = usage["unplanned"]
         return (fresh.peak, accumulating.peak), None
 
-    def beside_itself(self, measured: Measurement) -> tuple[str, str]:
+    def compare_with_self_checkpointing(self, measured: Measurement) -> tuple[str, str]:
         """What is wrong with a plan, and what else is to be said of it, beside a model that
         checkpoints itself."""
         planned, own = measured.measured_peak, measured.unplanned_peak
-        if not checkpoints_itself(self.comparer.graph) or planned is None or own is None:
+        if not is_self_checkpointing(self.comparer.graph) or planned is None or own is None:
             return "", ""
-        worse, told = beside_itself(planned, own)
+        worse, told = compare_with_self_checkpointing(planned, own)
         return ("", worse) if measured.budget_bytes is None else (worse, told)
 
     def verdict(self, measured: Measurement, compared: Comparison, moved: Any) -> Measurement:
@@ -360,36 +416,74 @@ class _Pair:
         its last step sent."""
         complaints = [compared.complaint] if compared.complaint else []
         if not measured.within_budget:
-            complaints.append(over_budget(measured))
+            complaints.append(describe_budget_overrun(measured))
         if not measured.peak_as_predicted:
             complaints.append(
                 f"the step takes {measured.measured_peak} bytes where {measured.predicted_peak} "
                 "were predicted"
             )
-        worse, told = self.beside_itself(measured)
-        sent = complaint_of(self.foretold, measured.slow_memory, moved)
+        worse, told = self.compare_with_self_checkpointing(measured)
+        sent = describe_transfer_mismatch(self.predicted, measured.slow_memory, moved)
         complaints += [said for said in (sent, worse) if said]
         if complaints:
-            return replace(measured, verdict=FAILED, sentence=sentence("; ".join(complaints)))
-        if self.foretold is not None and measured.waited is not None:
-            words = words_of(self.foretold, measured.slow_memory, measured.waited)
+            return replace(
+                measured, verdict=FAILED_VERDICT, sentence=format_sentence("; ".join(complaints))
+            )
+        if self.predicted is not None and measured.waited is not None:
+            words = describe_transfers(self.predicted, measured.slow_memory, measured.waited)
             measured = replace(measured, sentence=f"{measured.sentence}; {words}")
         if told:
-            measured = replace(measured, sentence=f"{measured.sentence} {sentence(told)}".strip())
+            measured = replace(
+                measured, sentence=f"{measured.sentence} {format_sentence(told)}".strip()
+            )
         if compared.skipped:
-            said = f"{measured.sentence} {sentence(compared.skipped)}".strip()
+            said = f"{measured.sentence} {format_sentence(compared.skipped)}".strip()
             measured = replace(measured, sentence=said)
         if compared.difference.bits_equal:
             return measured
         if compared.libraries:
-            said = f"{other_kernels(compared)} {sentence(compared.skipped)}".strip()
+            said = (
+                f"{describe_library_kernels(compared)} {format_sentence(compared.skipped)}".strip()
+            )
             return replace(measured, sentence=said)
-        blame = " and ".join(self.unordered) if self.device == "cpu" else "CUDA"
+        blame = " and ".join(self.nondeterministic_ops) if self.device == "cpu" else "CUDA"
         said = (
             f"The original model's results differ from run to run, by up to "
             f"{compared.own.largest:g}, since {blame} adds in no fixed order; the plan's differ "
             f"from them by up to {compared.difference.largest:g}."
         )
         if compared.skipped:
-            said = f"{said} {sentence(compared.skipped)}"
+            said = f"{said} {format_sentence(compared.skipped)}"
         return replace(measured, sentence=said)
+
+
+EAGER_PLAN = "eager"
+"""The name of that plan in a package."""
+
+
+def has_eager_fallback(module: Path | str) -> bool:
+    """Whether a module carries a plan of eager's kernels; raises ArtifactError where it is none."""
+    return hasattr(load_package(module), EAGER_PLAN)
+
+
+def check_eager_fallback(
+    graph: Graph, built: BuiltModel, module: Path | str, device: str
+) -> tuple[str, str]:
+    """A sentence on what is wrong with the plan of eager's kernels that a module carries, whose
+    graph is given, "" for nothing, and one on what it takes."""
+    package = getattr(load_package(module), EAGER_PLAN)
+
+    def planned() -> nn.Module:
+        return load_from_package(package, module, copy_model(built.model))
+
+    said = check_planned_module(graph, built, planned())
+    if said:
+        return f"Beside, with eager's kernels: {said}", ""
+    place = str(parse_device(device))
+    with enter_device(place), freeze_garbage_collector(), seed_host_random(SEED):
+        sample = detach_sample(built.samples[0])
+        peak = measure_memory(planned(), StepRunner.of(graph, built), sample, place)[0].peak
+    if peak != package.PREDICTED_PEAK:
+        foretold = f"where {package.PREDICTED_PEAK} were predicted"
+        return f"Beside, with eager's kernels: the step takes {peak} bytes {foretold}.", ""
+    return "", f"The plan of eager's kernels beside it has eager's bits and takes {peak} bytes."

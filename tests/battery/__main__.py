@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from tests.battery.case import Case
-from tests.battery.judge import BAD, KINDS, Outcome
+from tests.battery.outcome import BAD, KINDS, Outcome
 from tests.battery.planning import PLANNED, Planner, outcomes
 from tests.battery.registry import Use
 from tests.battery.strategies import STRATEGIES, Strategy
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def _rows(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    from tests.battery.everything import CASES
+    from tests.battery.all_cases import CASES
 
     named = options.strategies.split(",") if options.strategies else None
     planner = Planner(folder)
@@ -66,7 +66,7 @@ def _rows(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
         (CASES, None, None)
     ]
     if not options.no_zoo:
-        from tests.battery.zoo import ZOO, ZOO_STRATEGIES, ZOO_USES
+        from tests.battery.zoo_cases import ZOO, ZOO_STRATEGIES, ZOO_USES
 
         jobs.append((ZOO, ZOO_USES, ZOO_STRATEGIES))
     for cases, names, ways in jobs:

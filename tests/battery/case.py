@@ -10,8 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tightfit.stages.device.factory import Built, Sample, check_result
-from tightfit.stages.device.leaves import map_leaves
+from tightfit.stages.torch_utils.model_factory import (
+    BuiltModel,
+    Sample,
+    check_factory_result,
+    map_leaves,
+)
 
 SEED = 11
 
@@ -53,7 +57,7 @@ class Case:
         made = self.planned() if planned and self.planned is not None else self.model()
         return made if self.device == "cpu" else made.to(self.device)
 
-    def built(self) -> Built:
+    def built(self) -> BuiltModel:
         """The model that is planned, with its sample."""
         sample = self.sample(0)
         made = (
@@ -65,4 +69,4 @@ class Case:
                 self.loss,
             )
         )
-        return check_result(made, self.name)
+        return check_factory_result(made, self.name)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.battery.case import Case
-from tests.battery.draws import normal, whole
 from tests.battery.models import (
     Adversarial,
     Attributes,
@@ -37,7 +36,8 @@ from tests.battery.models import (
     Tied,
     Transformer,
 )
-from tightfit.stages.device.factory import Sample
+from tests.battery.random_inputs import normal, whole
+from tightfit.stages.torch_utils.model_factory import Sample
 
 
 def rows(number: int) -> Sample:

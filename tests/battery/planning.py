@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.battery.case import Case
-from tests.battery.judge import REFUSED, Load, Outcome, judge, refusal
+from tests.battery.outcome import REFUSED, Load, Outcome, judge, refusal
 from tests.battery.registry import Use
 from tests.battery.strategies import Strategy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.battery.run import Run
+from tests.battery.use_context import Run
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from torch import nn
 
 import tightfit
 from tests.battery.case import Case
-from tests.battery.judge import Load
+from tests.battery.outcome import Load
 from tests.stages.generate.plans import generated, recompute
-from tightfit.schemas.errors import ConfigError, ModelError
 from tightfit.stages.trace.trace import trace
-from tightfit.stages.validate.validate import check
+from tightfit.stages.validate.validate import check_planned_module
+from tightfit.util.errors import ConfigError, ModelError
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def planned_at_random(case: Case, folder: Path, seed: int, share: float, in_plac
         executions = recompute(graph, seed, share) if share else None
         place = Path(tempfile.mkdtemp(dir=folder))
         load: Load = generated(graph, place / "module", executions, in_place).load
-        said = check(graph, built, load(case.make(planned=True)))
+        said = check_planned_module(graph, built, load(case.make(planned=True)))
     if said:
         raise ModelError(said)
     return load

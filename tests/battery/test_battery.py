@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.battery.all_cases import CASES
 from tests.battery.case import Case
 from tests.battery.cases import rows
-from tests.battery.everything import CASES
-from tests.battery.judge import (
+from tests.battery.models import Mlp
+from tests.battery.outcome import (
     BAD,
     BOTH,
     EQUAL,
@@ -23,11 +24,10 @@ from tests.battery.judge import (
     judge,
     refusal,
 )
-from tests.battery.models import Mlp
 from tests.battery.planning import Planner, outcomes
 from tests.battery.registry import Use
-from tests.battery.run import Run
 from tests.battery.strategies import STRATEGIES, Strategy
+from tests.battery.use_context import Run
 from tests.battery.uses import USES
 
 torch.set_num_threads(1)

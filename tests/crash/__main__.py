@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.crash.place import Place
+from tests.crash.checkout_copy import Place
 
 ANEW = 10
 """Of how many runs one begins without a profile."""

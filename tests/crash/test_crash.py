@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.place import Place
+from tests.crash.checkout_copy import Place
 
 
 def test_a_step_that_was_killed_is_done_again(tmp_path: Path, programs: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.stages.trace.compare import check_against_eager
+from tests.stages.trace.eager_comparison import check_against_eager
 from tightfit.schemas.config import read_config
-from tightfit.schemas.errors import ModelError
-from tightfit.stages.device.factory import build, load_factory
+from tightfit.stages.torch_utils.model_factory import build_from_factory, load_factory
 from tightfit.stages.trace.trace import trace
+from tightfit.util.errors import ModelError
 
 ROOT = Path(__file__).parents[2]
 ZOO = read_config(ROOT / "zoo.yaml").models
@@ -33,13 +33,13 @@ def test_every_factory_takes_its_arguments(name: str) -> None:
 @pytest.mark.parametrize("name", ["t5", "squeezenet", "fno", "clip"])
 def test_the_graph_is_the_model_and_the_same_each_time(name: str, tmp_path: Path) -> None:
     model = ZOO[name]
-    graph = trace(build(model.factory, model.arguments, fake=True), name)
-    real = build(model.factory, model.arguments)
+    graph = trace(build_from_factory(model.factory, model.arguments, fake=True), name)
+    real = build_from_factory(model.factory, model.arguments)
     check_against_eager(graph, real, tmp_path / "graph.arrow")
-    assert trace(build(model.factory, model.arguments, fake=True), name) == graph
+    assert trace(build_from_factory(model.factory, model.arguments, fake=True), name) == graph
 
 
 @pytest.mark.long
 def test_a_model_whose_shapes_hang_on_its_data_is_told_in_a_sentence() -> None:
     with pytest.raises(ModelError, match=r"vilt.*depends on the data of a tensor"):
-        trace(build(ZOO["vilt"].factory, ZOO["vilt"].arguments, fake=True), "vilt")
+        trace(build_from_factory(ZOO["vilt"].factory, ZOO["vilt"].arguments, fake=True), "vilt")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from tests.battery.judge import KINDS
+from tests.battery.outcome import KINDS
 from tests.fuzz.trial import keep, kept, trial
 
 

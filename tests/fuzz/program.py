@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.battery.case import SEED, Case
-from tests.battery.draws import normal
-from tests.battery.run import differentiable, weighted
+from tests.battery.random_inputs import normal
+from tests.battery.use_context import differentiable, weighted
 from tests.fuzz.operations import LASTING, OPERATIONS, WRITING
-from tightfit.stages.device.factory import Sample
+from tightfit.stages.torch_utils.model_factory import Sample
 
 SHAPES = ((4, 6), (3, 4, 6), (6,), (4, 1), (2, 3, 6))
 LARGEST = 2000

@@ -7,7 +7,17 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.battery.judge import BAD, BEYOND, GOES_ON, WRONG, Load, Outcome, judge, observe, refusal
+from tests.battery.outcome import (
+    BAD,
+    BEYOND,
+    GOES_ON,
+    WRONG,
+    Load,
+    Outcome,
+    judge,
+    observe,
+    refusal,
+)
 from tests.battery.registry import Use
 from tests.battery.strategies import planned_at_random
 from tests.battery.uses import USES

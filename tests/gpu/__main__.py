@@ -155,7 +155,7 @@ def machine(device: str) -> dict[str, Any]:
     not, or the process fails."""
     if importlib.util.find_spec("torch") is None:
         raise SystemExit(f"{sys.executable} has no PyTorch: name another Python with PYTHON=...")
-    command = [sys.executable, "-m", "tests.gpu.machine", device]
+    command = [sys.executable, "-m", "tests.gpu.machine_info", device]
     asked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if asked.returncode:
         lines = asked.stderr.strip().splitlines() or [f"{command} ends with {asked.returncode}"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.schemas.costs import Costs, read_costs
-from tightfit.schemas.graph import Graph, read_graph
+from tightfit.schemas.graph.training_graph import Graph, read_graph
 
 FAR = 0.3
 """How far a described time may be off, relative to the measured one."""

@@ -18,15 +18,40 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.gpu.model_sizes import (
+    COMPILE,
+    EAGER,
+    FULL,
+    GRAPHS,
+    PLAN,
+    SAVED,
+    SEED,
+    SELECTIVE,
+    SIZES,
+    WAYS,
+)
 from tests.gpu.models import MODELS, made_on
-from tests.gpu.sizes import COMPILE, EAGER, FULL, GRAPHS, PLAN, SAVED, SEED, SELECTIVE, SIZES, WAYS
-from tightfit.stages.device.devices import entered, is_out_of_memory, kept_random_states, wait_for
-from tightfit.stages.device.factory import Built, Sample, move
-from tightfit.stages.device.leaves import map_leaves
-from tightfit.stages.replay.gpu_memory import FURTHER
-from tightfit.stages.validate.load import load_planned
-from tightfit.stages.validate.measure import gpu_use, measure_alone, measure_memory, taken_memory
-from tightfit.stages.validate.step import Stepper, forget_gradients
+from tightfit.stages.simulate.cuda_memory import STEPS_ON_NEW_INPUTS
+from tightfit.stages.torch_utils.devices import (
+    enter_device,
+    is_out_of_memory,
+    preserve_random_states,
+    synchronize_device,
+)
+from tightfit.stages.torch_utils.model_factory import (
+    BuiltModel,
+    Sample,
+    map_leaves,
+    move_built_model,
+)
+from tightfit.stages.validate.load import load_planned_module
+from tightfit.stages.validate.measure import (
+    measure_gpu_memory,
+    measure_memory,
+    peak_gpu_use,
+    time_steps,
+)
+from tightfit.stages.validate.training_step import StepRunner, clear_gradients
 
 PROJECTIONS = 8
 WARM = 3
@@ -61,29 +86,31 @@ def measured(
         torch.backends.cudnn.enabled = False
     checkpoint = way if way in (FULL, SELECTIVE) else ""
     original, on_host = made_on(device, name, size, checkpoint)
-    built = move(Built(original, [on_host]), device)
-    model, stepper = built.model, Stepper([0], None)
+    built = move_built_model(BuiltModel(original, [on_host]), device)
+    model, stepper = built.model, StepRunner([0], None)
     held = [built.samples.pop()]
     if way in (PLAN, GRAPHS):
-        model = load_planned(module, model, **({"cuda_graphs": True} if way == GRAPHS else {}))
+        model = load_planned_module(
+            module, model, **({"cuda_graphs": True} if way == GRAPHS else {})
+        )
     elif way == SAVED:
         model = _SavedOnHost(model)
     elif way == COMPILE:
         backend = "inductor" if device.startswith("cuda") else "aot_eager_decomp_partition"
         model = torch.compile(model, backend=backend)  # type: ignore[assignment]
     started = time.perf_counter()
-    with entered(device), _budget(way, budget):
+    with enter_device(device), _budget(way, budget):
         if way == COMPILE:
             stepper.run(model, held[0])
-            forget_gradients(model, held[0])
-            wait_for(device)
+            clear_gradients(model, held[0])
+            synchronize_device(device)
         compiling = time.perf_counter() - started
-        taken = taken_memory(model, stepper, held[0], device, WARM if way == GRAPHS else 2)
+        taken = measure_gpu_memory(model, stepper, held[0], device, WARM if way == GRAPHS else 2)
         renewed = renewed_memory(model, stepper, held, on_host, device)
         sample = held[0]
         sketch = _sketch(model, stepper, sample, bits)
         peak = measure_memory(model, stepper, sample, device)[0].peak
-        times = measure_alone(model, stepper, sample, steps, device)
+        times = time_steps(model, stepper, sample, steps, device)
     fixed = sum(tensor.untyped_storage().nbytes() for tensor in _distinct(original, sample))
     return {
         "peak": peak,
@@ -109,7 +136,7 @@ def computes_nothing(device: str) -> bool:
 
 
 def renewed_memory(
-    model: nn.Module, stepper: Stepper, held: list[Sample], on_host: Sample, device: str
+    model: nn.Module, stepper: StepRunner, held: list[Sample], on_host: Sample, device: str
 ) -> int | None:
     """The most reserved bytes of a GPU once two steps more have run, each on inputs of its own that
     were made while those of the step before were there, as in a training loop; None on the CPU.
@@ -121,11 +148,11 @@ def renewed_memory(
     def here(leaf: Any) -> Any:
         return leaf.to(device, copy=True) if isinstance(leaf, Tensor) else leaf
 
-    for _ in range(FURTHER):
+    for _ in range(STEPS_ON_NEW_INPUTS):
         held[0] = map_leaves(here, on_host)
         stepper.run(model, held[0])
-        forget_gradients(model, held[0])
-    return gpu_use(device).most.reserved if device.startswith("cuda") else None
+        clear_gradients(model, held[0])
+    return peak_gpu_use(device).most.reserved if device.startswith("cuda") else None
 
 
 @contextlib.contextmanager
@@ -141,14 +168,14 @@ def _budget(way: str, budget: float) -> Iterator[None]:
         yield
 
 
-def _sketch(model: nn.Module, stepper: Stepper, sample: Sample, bits: bool) -> dict[str, Any]:
+def _sketch(model: nn.Module, stepper: StepRunner, sample: Sample, bits: bool) -> dict[str, Any]:
     """Of the gradients of one seeded step: the digest of their bits, their norm, and their products
     with a few random vectors, which tell how far two sets of gradients are apart."""
     buffers = [buffer.clone() for buffer in model.buffers()]
-    forget_gradients(model, sample)
+    clear_gradients(model, sample)
     digest = hashlib.sha256()
     square, products = 0.0, [0.0] * PROJECTIONS
-    with kept_random_states():
+    with preserve_random_states():
         torch.manual_seed(SEED)
         output, _ = stepper.run(model, sample)
         digest.update(_bytes(output))
@@ -165,7 +192,7 @@ def _sketch(model: nn.Module, stepper: Stepper, sample: Sample, bits: bool) -> d
             for place in range(PROJECTIONS):
                 vector = torch.randn(flat.shape, generator=generator, device=flat.device)
                 products[place] += float((flat * vector).sum(dtype=torch.float64))
-    forget_gradients(model, sample)
+    clear_gradients(model, sample)
     with torch.no_grad():
         for buffer, old in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(old)

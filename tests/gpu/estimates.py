@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.gpu.sizes import SIZES
+from tests.gpu.model_sizes import SIZES
 
 START = 11.0
 """Seconds to import PyTorch, to make CUDA's context and to make the model."""

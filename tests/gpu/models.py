@@ -22,7 +22,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from tests.gpu.sizes import DROPOUT, GPT2, LLAMA, LLAMA3, RESNET, SEED, SIZES
+from tests.gpu.model_sizes import DROPOUT, GPT2, LLAMA, LLAMA3, RESNET, SEED, SIZES
 
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -22,7 +22,7 @@ from typing import IO
 
 import torch
 
-from tests.gpu.sizes import FULL, SELECTIVE
+from tests.gpu.model_sizes import FULL, SELECTIVE
 from tests.gpu.steps import (
     CHOSEN,
     FRONTIER,

@@ -17,4 +17,4 @@ if ! "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; 
     source gpu-report/cuda-stubs/env
 fi
 "$python" -m tests.gpu.prepare "$@"
-"$python" -m tests.gpu.travels
+"$python" -m tests.gpu.bundle_size

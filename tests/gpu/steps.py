@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.gpu.estimates import START, contestant
-from tests.gpu.sizes import COMPILE, EAGER, FULL, GRAPHS, PLAN, SAVED, SELECTIVE
+from tests.gpu.model_sizes import COMPILE, EAGER, FULL, GRAPHS, PLAN, SAVED, SELECTIVE
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,7 +109,7 @@ def _runs(asked: Asked) -> list[Step]:
         found.append(
             Step(
                 f"1 {name}: bits, bytes",
-                [_python("tests.gpu.validated", *words)],
+                [_python("tests.gpu.validate_module", *words)],
                 90,
                 result=result.with_suffix(".json"),
                 reads=[module],
@@ -200,7 +200,7 @@ def _whole(asked: Asked) -> list[Step]:
     found = []
     for label, more, reads, seconds in ways:
         result = asked.out / name / f"{label.replace(' ', '-').replace(',', '')}.json"
-        command = _python("tests.gpu.whole", *words, *more, "--out", result)
+        command = _python("tests.gpu.optimizer_steps", *words, *more, "--out", result)
         found.append(
             Step(
                 f"7 {name}: {label}",
@@ -224,7 +224,7 @@ def _rest(asked: Asked) -> list[Step]:
     files = (
         ["tests/gpu/test_on_gpu.py"]
         if _is_gpu(asked)
-        else ["tests/stages/replay/test_allocator.py"]
+        else ["tests/stages/simulate/test_caching_allocator.py"]
     )
     found.append(_tests("8 tests", files, 90))
     if _is_gpu(asked):
@@ -356,7 +356,7 @@ def _planned_there(asked: Asked) -> Step:
     result = asked.out / "planned.json"
     return Step(
         "8 planned there",
-        [_python("tests.gpu.planned", *words, "--out", result)],
+        [_python("tests.gpu.plan_small_model", *words, "--out", result)],
         180,
         PLANNING,
         result=result,

@@ -15,22 +15,26 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.gpu.models import gpt2, llama, resnet
-from tests.stages.generate.captures import stand_in
 from tests.stages.generate.plans import PLAN, generated, keep_all, recompute
-from tightfit.schemas.groups import Body, body_of, is_group
-from tightfit.stages.combine.schedule.opening import open_schedule
-from tightfit.stages.device.factory import Built, check_result, move
-from tightfit.stages.device.groups import compile_body, forms_of
-from tightfit.stages.device.identity import describe_device
-from tightfit.stages.device.kernels import zeros_of
-from tightfit.stages.fuse.fusing import fuse
-from tightfit.stages.generate.package import package, write_directory
-from tightfit.stages.profile.library import open_library
+from tests.stages.runtime.fake_cuda_graphs import stand_in
+from tightfit.schemas.graph.fused_groups import GroupBody, is_fused_group, read_group_body
+from tightfit.stages.combine.lowering.schedule import lower_to_schedule
+from tightfit.stages.fuse.fuse_graph import fuse
+from tightfit.stages.generate.package import build_package, write_directory
+from tightfit.stages.profile.cost_library import open_cost_library
 from tightfit.stages.profile.profile import profile
-from tightfit.stages.replay.referee import replay
+from tightfit.stages.runtime.kernels.compile import zeros_of_form
+from tightfit.stages.simulate.simulate import simulate
+from tightfit.stages.torch_utils.devices import describe_device
+from tightfit.stages.torch_utils.fused_group_operators import compile_body, tensor_forms
+from tightfit.stages.torch_utils.model_factory import (
+    BuiltModel,
+    check_factory_result,
+    move_built_model,
+)
 from tightfit.stages.trace.trace import trace
-from tightfit.stages.validate.measure import taken_memory
-from tightfit.stages.validate.step import Stepper, forget_gradients
+from tightfit.stages.validate.measure import measure_gpu_memory
+from tightfit.stages.validate.training_step import StepRunner, clear_gradients
 from tightfit.stages.validate.validate import validate
 
 ROOT = Path(__file__).parents[2]
@@ -73,12 +77,12 @@ MODELS = {
 def judged(made: Any, device: str, folder: Path) -> None:
     """A recomputing plan of a model on a device does what eager does, in the bytes foretold."""
     torch.manual_seed(0)
-    built = move(check_result(made, "model"), device)
+    built = move_built_model(check_factory_result(made, "model"), device)
     graph = trace(built, "model", device)
-    with open_library(folder / "library", describe_device(device)) as library:
+    with open_cost_library(folder / "library", describe_device(device)) as library:
         costs = profile(graph, None, library, device=device)
-    played = replay(graph, costs, open_schedule(graph, costs, recompute(graph, 1, 0.7), True))
-    write_directory(folder / "module", package(graph, played.steps, PLAN))
+    played = simulate(graph, costs, lower_to_schedule(graph, costs, recompute(graph, 1, 0.7), True))
+    write_directory(folder / "module", build_package(graph, played.steps, PLAN))
     plan = PLAN | {"peak": played.peak, "budget_bytes": played.peak, "gap": None}
     found = validate(graph, built, plan, folder / "module", 3, device=device).measurement
     assert found.verdict == "feasible", found.sentence
@@ -92,10 +96,10 @@ def test_a_recomputing_plan(model: str, device: str, tmp_path: Path) -> None:
     judged(MODELS[model](), device, tmp_path)
 
 
-def packaged(made: Any, device: str, folder: Path) -> tuple[Any, Built]:
+def packaged(made: Any, device: str, folder: Path) -> tuple[Any, BuiltModel]:
     """The package of a plan that recomputes what draws no numbers, with the model on a device."""
     torch.manual_seed(0)
-    built = move(check_result(made, "model"), device)
+    built = move_built_model(check_factory_result(made, "model"), device)
     graph = trace(built, "model", device)
     drawing = any(op.random for op in graph.ops)
     executions = keep_all(graph) if drawing else recompute(graph, 1, 0.7)
@@ -106,16 +110,16 @@ def packaged(made: Any, device: str, folder: Path) -> tuple[Any, Built]:
     return package_of_it, built
 
 
-def trail(model: nn.Module, built: Built, steps: int) -> list[Tensor]:
+def trail(model: nn.Module, built: BuiltModel, steps: int) -> list[Tensor]:
     """The outputs and gradients of some seeded steps, and the buffers that they leave."""
     found: list[Tensor] = []
-    stepper = Stepper([0], None)
+    stepper = StepRunner([0], None)
     for seed in range(steps):
-        forget_gradients(model, built.samples[0])
+        clear_gradients(model, built.samples[0])
         torch.manual_seed(seed)
         found.append(stepper.run(model, built.samples[0])[0].detach().clone())
         found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    forget_gradients(model, built.samples[0])
+    clear_gradients(model, built.samples[0])
     return [*found, *(buffer.clone() for buffer in model.buffers())]
 
 
@@ -139,12 +143,12 @@ class Normed(nn.Module):
         return self.norm(inner * torch.softmax(inner, -1)) * 0.5
 
 
-def drawn(body: Body, device: str) -> list[Tensor]:
+def drawn(body: GroupBody, device: str) -> list[Tensor]:
     """Seeded inputs of a body."""
     torch.manual_seed(0)
     return [
-        zeros_of(form, torch.device(device)).copy_(torch.randn(form.shape))
-        for form in forms_of(body.inputs)
+        zeros_of_form(form, torch.device(device)).copy_(torch.randn(form.shape))
+        for form in tensor_forms(body.inputs)
     ]
 
 
@@ -154,8 +158,10 @@ def test_each_kernel_repeats_its_bits(
 ) -> None:
     """From run to run, and compiled once more; on a GPU where nothing is kept of the first time."""
     model: Any = (Normed().train(), ((torch.randn(48, 64),), {}))
-    graph = fuse(trace(move(check_result(model, "model"), device), "model", device))
-    bodies = {op.target: body_of(op) for op in graph.ops if is_group(op.target)}
+    graph = fuse(
+        trace(move_built_model(check_factory_result(model, "model"), device), "model", device)
+    )
+    bodies = {op.target: read_group_body(op) for op in graph.ops if is_fused_group(op.target)}
     assert bodies
     for number, body in enumerate(bodies.values()):
         first = compile_body(body, torch.device(device))
@@ -203,10 +209,10 @@ def test_a_plan_as_cuda_graphs_takes_the_bytes_of_the_plan(tmp_path: Path) -> No
     made, built = packaged(
         (Wide().train(), ((torch.randn(8192, 512),), {})), "cuda", tmp_path / "m"
     )
-    stepper, taken = Stepper([0], None), {}
+    stepper, taken = StepRunner([0], None), {}
     for asked in (False, True):
         model = made.load(copy.deepcopy(built.model), cuda_graphs=asked)
-        found = taken_memory(model, stepper, built.samples[0], "cuda", 4)
+        found = measure_gpu_memory(model, stepper, built.samples[0], "cuda", 4)
         assert found is not None
         taken[asked] = found.most.reserved
         del model
@@ -216,14 +222,14 @@ def test_a_plan_as_cuda_graphs_takes_the_bytes_of_the_plan(tmp_path: Path) -> No
 
 RESERVED = """
 import pathlib, sys, torch
-from tightfit.stages.combine.schedule.opening import open_schedule
-from tightfit.stages.device.factory import check_result, move
+from tightfit.stages.combine.lowering.schedule import open_schedule
+from tightfit.stages.torch_utils.model_factory import check_result, move
 from tightfit.stages.generate.package import package, write_directory
-from tightfit.stages.device.identity import describe_device
-from tightfit.stages.profile.library import open_library
+from tightfit.stages.torch_utils.devices import describe_device
+from tightfit.stages.profile.cost_library import open_library
 from tightfit.stages.profile.profile import profile
-from tightfit.stages.replay.gpu_memory import on_gpu
-from tightfit.stages.replay.referee import replay
+from tightfit.stages.simulate.cuda_memory import on_gpu
+from tightfit.stages.simulate.simulate import replay
 from tightfit.stages.trace.trace import trace
 from tightfit.stages.validate.validate import validate
 from tests.gpu.test_on_gpu import Wide

@@ -18,19 +18,19 @@ import torch
 
 from tests.gpu import __main__ as command
 from tests.gpu import contestant, prepare
+from tests.gpu.bundle_size import MOST, sizes
 from tests.gpu.compare_costs import compared
 from tests.gpu.estimates import contestant as seconds_of
+from tests.gpu.model_sizes import GRAPHS, PLAN, SIZES, WAYS
 from tests.gpu.models import llama
+from tests.gpu.optimizer_steps import measured
 from tests.gpu.record import DONE, FAILED, LACKS, LATE, WAITS, Record, apart, markdown
-from tests.gpu.sizes import GRAPHS, PLAN, SIZES, WAYS
 from tests.gpu.steps import ROOT, Asked, Step, steps
-from tests.gpu.travels import MOST, sizes
-from tests.gpu.whole import measured
-from tests.stages.generate.captures import stand_in
+from tests.stages.runtime.fake_cuda_graphs import stand_in
 from tightfit.schemas.costs import Costs
 from tightfit.schemas.machine import MACHINES
-from tightfit.stages.device.factory import check_result
 from tightfit.stages.profile.roofline import roofline
+from tightfit.stages.torch_utils.model_factory import check_factory_result
 from tightfit.stages.trace.trace import trace
 from tightfit.stages.validate.load import load_package
 
@@ -219,7 +219,7 @@ def test_what_travels_is_counted(tmp_path: Path) -> None:
 
 def test_costs_that_are_described_far_off_are_listed() -> None:
     """Those first that take most of the measured step."""
-    graph = trace(check_result(llama(), "llama"), "llama")
+    graph = trace(check_factory_result(llama(), "llama"), "llama")
     described = roofline(graph, MACHINES / "h100.json")
     rows = [replace(row, seconds=1.0) for row in described.rows.values()]
     described = Costs(rows, described.device)

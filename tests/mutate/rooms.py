@@ -40,35 +40,35 @@ def _in(folder: str, *names: str) -> tuple[str, ...]:
 ROOMS = (
     Capacity(
         "replay",
-        ("stages/replay/*.py", "stages/replay/rules/*.py"),
-        ("tests/stages/replay",),
+        ("stages/simulate/*.py", "stages/simulate/rules/*.py"),
+        ("tests/stages/simulate",),
     ),
     Capacity(
         "search",
-        ("stages/combine/polish/*.py", "stages/combine/schedule/*.py"),
+        ("stages/combine/local_search/*.py", "stages/combine/schedule/*.py"),
         (
-            "tests/stages/combine/schedule",
-            *_in("tests/stages/combine/polish", "optimum", "search", "polish"),
-            *_in("tests/stages/combine/transfers", "moving"),
+            "tests/stages/combine/lowering",
+            *_in("tests/stages/combine/local_search", "optimum", "search", "polish"),
+            *_in("tests/stages/combine/activation_offload", "moving"),
         ),
-        ("tests/stages/combine/polish", "tests/stages/combine/strategies"),
+        ("tests/stages/combine/local_search", "tests/stages/combine/strategies"),
         compiled=True,
     ),
     Capacity(
         "allocate",
-        ("stages/combine/allocate/*.py", "stages/combine/allocate/allocators/*.py"),
-        ("tests/stages/combine/allocate",),
+        ("stages/combine/allocate/*.py", "stages/combine/pipeline/allocators/*.py"),
+        ("tests/stages/combine/pipeline",),
     ),
     Capacity(
         "offload",
-        ("stages/combine/offload/*.py", "stages/combine/offload/planners/*.py"),
-        ("tests/stages/combine/offload",),
+        ("stages/combine/chain_offload/*.py", "stages/combine/chain_offload/planners/*.py"),
+        ("tests/stages/combine/chain_offload",),
         compiled=True,
     ),
     Capacity(
         "transfers",
         ("stages/combine/transfers/*.py",),
-        ("tests/stages/combine/transfers",),
+        ("tests/stages/combine/activation_offload",),
     ),
     Capacity(
         "offmate",
@@ -77,8 +77,8 @@ ROOMS = (
     ),
     Capacity(
         "clusters",
-        ("stages/combine/clusters/*.py", "stages/combine/unrolled/*.py"),
-        ("tests/stages/combine/clusters", "tests/stages/combine/unrolled"),
+        ("stages/combine/hierarchy/*.py", "stages/combine/checkmate/*.py"),
+        ("tests/stages/combine/hierarchy", "tests/stages/combine/checkmate"),
     ),
     Capacity("store", ("schemas/store.py",), _in("tests/schemas", "store"), ("tests/schemas",)),
     Capacity(

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import distributed
 
-from tightfit.stages.device.factory import build
-from tightfit.stages.validate.contents import fresh_contents
+from tightfit.stages.torch_utils.model_factory import build_from_factory
 from tightfit.stages.validate.load import load_package
+from tightfit.stages.validate.training_step import randomize_sample
 
 MICROBATCHES = 4
 
@@ -25,7 +25,7 @@ def work(rank: int, factory: str, module: str, meet: str) -> None:
     built = _built(factory)
     pipeline: Any = load_package(module).load_pipeline(built.model, group=pipes[replica])
     batches = [
-        [fresh_contents(built.samples[0], 100 * one + number) for number in range(MICROBATCHES)]
+        [randomize_sample(built.samples[0], 100 * one + number) for number in range(MICROBATCHES)]
         for one in range(2)
     ]
     pipeline.step(batches[replica], built.loss)
@@ -50,4 +50,4 @@ def work(rank: int, factory: str, module: str, meet: str) -> None:
 def _built(factory: str) -> Any:
     importlib.import_module(factory.partition(":")[0])
     torch.manual_seed(0)
-    return build(factory, {"dropout": 0.0})
+    return build_from_factory(factory, {"dropout": 0.0})

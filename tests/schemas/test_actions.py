@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from tightfit.schemas.actions import NAMES, Compute, action_of, row_of
-from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.actions import ACTION_NAMES, Compute, action_from_row, action_to_row
+from tightfit.util.errors import ArtifactError
 
 
 def test_an_action_is_its_row() -> None:
     action = Compute(3, in_place=1)
-    assert action_of(row_of(action), "step 0") == action
+    assert action_from_row(action_to_row(action), "step 0") == action
 
 
 def test_an_action_that_says_what_no_column_holds_is_refused(
@@ -21,6 +21,6 @@ def test_an_action_that_says_what_no_column_holds_is_refused(
         value: int
         to: int
 
-    monkeypatch.setitem(NAMES, Transfer, "transfer")  # type: ignore[misc]
+    monkeypatch.setitem(ACTION_NAMES, Transfer, "transfer")  # type: ignore[misc]
     with pytest.raises(ArtifactError, match="a Transfer says 'to', which no column holds"):
-        row_of(Transfer(3, 7))  # type: ignore[arg-type]
+        action_to_row(Transfer(3, 7))  # type: ignore[arg-type]

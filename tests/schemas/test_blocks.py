@@ -5,32 +5,37 @@ from pathlib import Path
 
 import pytest
 
-from tightfit.schemas.blocks import Block, Blocks, problem_digest, read_blocks, write_blocks
-from tightfit.schemas.errors import ArtifactError
-from tightfit.schemas.problem import Node, Problem, Reuse, Storage
+from tightfit.schemas.blocks import Block, Blocks, planning_graph_digest, read_blocks, write_blocks
+from tightfit.schemas.graph.planning_graph import (
+    InPlaceVariant,
+    PlanningGraph,
+    PlanningNode,
+    PlanningStorage,
+)
+from tightfit.util.errors import ArtifactError
 
 
-def node(position: int, phase: str, inputs: list[int], outputs: list[int]) -> Node:
-    reuses = [Reuse(inputs[0], 0.5, 3)] if phase == "backward" else []
-    return Node(position, phase, 1.5, 8, inputs, outputs, reuses, False, True)  # type: ignore[arg-type]
+def node(position: int, phase: str, inputs: list[int], outputs: list[int]) -> PlanningNode:
+    reuses = [InPlaceVariant(inputs[0], 0.5, 3)] if phase == "backward" else []
+    return PlanningNode(position, phase, 1.5, 8, inputs, outputs, reuses, False, True)  # type: ignore[arg-type]
 
 
-PROBLEM = Problem(
+PROBLEM = PlanningGraph(
     nodes=[
         node(0, "forward", [0], [1]),
         node(1, "loss", [1], [2]),
         node(2, "backward", [2, 0], [3]),
     ],
     storages=[
-        Storage(0, -1, False, False),
-        Storage(8, 0, False, False),
-        Storage(8, 1, False, False),
-        Storage(8, 2, True, False),
+        PlanningStorage(0, -1, False, False),
+        PlanningStorage(8, 0, False, False),
+        PlanningStorage(8, 1, False, False),
+        PlanningStorage(8, 2, True, False),
     ],
     state_bytes=5056,
 )
 BLOCK = Block(
-    digest=problem_digest(PROBLEM),
+    digest=planning_graph_digest(PROBLEM),
     label="layer",
     forward=[3],
     backward=[9],
@@ -66,26 +71,26 @@ def test_a_digest_depends_on_structure_and_costs() -> None:
         replace(PROBLEM, storages=[PROBLEM.storages[0], larger, *PROBLEM.storages[2:]]),
         replace(PROBLEM, state_bytes=1),
     ]
-    digests = {problem_digest(problem) for problem in [PROBLEM, *others]}
+    digests = {planning_graph_digest(problem) for problem in [PROBLEM, *others]}
     assert len(digests) == 4
 
 
-def changed(position: int, **changes: object) -> Problem:
+def changed(position: int, **changes: object) -> PlanningGraph:
     """The problem with another node at a position."""
     nodes = list(PROBLEM.nodes)
     nodes[position] = replace(nodes[position], **changes)  # type: ignore[arg-type]
     return replace(PROBLEM, nodes=nodes)
 
 
-def made_by(storage: int, producer: int) -> Problem:
+def made_by(storage: int, producer: int) -> PlanningGraph:
     """The problem with another producer of a storage."""
     storages = list(PROBLEM.storages)
     storages[storage] = replace(storages[storage], producer=producer)
     return replace(PROBLEM, storages=storages)
 
 
-def chain_with(problem: Problem, **changes: object) -> Blocks:
-    digest = problem_digest(problem)
+def chain_with(problem: PlanningGraph, **changes: object) -> Blocks:
+    digest = planning_graph_digest(problem)
     block = replace(BLOCK, digest=digest, **changes)  # type: ignore[arg-type]
     return replace(CHAIN, blocks=[block], distinct={digest: problem})
 
@@ -110,13 +115,19 @@ def chain_with(problem: Problem, **changes: object) -> Blocks:
             "node 0 out of place",
         ),
         (
-            chain_with(replace(PROBLEM, storages=[Storage(0, 7, False, False)] * 4)),
+            chain_with(replace(PROBLEM, storages=[PlanningStorage(0, 7, False, False)] * 4)),
             "no size or no producer",
         ),
         (chain_with(changed(0, phase="sideways")), "not forward, one loss"),
         (chain_with(changed(0, seconds=float("nan"))), "node 0 takes a time that is no number"),
-        (chain_with(changed(2, reuses=[Reuse(0, -1.0, 3)])), "node 2 takes a time that is no"),
-        (chain_with(changed(2, reuses=[Reuse(1, 1.0, 3)])), "node 2 overwrites what it does not"),
+        (
+            chain_with(changed(2, reuses=[InPlaceVariant(0, -1.0, 3)])),
+            "node 2 takes a time that is no",
+        ),
+        (
+            chain_with(changed(2, reuses=[InPlaceVariant(1, 1.0, 3)])),
+            "node 2 overwrites what it does not",
+        ),
         (chain_with(changed(0, peak=2**61)), "node 0 takes a size that no memory has"),
         (chain_with(changed(0, peak=-1)), "node 0 takes a size that no memory has"),
         (chain_with(changed(0, inputs=[2])), "node 0 reads storage 2 ahead of its maker"),

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 
 from tests.stages.combine.chains import chains
 from tightfit.schemas import store
-from tightfit.schemas.chain import CHAIN, Chain, Position, read_chain, write_chain
-from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.chain import CHAIN, Chain, ChainPosition, read_chain, write_chain
+from tightfit.util.errors import ArtifactError
 
-ROW = Position(1, 1.0, 2.0, 10, 30, 10, 1, 2, 100, 100, "first")
-LOSS = Position(2, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0, "loss")
+ROW = ChainPosition(1, 1.0, 2.0, 10, 30, 10, 1, 2, 100, 100, "first")
+LOSS = ChainPosition(2, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0, "loss")
 
 
 @given(chains())

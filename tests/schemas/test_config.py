@@ -13,10 +13,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightfit.schemas.budget import LARGEST, UNITS, parse_budget
 from tightfit.schemas.config import SCHEMA_PATH, parse_config, read_config, require_folders
-from tightfit.schemas.engines import SOLVERS
-from tightfit.schemas.errors import ConfigError
+from tightfit.util.budget import BYTE_UNITS, MAX_BUDGET_BYTES, parse_budget
+from tightfit.util.errors import ConfigError
+from tightfit.util.solver_engines import BLOCK_SOLVERS
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,8 +47,8 @@ def test_the_smallest_configuration_gets_every_default() -> None:
 
 def test_the_engine_solves_programs_of_steps_whether_or_not_it_solves_those_of_blocks() -> None:
     found = {
-        engine: parse_config(minimal(solver={"engine": engine})).engine_of_steps
-        for engine in SOLVERS
+        engine: parse_config(minimal(solver={"engine": engine})).step_engine
+        for engine in BLOCK_SOLVERS
     }
     assert found == {"highs": "highs", "cbc": "cbc", "none": "highs"}
 
@@ -355,10 +355,10 @@ def test_what_is_no_budget(written: str) -> None:
         parse_budget(written, "here.budgets[2]")
 
 
-@given(st.integers(1, 10**7), st.sampled_from(sorted(UNITS)), st.integers(0, 2))
+@given(st.integers(1, 10**7), st.sampled_from(sorted(BYTE_UNITS)), st.integers(0, 2))
 def test_a_size_is_its_number_times_its_unit(number: int, unit: str, spaces: int) -> None:
-    written, size = f"{number}{' ' * spaces}{unit}", number * UNITS[unit]
-    if size < LARGEST:
+    written, size = f"{number}{' ' * spaces}{unit}", number * BYTE_UNITS[unit]
+    if size < MAX_BUDGET_BYTES:
         assert parse_budget(written).size == size
     else:
         with pytest.raises(ConfigError, match="more than any device has"):

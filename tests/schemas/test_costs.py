@@ -7,27 +7,37 @@ from typing import Any
 import pytest
 
 from tightfit.schemas import store
-from tightfit.schemas.arguments import encode_arguments
 from tightfit.schemas.costs import (
     COSTS,
     RANDOM_STATE_TARGET,
-    Allocations,
-    Cost,
     Costs,
-    Device,
-    op_key,
+    OpAllocations,
+    OpCost,
+    ProfileDevice,
+    op_cost_key,
     read_costs,
     write_costs,
 )
-from tightfit.schemas.errors import ArtifactError
-from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, Op, Output, Phase, Value
+from tightfit.schemas.graph.op_arguments import encode_arguments
+from tightfit.schemas.graph.training_graph import (
+    LOSS_TARGET,
+    NO_VALUE,
+    Graph,
+    GraphOutput,
+    GraphValue,
+    Op,
+    Phase,
+)
+from tightfit.util.errors import ArtifactError
 
-DEVICE = Device("cpu", "a processor", "2.0", 2, "measured")
+DEVICE = ProfileDevice("cpu", "a processor", "2.0", 2, "measured")
 
 
-def value(index: int, shape: list[int], dtype: str = "float32", transposed: bool = False) -> Value:
+def value(
+    index: int, shape: list[int], dtype: str = "float32", transposed: bool = False
+) -> GraphValue:
     strides = [1, shape[0]] if transposed else [shape[1], 1]
-    return Value(index, "intermediate", shape, strides, 0, dtype, index)
+    return GraphValue(index, "intermediate", shape, strides, 0, dtype, index)
 
 
 def op(
@@ -51,9 +61,11 @@ def op(
     )
 
 
-def graph(values: list[Value], ops: list[Op], model: str = "m", has_loss: bool = False) -> Graph:
+def graph(
+    values: list[GraphValue], ops: list[Op], model: str = "m", has_loss: bool = False
+) -> Graph:
     sizes = [4 * one.shape[0] * one.shape[1] for one in values]
-    outputs = [Output(0, 1, "")]
+    outputs = [GraphOutput(0, 1, "")]
     return Graph(
         model, "cpu", "2.0", has_loss, ops, values, sizes, [], [], outputs, [], "", "", "{}"
     )
@@ -72,9 +84,9 @@ VALUES = [
 ]
 
 
-def key(args: list[Any], in_place: int = NONE, **kwargs: Any) -> str:
+def key(args: list[Any], in_place: int = NO_VALUE, **kwargs: Any) -> str:
     made = graph(VALUES, [op(0, args, [], **kwargs)])
-    return op_key(made, made.ops[0], in_place)
+    return op_cost_key(made, made.ops[0], in_place)
 
 
 def test_equal_calls_have_equal_keys_wherever_they_stand() -> None:
@@ -83,7 +95,7 @@ def test_equal_calls_have_equal_keys_wherever_they_stand() -> None:
     assert len(key([tensor(0)])) == 64
     one = graph(VALUES, [op(0, [tensor(0), tensor(1)], [])])
     other = replace(one, ops=[replace(one.ops[0], module="elsewhere", source="other.py:7")])
-    assert op_key(one, one.ops[0]) == op_key(other, other.ops[0])
+    assert op_cost_key(one, one.ops[0]) == op_cost_key(other, other.ops[0])
 
 
 @pytest.mark.parametrize(
@@ -111,7 +123,7 @@ def test_target_keywords_and_in_place_form_belong_to_the_key() -> None:
 def test_the_loss_belongs_to_its_model() -> None:
     loss = op(0, [tensor(0)], [1], LOSS_TARGET)
     one, other = graph(VALUES, [loss], "one"), graph(VALUES, [loss], "other")
-    assert op_key(one, loss) != op_key(other, loss)
+    assert op_cost_key(one, loss) != op_cost_key(other, loss)
 
 
 def test_a_loss_that_was_not_traced_is_free_and_makes_its_tangents() -> None:
@@ -130,8 +142,8 @@ def test_an_op_that_was_not_profiled_is_named() -> None:
 
 def test_costs_come_back_in_the_order_of_keys(tmp_path: Path) -> None:
     rows = [
-        Cost("b", "aten.mm.default", NONE, 0.25, 0.1, 30, 20),
-        Cost("a", RANDOM_STATE_TARGET, NONE, 1e-6, 0.0, 5056, 5056),
+        OpCost("b", "aten.mm.default", NO_VALUE, 0.25, 0.1, 30, 20),
+        OpCost("a", RANDOM_STATE_TARGET, NO_VALUE, 1e-6, 0.0, 5056, 5056),
     ]
     first = write_costs(tmp_path / "one.arrow", Costs(rows, DEVICE))
     assert first == write_costs(tmp_path / "two.arrow", Costs(rows[::-1], DEVICE))
@@ -155,7 +167,7 @@ def test_costs_come_back_in_the_order_of_keys(tmp_path: Path) -> None:
     ],
 )
 def test_impossible_costs_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    row = Cost("b", "aten.mm.default", NONE, 0.25, 0.1, 30, 20)
+    row = OpCost("b", "aten.mm.default", NO_VALUE, 0.25, 0.1, 30, 20)
     write_costs(tmp_path / "c.arrow", Costs([replace(row, **change)], DEVICE))
     with pytest.raises(ArtifactError, match=r"c\.arrow: the cost of aten.mm.default"):
         read_costs(tmp_path / "c.arrow")
@@ -168,8 +180,8 @@ def test_costs_without_a_device_are_refused(tmp_path: Path) -> None:
 
 
 def test_allocations_come_back_and_take_no_place_where_there_are_none(tmp_path: Path) -> None:
-    plain = Cost("b", "aten.mm.default", NONE, 0.25, 0.1, 30, 20)
-    known = replace(plain, key="a", allocations=Allocations([20, 10, -2], [512]))
+    plain = OpCost("b", "aten.mm.default", NO_VALUE, 0.25, 0.1, 30, 20)
+    known = replace(plain, key="a", allocations=OpAllocations([20, 10, -2], [512]))
     write_costs(tmp_path / "c.arrow", Costs([plain, known], DEVICE))
     found = read_costs(tmp_path / "c.arrow")
     assert found.rows == {"a": known, "b": plain} and found.device == DEVICE
@@ -180,7 +192,7 @@ def test_allocations_come_back_and_take_no_place_where_there_are_none(tmp_path: 
 def test_what_other_work_took_comes_back_and_is_told_of_the_step(tmp_path: Path) -> None:
     made = graph(VALUES, [op(0, [tensor(0)], [1]), op(1, [tensor(1)], [0], "aten.relu.default")])
     long, short = (
-        Cost(op_key(made, each), each.target, NONE, 0.75, 0, 30, 20) for each in made.ops
+        OpCost(op_cost_key(made, each), each.target, NO_VALUE, 0.75, 0, 30, 20) for each in made.ops
     )
     short = replace(short, seconds=0.25)
     assert Costs([long, short], DEVICE).lost(made) == Costs([], DEVICE).lost(graph(VALUES, [])) == 0
@@ -194,7 +206,7 @@ def test_what_other_work_took_comes_back_and_is_told_of_the_step(tmp_path: Path)
     "said", ["[]", '{"b": 2.0}', '{"b": 0.0}', '{"b": true}', '{"b": NaN}', "{"]
 )
 def test_what_other_work_took_is_a_part(tmp_path: Path, said: str) -> None:
-    row = Cost("b", "aten.mm.default", NONE, 0.25, 0.1, 30, 20, lost=0.5)
+    row = OpCost("b", "aten.mm.default", NO_VALUE, 0.25, 0.1, 30, 20, lost=0.5)
     write_costs(tmp_path / "c.arrow", Costs([row], DEVICE))
     found = store.read(tmp_path / "c.arrow", COSTS)
     store.write(tmp_path / "c.arrow", COSTS, found.rows, {**found.metadata, "lost": said})
@@ -205,13 +217,13 @@ def test_what_other_work_took_is_a_part(tmp_path: Path, said: str) -> None:
 @pytest.mark.parametrize("moves", [[-1], [8, -2], [8, -1, -1], [0]])
 def test_what_was_not_taken_is_not_given_back(moves: list[int]) -> None:
     with pytest.raises(ArtifactError, match="give back what they do not hold"):
-        Allocations(moves, [])
+        OpAllocations(moves, [])
 
 
 def test_what_moves_leave_is_named_by_the_order_in_which_it_was_taken() -> None:
-    assert Allocations([8, 9, -1, 10], []).staying() == {2: 9, 3: 10}
+    assert OpAllocations([8, 9, -1, 10], []).staying() == {2: 9, 3: 10}
     with pytest.raises(ArtifactError, match="no sizes of lasting"):
-        Allocations([], [0])
+        OpAllocations([], [0])
 
 
 @pytest.mark.parametrize("text", ["[]", "no JSON", '{"a": {"moves": [1]}}', '{"b": {"moves": 1}}'])

@@ -6,12 +6,18 @@ from pathlib import Path
 import pytest
 
 from tightfit.schemas import store
-from tightfit.schemas.errors import ArtifactError
-from tightfit.schemas.hierarchy import HIERARCHY, Hierarchy, Tier, read_hierarchy, write_hierarchy
+from tightfit.schemas.hierarchy import (
+    HIERARCHY,
+    Hierarchy,
+    HierarchyLevel,
+    read_hierarchy,
+    write_hierarchy,
+)
+from tightfit.util.errors import ArtifactError
 
 A, B, C, D = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
-LOWEST = Tier([2, 2, 1], [A, A, B])
-UPPER = Tier([2, 1], [C, D])
+LOWEST = HierarchyLevel([2, 2, 1], [A, A, B])
+UPPER = HierarchyLevel([2, 1], [C, D])
 WHOLE = Hierarchy(
     model="model",
     prelude=[0],
@@ -60,14 +66,35 @@ def test_spans_are_places_in_the_forward() -> None:
             replace(WHOLE, forward=[3, 1], places=[1, 1, 0]),
             "level 0 of the hierarchy does not hold all",
         ),
-        (replace(WHOLE, levels=[LOWEST, Tier([2], [C])]), "level 1 .* does not hold all"),
-        (replace(WHOLE, levels=[Tier([3, 1, 1], [A, B, B])]), "a cluster of less than one"),
-        (replace(WHOLE, levels=[Tier([2, 2, 1, 0], [A, A, B, D])]), "a cluster of less than one"),
-        (replace(WHOLE, levels=[LOWEST, Tier([3], [C])]), "less than one member or more than 2"),
-        (replace(WHOLE, levels=[Tier([2, 2, 1], [A, A])]), "not one digest for each cluster"),
-        (replace(WHOLE, levels=[Tier([2, 2, 1], [A, A, "B" * 64])]), "a digest that is none"),
-        (replace(WHOLE, levels=[Tier([2, 2, 1], [A, A, A])]), "one digest for different clusters"),
-        (replace(WHOLE, levels=[LOWEST, Tier([1, 2], [C, C])]), "one digest for different"),
+        (replace(WHOLE, levels=[LOWEST, HierarchyLevel([2], [C])]), "level 1 .* does not hold all"),
+        (
+            replace(WHOLE, levels=[HierarchyLevel([3, 1, 1], [A, B, B])]),
+            "a cluster of less than one",
+        ),
+        (
+            replace(WHOLE, levels=[HierarchyLevel([2, 2, 1, 0], [A, A, B, D])]),
+            "a cluster of less than one",
+        ),
+        (
+            replace(WHOLE, levels=[LOWEST, HierarchyLevel([3], [C])]),
+            "less than one member or more than 2",
+        ),
+        (
+            replace(WHOLE, levels=[HierarchyLevel([2, 2, 1], [A, A])]),
+            "not one digest for each cluster",
+        ),
+        (
+            replace(WHOLE, levels=[HierarchyLevel([2, 2, 1], [A, A, "B" * 64])]),
+            "a digest that is none",
+        ),
+        (
+            replace(WHOLE, levels=[HierarchyLevel([2, 2, 1], [A, A, A])]),
+            "one digest for different clusters",
+        ),
+        (
+            replace(WHOLE, levels=[LOWEST, HierarchyLevel([1, 2], [C, C])]),
+            "one digest for different",
+        ),
         (replace(WHOLE, top=2, levels=[LOWEST]), "top of the hierarchy has 3 members, too many"),
     ],
 )

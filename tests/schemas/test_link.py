@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.schemas.machines import described
+from tests.schemas.machine_descriptions import described
 from tightfit.schemas import store
-from tightfit.schemas.actions import Action, Compute, Free, Loss, Offload, Prefetch
+from tightfit.schemas.actions import Action, Compute, ComputeLoss, Free, Offload, Prefetch
 from tightfit.schemas.config import parse_config
-from tightfit.schemas.errors import ArtifactError, ConfigError
-from tightfit.schemas.frontier import FRONTIER, Frontier, Point, read_frontier, write_frontier
-from tightfit.schemas.link import HostLink, link_of
+from tightfit.schemas.frontier import FRONTIER, Frontier, ParetoPoint, read_frontier, write_frontier
+from tightfit.schemas.link import HostLink, parse_host_link
 from tightfit.schemas.schedule import read_schedule, schedule_link, write_schedule
+from tightfit.util.errors import ArtifactError, ConfigError
 
 LINK = HostLink(2e9, 1e-5, False, 1000, "cuda", to="disk")
 
@@ -26,7 +26,7 @@ LINK = HostLink(2e9, 1e-5, False, 1000, "cuda", to="disk")
 def test_a_link_is_its_text() -> None:
     dear = replace(LINK, overhead=2e-5, overhead_per_byte=1e-10)
     for link in (LINK, dear, HostLink(math.inf), HostLink(0.0)):
-        assert link_of(link.text(), "file") == link
+        assert parse_host_link(link.text(), "file") == link
     assert "overhead" not in LINK.text() and dear.overhead_of(10**6) == pytest.approx(1.2e-4)
     assert (LINK.lane(True), LINK.lane(False)) == ("cuda/to-disk", "cuda/from-disk")
     assert LINK.other == "disk/memory" and '"memory": null' in LINK.text()
@@ -55,7 +55,7 @@ def test_what_is_no_link_is_refused(changes: dict[str, Any]) -> None:
     text = json.dumps({**json.loads(LINK.text()), **changes})
     for bad in (text, "[]", "{", "null"):
         with pytest.raises(ArtifactError, match="file: what it says of a link is none"):
-            link_of(bad, "file")
+            parse_host_link(bad, "file")
 
 
 def test_a_schedule_names_its_link(tmp_path: Path) -> None:
@@ -66,10 +66,10 @@ def test_a_schedule_names_its_link(tmp_path: Path) -> None:
     assert read_schedule(tmp_path / "linked.arrow") == []
 
 
-def points() -> tuple[Point, Point, Point]:
-    first, loss, last = Compute(0), Loss(1), Compute(2)
+def points() -> tuple[ParetoPoint, ParetoPoint, ParetoPoint]:
+    first, loss, last = Compute(0), ComputeLoss(1), Compute(2)
     away: list[Action] = [first, Offload(0), Free(0), loss, Prefetch(0), last]
-    plain = Point(9, 1.0, 9, 1.0, False, False, 0, [first, loss, last], [], "captured")
+    plain = ParetoPoint(9, 1.0, 9, 1.0, False, False, 0, [first, loss, last], [], "captured")
     slow = replace(plain, peak=5, seconds=3.0, before_peak=5, before_seconds=3.0)
     sent = replace(slow, seconds=2.0, polished=True, in_place=True, actions=away)
     return plain, sent, slow

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.schemas.machines import DEVICE, MACHINE, described
-from tightfit.schemas.errors import ArtifactError, ConfigError
-from tightfit.schemas.link import host_link
-from tightfit.schemas.machine import MACHINES, machine_file, machine_names, read_machine
+from tests.schemas.machine_descriptions import DEVICE, MACHINE, described
+from tightfit.schemas.link import read_host_link
+from tightfit.schemas.machine import MACHINES, machine_names, read_machine, resolve_machine_file
+from tightfit.util.errors import ArtifactError, ConfigError
 
 HOST = {"name": "host", "memory": 64_000_000_000}
 LINK = {"between": ["cuda:0", "host"], "bandwidth": 2e10}
@@ -27,10 +27,10 @@ def written(path: Path, document: Any) -> Path:
 def test_the_machines_that_come_along_are_whole() -> None:
     assert machine_names() == ["a100", "h100", "rtx3060", "rtx4090", "t4"]
     for name in machine_names():
-        path = machine_file(name)
+        path = resolve_machine_file(name)
         assert path is not None and path.parent == MACHINES
         machine = read_machine(path)
-        device = machine.single(path)
+        device = machine.single_device(path)
         assert (machine.name, device.kind) == (name, "cuda")
         figures = {"memory", "bandwidth", "latency", *(f"flops.{dtype}" for dtype in device.flops)}
         assert set(machine.sources) == figures
@@ -47,10 +47,10 @@ def test_a_machine_with_a_memory_and_a_link(tmp_path: Path) -> None:
     assert (link.overhead, link.overhead_per_byte) == (0.0, 0.0)
     dear = {**LINK, "overhead": 2e-5, "overhead_per_byte": 1e-10}
     path = written(tmp_path / "n.json", {**MACHINE, "memories": [HOST], "links": [dear]})
-    found = host_link(read_machine(path), path)
+    found = read_host_link(read_machine(path), path)
     assert (found.overhead, found.overhead_per_byte) == (2e-5, 1e-10)
     with pytest.raises(ConfigError, match="describes 2 devices, and a step is planned for one"):
-        machine.single("m.json")
+        machine.single_device("m.json")
 
 
 def test_a_dtype_that_is_not_named_is_as_fast_as_float32(tmp_path: Path) -> None:
@@ -63,17 +63,17 @@ def test_a_dtype_that_is_not_named_is_as_fast_as_float32(tmp_path: Path) -> None
 
 
 def test_names_of_devices() -> None:
-    assert [machine_file(name) for name in ("cpu", "cuda", "cuda:1")] == [None] * 3
-    assert machine_file("mine/gpu.json") == Path("mine/gpu.json")
+    assert [resolve_machine_file(name) for name in ("cpu", "cuda", "cuda:1")] == [None] * 3
+    assert resolve_machine_file("mine/gpu.json") == Path("mine/gpu.json")
     for name in ("gpu", "../h100", "H100", "cuda:", ""):
         with pytest.raises(ConfigError, match="expected cpu, cuda, cuda:NUMBER, a described dev"):
-            machine_file(name)
+            resolve_machine_file(name)
 
 
 def test_no_described_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tightfit.schemas.machine.MACHINES", tmp_path)
     with pytest.raises(ConfigError, match="expected cpu, cuda, cuda:NUMBER or the path of a desc"):
-        machine_file("h100")
+        resolve_machine_file("h100")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_what_no_step_can_be_planned_for(
 ) -> None:
     machine = read_machine(written(tmp_path / "m.json", {**MACHINE, "devices": [device]}))
     with pytest.raises(ConfigError, match=sentence):
-        machine.single("m.json")
+        machine.single_device("m.json")
 
 
 PLAIN = st.recursive(

@@ -8,18 +8,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tightfit.schemas import store
-from tightfit.schemas.errors import ArtifactError
 from tightfit.schemas.measurement import (
-    LINE_POINTS,
+    MAX_TIMELINE_POINTS,
     MEASUREMENT,
-    LinePoint,
     Measurement,
-    read_line,
+    TimelinePoint,
+    downsample_timeline,
     read_measurement,
-    thin,
-    write_line,
+    read_memory_timeline,
     write_measurement,
+    write_memory_timeline,
 )
+from tightfit.util.errors import ArtifactError
 
 MEASURED = Measurement(
     model="gpt2",
@@ -82,22 +82,22 @@ def test_what_must_be_there_may_not_be_none(tmp_path: Path) -> None:
 
 def test_lines_come_back_and_time_never_runs_backward(tmp_path: Path) -> None:
     points = [
-        LinePoint("planned", 0.0, 0),
-        LinePoint("planned", 0.1, 5),
-        LinePoint("unplanned", 0.0, 0),
+        TimelinePoint("planned", 0.0, 0),
+        TimelinePoint("planned", 0.1, 5),
+        TimelinePoint("unplanned", 0.0, 0),
     ]
-    write_line(tmp_path / "line.arrow", points)
-    assert read_line(tmp_path / "line.arrow") == points
-    write_line(tmp_path / "line.arrow", [points[1], points[0]])
+    write_memory_timeline(tmp_path / "line.arrow", points)
+    assert read_memory_timeline(tmp_path / "line.arrow") == points
+    write_memory_timeline(tmp_path / "line.arrow", [points[1], points[0]])
     with pytest.raises(ArtifactError, match="planned step goes back"):
-        read_line(tmp_path / "line.arrow")
+        read_memory_timeline(tmp_path / "line.arrow")
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(0, 10**9), max_size=200), st.integers(2, 50))
 def test_a_thinned_line_keeps_its_peak_its_end_and_its_order(live: list[int], points: int) -> None:
     line = [(float(index), size) for index, size in enumerate(live)]
-    kept = thin(line, points)
+    kept = downsample_timeline(line, points)
     assert len(kept) <= max(points, 2)
     assert set(kept) <= set(line) and kept == sorted(kept)
     if line:
@@ -106,5 +106,5 @@ def test_a_thinned_line_keeps_its_peak_its_end_and_its_order(live: list[int], po
 
 
 def test_a_short_line_is_kept_whole() -> None:
-    line = [(float(index), index) for index in range(LINE_POINTS)]
-    assert thin(line) == line
+    line = [(float(index), index) for index in range(MAX_TIMELINE_POINTS)]
+    assert downsample_timeline(line) == line

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from tightfit.schemas.errors import ArtifactError
 from tightfit.schemas.pipeline import (
-    Parcel,
-    Pipeline,
+    PipelineSchedule,
     PipelineStage,
+    PipelineTransfer,
     RankAction,
     SharedGradient,
     is_pipeline,
@@ -34,15 +33,16 @@ from tightfit.schemas.pipeline_plan import (
     read_pipeline_plan,
     write_pipeline_plan,
 )
+from tightfit.util.errors import ArtifactError
 
-PIPELINE = Pipeline(
+PIPELINE = PipelineSchedule(
     model="model",
     graph="0" * 64,
     devices=["cpu:0", "cpu:1"],
     memory=[100, 100],
     microbatches=2,
     stages=[PipelineStage(1, 0, 1, 2, True), PipelineStage(2, 1, 3, 4, False)],
-    parcels=[Parcel(7, (1, "forward"), [(2, "forward"), (1, "sum")], 8)],
+    parcels=[PipelineTransfer(7, (1, "forward"), [(2, "forward"), (1, "sum")], 8)],
     shared=[SharedGradient(3, 1, [9, 8], [0, 1])],
     actions=[
         [RankAction("forward", 1, 0, live=3, peak=4), RankAction("send", 0, 0, 1)],
@@ -69,7 +69,7 @@ def test_a_pipeline_comes_back(tmp_path: Path) -> None:
         ({"actions": [[]]}, "not every rank has its actions"),
         ({"peaks": [1]}, "not every rank has its bytes"),
         ({"stages": [PipelineStage(1, 2, 1, 2, True)]}, "stage 1 is out of its place"),
-        ({"parcels": [Parcel(7, (3, "forward"), [], 8)]}, "parcel 0 is amiss"),
+        ({"parcels": [PipelineTransfer(7, (3, "forward"), [], 8)]}, "parcel 0 is amiss"),
         ({"actions": [[RankAction("forward", 3, 0)], []]}, "action 0 of rank 0 names what"),
         ({"actions": [[RankAction("send", 0, 2, 1)], []]}, "action 0 of rank 0 names what"),
         ({"actions": [[RankAction("paint", 1, 0)], []]}, "action 0 of rank 0 names what"),  # type: ignore[arg-type]

@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 
-from tightfit.schemas.errors import ArtifactError
-from tightfit.schemas.plan import Fixed, Plan, PlanCost, Rival, Transfers, read_plan, write_plan
+from tightfit.schemas.plan import (
+    BaselineBytes,
+    CompetingPlan,
+    Plan,
+    PlanCost,
+    TransferTotals,
+    read_plan,
+    write_plan,
+)
+from tightfit.util.errors import ArtifactError
 
 PLAN = Plan(
     strategy="rotor",
@@ -25,7 +33,7 @@ PLAN = Plan(
     smallest_budget=5,
     before_polish=PlanCost(2.0, 8),
     keep_all=PlanCost(1.0, 12),
-    fixed=Fixed(1, 1, 0, 1, 1),
+    fixed=BaselineBytes(1, 1, 0, 1, 1),
     recomputed=1,
     recomputed_time=1.0,
     solver="local search",
@@ -39,18 +47,18 @@ def test_a_plan_is_what_was_written(tmp_path: Path) -> None:
 
 
 def test_a_plan_with_transfers_is_what_was_written(tmp_path: Path) -> None:
-    moved = replace(PLAN, transfers=Transfers(3, 3, 2, 0.5))
+    moved = replace(PLAN, transfers=TransferTotals(3, 3, 2, 0.5))
     write_plan(tmp_path / "plan.json", moved)
     assert read_plan(tmp_path / "plan.json") == moved
 
 
 def test_a_plan_says_its_kernels_and_those_of_its_rival(tmp_path: Path) -> None:
-    rival = Rival("eager", 3.0, 8, 5, 13)
+    rival = CompetingPlan("eager", 3.0, 8, 5, 13)
     fused = replace(PLAN, kernels="fused", groups=4, compiled=2, rival=rival)
     write_plan(tmp_path / "plan.json", fused)
     assert read_plan(tmp_path / "plan.json") == fused
-    assert fused.budget_of_all == fused.keep_all_total
-    assert replace(fused, rival=replace(rival, kernels="fused")).budget_of_all == 13
+    assert fused.full_budget_bytes == fused.keep_all_total
+    assert replace(fused, rival=replace(rival, kernels="fused")).full_budget_bytes == 13
 
 
 @pytest.mark.parametrize(
@@ -60,8 +68,8 @@ def test_a_plan_says_its_kernels_and_those_of_its_rival(tmp_path: Path) -> None:
         ("groups", "4"),
         ("compiled", 0.5),
         ("rival", {"kernels": "eager"}),
-        ("rival", {**asdict(Rival("eager", 3.0, 8, 5, 13)), "kernels": None}),
-        ("rival", {**asdict(Rival("eager", 3.0, 8, 5, 13)), "peak": 0.5}),
+        ("rival", {**asdict(CompetingPlan("eager", 3.0, 8, 5, 13)), "kernels": None}),
+        ("rival", {**asdict(CompetingPlan("eager", 3.0, 8, 5, 13)), "peak": 0.5}),
         ("peak", 10**400),
         ("peak", "7"),
         ("budget_total", True),

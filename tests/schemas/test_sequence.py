@@ -8,25 +8,25 @@ from typing import get_args
 import pytest
 
 from tightfit.schemas import store
-from tightfit.schemas.errors import ArtifactError
 from tightfit.schemas.sequence import (
     SEQUENCE,
-    Move,
-    Operation,
-    Store,
-    moving,
+    ChainOperation,
+    StorageMove,
+    StoredItem,
+    move_operation,
     read_sequence,
     write_sequence,
 )
+from tightfit.util.errors import ArtifactError
 
 ACTIONS = [
-    Operation("F_ck", 1),
-    Operation("F_none", 2),
-    Operation("F", 3, 2),
-    Operation("F_all", 4),
-    Operation("loss", 5),
-    Operation("B", 4),
-    Operation("F", 3, 2, 1),
+    ChainOperation("F_ck", 1),
+    ChainOperation("F_none", 2),
+    ChainOperation("F", 3, 2),
+    ChainOperation("F_all", 4),
+    ChainOperation("loss", 5),
+    ChainOperation("B", 4),
+    ChainOperation("F", 3, 2, 1),
 ]
 
 
@@ -71,9 +71,9 @@ def test_a_wrong_step_is_named(tmp_path: Path, row: dict, words: str) -> None:
         read_sequence(tmp_path / "sequence.arrow")
 
 
-@pytest.mark.parametrize("move", get_args(Move))
+@pytest.mark.parametrize("move", get_args(StorageMove))
 @pytest.mark.parametrize("store", [(False, 0), (False, 2), (True, 2)])
-def test_what_moves_says_what_it_moves(move: Move, store: Store) -> None:
-    made = moving(move, store)
+def test_what_moves_says_what_it_moves(move: StorageMove, store: StoredItem) -> None:
+    made = move_operation(move, store)
     assert (made.move, made.store, made.transfers) == (move, store, move != "free")
-    assert Operation("F_all", 1).move is None and not Operation("loss", 3).transfers
+    assert ChainOperation("F_all", 1).move is None and not ChainOperation("loss", 3).transfers

@@ -15,27 +15,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tightfit.schemas import store
-from tightfit.schemas.arrow import flag, integer, integers, number, records, text, texts
-from tightfit.schemas.errors import ArtifactError
+from tightfit.schemas.arrow_fields import (
+    boolean_field,
+    integer_field,
+    integer_list_field,
+    number_field,
+    record_list_field,
+    text_field,
+    text_list_field,
+)
+from tightfit.util.errors import ArtifactError
 
 KIND = store.ArtifactType(
     "tightfit.example",
     3,
     pa.schema(
         [
-            text("name"),
-            integer("bytes"),
-            number("seconds", nullable=True),
-            flag("kept"),
-            integers("inputs"),
-            texts("labels"),
-            records("parts", integer("id"), records("inner", text("word"))),
+            text_field("name"),
+            integer_field("bytes"),
+            number_field("seconds", nullable=True),
+            boolean_field("kept"),
+            integer_list_field("inputs"),
+            text_list_field("labels"),
+            record_list_field(
+                "parts", integer_field("id"), record_list_field("inner", text_field("word"))
+            ),
             pa.field("data", pa.binary(), nullable=False),
         ]
     ),
 )
 
-SMALL = store.ArtifactType("tightfit.small", 1, pa.schema([text("name")]))
+SMALL = store.ArtifactType("tightfit.small", 1, pa.schema([text_field("name")]))
 
 ROW: dict[str, Any] = {
     "name": "addmm",
@@ -144,7 +154,7 @@ def test_another_version_and_another_artifact(written: Path) -> None:
 
 
 def test_other_fields_under_the_same_name(written: Path) -> None:
-    narrow = store.ArtifactType(KIND.name, KIND.version, pa.schema([text("name")]))
+    narrow = store.ArtifactType(KIND.name, KIND.version, pa.schema([text_field("name")]))
     assert error_of(written, narrow) == "the fields are not those of tightfit.example/3"
 
 
@@ -177,27 +187,27 @@ def test_a_file_may_have_as_many_bytes_as_it_may_have(tmp_path: Path) -> None:
 
 def test_text_that_is_none_is_noticed_under_a_digest_that_is_right(small: Path) -> None:
     data = small.read_bytes()
-    digest = store.header(small).digest.encode()
+    digest = store.read_header(small).digest.encode()
     assert data.count(b"mul") == 1
-    blank = data.replace(b"mul", b"\xff\xfe\xfd").replace(digest, store._BLANK)
+    blank = data.replace(b"mul", b"\xff\xfe\xfd").replace(digest, store._BLANK_DIGEST)
     right = hashlib.sha256(blank).hexdigest().encode()
-    small.write_bytes(blank.replace(store._BLANK, right))
+    small.write_bytes(blank.replace(store._BLANK_DIGEST, right))
     assert error_of(small, SMALL) == "is not a complete Arrow file"
 
 
 def test_what_a_header_says(written: Path, tmp_path: Path) -> None:
-    found = store.header(written)
+    found = store.read_header(written)
     assert (found.name, found.version, found.metadata) == (KIND.name, "3", {"model": "gpt2"})
     assert found.digest == store.read(written, KIND).digest
     written.write_bytes(written.read_bytes().replace(b"addmm", b"addnn"))
     with pytest.raises(ArtifactError, match="does not match its digest"):
-        store.header(written)
+        store.read_header(written)
     table = pa.table({"name": ["x"]})
     path = tmp_path / "foreign.arrow"
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
     with pytest.raises(ArtifactError, match=r"is an Arrow file but no tightfit artifact$"):
-        store.header(path)
+        store.read_header(path)
 
 
 def test_fields_of_a_document_are_exactly_those_asked_for(tmp_path: Path) -> None:

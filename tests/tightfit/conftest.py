@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from tightfit.schemas.errors import TightfitError
-from tightfit.schemas.graph import Graph
-from tightfit.stages.combine import bounds
-from tightfit.stages.combine.moment.limits import Limits
-from tightfit.stages.combine.polish import refining, sweeping
-from tightfit.stages.device.factory import Built
-from tightfit.stages.device.masks import leaves_of_masks, leaves_of_ones
+from tightfit.schemas.graph.training_graph import Graph
+from tightfit.stages.combine.bounds import lower_bounds
+from tightfit.stages.combine.local_search import budget_sweep, search
+from tightfit.stages.combine.milp import SolverLimits
 from tightfit.stages.solve import worker
+from tightfit.stages.torch_utils.input_masks import all_ones_leaves, binary_mask_leaves
+from tightfit.stages.torch_utils.model_factory import BuiltModel
 from tightfit.stages.trace import trace as tracing
+from tightfit.util.errors import TightfitError
 
 SETTINGS: dict[str, Any] = {"peaks": 2, "saves": 2, "jobs": 1}
 
@@ -35,7 +35,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loose_bounds() -> Iterator[None]:
     """What no plan goes below is proven with less work, where no test asks how close it is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bounds, "Limits", partial(Limits, nodes=1, checks=4))
+        patch.setattr(lower_bounds, "SolverLimits", partial(SolverLimits, nodes=1, checks=4))
         yield
 
 
@@ -52,7 +52,7 @@ def _solved_here() -> Iterator[None]:
         return 0, ""
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tightfit.stages.solve.shelf._Workers.run", run)
+        patch.setattr("tightfit.stages.solve.option_store._Workers.run", run)
         yield
 
 
@@ -60,11 +60,11 @@ def _solved_here() -> Iterator[None]:
 def brief_search() -> Iterator[None]:
     """Searches take a tenth of their moves, where no test asks how good a plan is."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (refining, sweeping):
+        for module in (search, budget_sweep):
             patch.setattr(module, "PATIENCE", 60)
-        patch.setattr(refining, "FURTHER", 20)
-        patch.setattr(refining, "SEEDS", 1)
-        patch.setattr(refining, "ROUNDS", 3)
+        patch.setattr(search, "CONTINUATION_MOVES", 20)
+        patch.setattr(search, "SEEDS_PER_WARM_START", 1)
+        patch.setattr(search, "MAX_ROUNDS", 3)
         yield
 
 
@@ -76,7 +76,7 @@ def traced_once() -> Iterator[None]:
     known: dict[object, Graph] = {}
     trace = tracing.trace
 
-    def once(built: Built, *given: Any, **options: Any) -> Graph:
+    def once(built: BuiltModel, *given: Any, **options: Any) -> Graph:
         if any(type(weight) is not torch.nn.Parameter for weight in built.model.parameters()):
             return trace(built, *given, **options)
         key = _described(built), built.loss, f"{given} {options}"
@@ -89,7 +89,7 @@ def traced_once() -> Iterator[None]:
         yield
 
 
-def _described(built: Built) -> str:
+def _described(built: BuiltModel) -> str:
     """A model, its tensors and modes, and its samples."""
     model = built.model
     first: dict[int, str] = {}
@@ -103,7 +103,7 @@ def _described(built: Built) -> str:
     modes = [module.training for module in model.modules()]
     given = [(_form(leaf), place[id(leaf)]) for leaf in leaves]
     casts = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    masks = leaves_of_ones(built), leaves_of_masks(built)
+    masks = all_ones_leaves(built), binary_mask_leaves(built)
     around = (built.label, built.ones, built.mixed, masks, casts)
     return repr((type(model), str(model), tensors, modes, around, tree, given))
 

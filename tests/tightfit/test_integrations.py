@@ -149,7 +149,7 @@ def test_ways_of_training(way: str, store: Path, tmp_path: Path) -> None:
 def test_an_optimizer_of_the_plan_is_put_into_the_trainer(
     way: dict[str, Any], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tightfit.stages.profile.kept_links.KEPT_SIZE", 4 << 20)
+    monkeypatch.setattr("tightfit.stages.profile.link_cache.CACHED_LINK_BYTES", 4 << 20)
     settings = {"logging_strategy": "steps", "logging_steps": 1, "weight_decay": 0.1, **way}
     alone = trainer_of(gpt2(), tmp_path / "alone", **settings)
     alone.train()

@@ -12,9 +12,9 @@ import torch
 import tightfit
 from tests.tightfit.conftest import SETTINGS
 from tightfit import ModelError, PlanMismatch
+from tightfit.api.stage_runner import StageRunner
 from tightfit.integrations import plan_trainer
-from tightfit.route import Route
-from tightfit.stages.validate import rounds
+from tightfit.stages.validate import scenarios
 
 transformers: Any = pytest.importorskip("transformers")
 
@@ -117,11 +117,11 @@ def test_with_false_the_cause_is_told_before_the_search(
     def search(*_: object, **__: object) -> Any:
         raise AssertionError("the search has begun")
 
-    monkeypatch.setattr(Route, "frontier", search)
+    monkeypatch.setattr(StageRunner, "frontier", search)
     said = r"where attention_mask holds only ones the model goes a shorter way: plan with ones=True"
     with pytest.raises(ModelError, match=said) as refused:
         plan(store / "other", grouped(), ONES, ones=False)
-    assert rounds.UNKNOWN not in str(refused.value)
+    assert scenarios.UNKNOWN_CAUSE not in str(refused.value)
 
 
 def test_a_plan_with_an_optimizer_is_for_the_samples_masks(store: Path) -> None:

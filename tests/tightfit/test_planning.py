@@ -12,8 +12,8 @@ import torch
 import tightfit
 import tightfit.stages
 from data.models import gpt2
-from tightfit.schemas.errors import ConfigError, ModelError
 from tightfit.schemas.plan import Plan
+from tightfit.util.errors import ConfigError, ModelError
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
@@ -68,7 +68,7 @@ def test_the_same_call_measures_searches_and_writes_nothing_again(
     asked: dict[str, Any] = {"budget": "50%", "store": store, **SETTINGS}
     first = tightfit.plan(model, (tokens,), **asked)[1]
     wanted = gradients(copy.deepcopy(model), tokens)
-    for run in ("solve.cli", "combine.cli", "combine.choosing", "generate.cli"):
+    for run in ("solve.command", "combine.command", "combine.select_command", "generate.command"):
         monkeypatch.setattr(f"tightfit.stages.{run}.run", never)
     monkeypatch.setattr("tightfit.stages.profile.profile.measure_op", never)
     fitted, again = tightfit.plan(model, (tokens,), **asked)
@@ -92,7 +92,7 @@ def test_a_check_is_of_two_steps_or_full_or_left_out(
         checks.append(full)
         return ""
 
-    monkeypatch.setattr("tightfit.stages.validate.validate.check", noting)
+    monkeypatch.setattr("tightfit.stages.validate.validate.check_planned_module", noting)
     model, tokens = model_and_tokens()
     tightfit.plan(model, (tokens,), budget="50%", store=store, check=asked, **SETTINGS)
     assert checks == full

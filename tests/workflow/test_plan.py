@@ -234,11 +234,11 @@ def test_an_edit_of_the_code_redoes_what_follows_and_a_comment_nothing(
     settled: Workplace,
 ) -> None:
     checkout = settled.checkout
-    edited = [settled.folder / "mine.py", checkout / "stages/solve/cli.py"]
+    edited = [settled.folder / "mine.py", checkout / "stages/solve/command.py"]
     for file in (*edited, checkout / "schemas/store.py"):
         file.write_text("# a comment\n" + file.read_text())
     assert "Nothing to be done" in settled.snakemake("--dry-run").stderr
-    code = checkout / "stages/generate/cli.py"
+    code = checkout / "stages/generate/command.py"
     before = code.read_text()
     code.write_text(f"{before}\nCHANGED = True\n")
     result = settled.snakemake("--dry-run")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.slurm import hollow
+from tests.slurm import empty_stages
 from tests.workflow.conftest import Workplace, copy_checkout
 
 
@@ -65,7 +65,7 @@ def test_jobs_are_limited_in_a_second_where_that_is_asked_for_alone(
 ) -> None:
     workplace = Workplace(copy_checkout(tmp_path), tmp_path)
     workplace.configure({"models": {"tiny": tiny}})
-    shutil.copy(hollow.__file__, tmp_path / "tightfit/__main__.py")
+    shutil.copy(empty_stages.__file__, tmp_path / "tightfit/__main__.py")
     watched = tmp_path / "Watched"
     watched.write_text(
         'include: "Snakefile"\n'
@@ -95,7 +95,7 @@ def test_what_is_asked_for_comes_first_and_the_frontier_follows(
 ) -> None:
     workplace = Workplace(copy_checkout(tmp_path), tmp_path)
     workplace.configure({"models": {"tiny": tiny}, "strategies": ["auto"], "budgets": ["50%"]})
-    shutil.copy(hollow.__file__, tmp_path / "tightfit/__main__.py")
+    shutil.copy(empty_stages.__file__, tmp_path / "tightfit/__main__.py")
     result = workplace.snakemake("--cores", "1", "results/tiny/report.html")
     assert result.returncode == 0, result.stderr
     steps = [line.partition("] ")[2] for line in result.stderr.splitlines() if line[:1] == "["]

@@ -11,7 +11,7 @@ rule compile_search:
     message:
         "compiling the search, where that was not done"
     shell:
-        "python -m tightfit.stages.combine.compiled 2>{log:q}"
+        "python -m tightfit.stages.combine.local_search.precompile 2>{log:q}"
 
 
 # The strategy's own plans, from which those for the budgets that are asked are searched.

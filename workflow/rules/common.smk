@@ -9,11 +9,11 @@ from pathlib import Path
 CHECKOUT = Path(workflow.basedir)
 sys.path.insert(0, str(CHECKOUT))
 
-from tightfit.schemas.budget import NO_BUDGET
+from tightfit.util.budget import NO_BUDGET
 from tightfit.schemas.config import BESIDE, parse_config, require_folders
-from tightfit.schemas.errors import ConfigError
-from tightfit.schemas.fingerprint import factory_fingerprint, stage_fingerprint
-from tightfit.schemas.strategies import HIERARCHY, STRATEGIES, UNPLANNED
+from tightfit.util.errors import ConfigError
+from tightfit.util.code_fingerprint import factory_fingerprint, stage_fingerprint
+from tightfit.util.strategies import HIERARCHY, STRATEGIES, UNPLANNED
 
 if "models" not in config:
 

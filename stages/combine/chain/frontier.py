@@ -13,16 +13,20 @@ from typing import Protocol
 
 import numpy as np
 
-from tightfit.schemas.frontier import pareto
-from tightfit.schemas.sequence import Operation
-from tightfit.schemas.strategies import SLOTS
-from tightfit.stages.combine.chain.least import Least
-from tightfit.stages.combine.chain.replay import ChainReplay, chain_replay
-from tightfit.stages.combine.chain.slots import rounds_nothing
-from tightfit.stages.combine.chain.table import Times, build_table, run_block
-from tightfit.stages.combine.chain.ways import Ways
+from tightfit.schemas.frontier import pareto_points
+from tightfit.schemas.sequence import ChainOperation
+from tightfit.stages.combine.chain.discretize import has_exact_slots
+from tightfit.stages.combine.chain.dp_table import (
+    TableTimes,
+    build_chain_table,
+    position_operations,
+)
+from tightfit.stages.combine.chain.min_memory import ChainMinMemory
+from tightfit.stages.combine.chain.options import ChainProblem
+from tightfit.stages.combine.chain.simulate import ChainSimulation, simulate_chain
+from tightfit.util.strategies import BUDGET_SLOTS
 
-CLASSES = {
+SEQUENCE_CLASSES = {
     "persistent": "persistent sequences of the chain",
     "nested": "nested sequences of the join",
     "floating": "sequences of the chain in which the last stored output may move on",
@@ -45,28 +49,28 @@ class ChainPlan:
     peak: int
     seconds: float
     recomputed: int
-    sequence: list[Operation]
+    sequence: list[ChainOperation]
 
 
 class BudgetTable(Protocol):
     """The sequences of a dynamic program for all budgets up to a limit."""
 
     @property
-    def times(self) -> Times:
+    def times(self) -> TableTimes:
         """The least times."""
 
-    def sequence(self, count: int) -> list[Operation]:
+    def sequence(self, count: int) -> list[ChainOperation]:
         """An optimal sequence within `count` slots, which must be enough."""
 
 
-class Smallest(Protocol):
+class MinMemory(Protocol):
     """The least memory that a dynamic program can do with."""
 
     @property
     def budget(self) -> int:
         """The smallest budget in bytes, all counted."""
 
-    def sequence(self) -> list[Operation]:
+    def sequence(self) -> list[ChainOperation]:
         """A sequence within the smallest budget."""
 
 
@@ -78,26 +82,26 @@ class DynamicProgram(Protocol):
         """What its sequences are called: a key of `CLASSES`."""
 
     @property
-    def throughout(self) -> int:
+    def always_resident(self) -> int:
         """The bytes that tables do not count."""
 
     @property
     def positions(self) -> int:
         """The positions, the loss included."""
 
-    def keep_all(self) -> list[Operation]:
+    def keep_all(self) -> list[ChainOperation]:
         """The sequence that runs nothing again."""
 
-    def least(self) -> Smallest:
+    def least(self) -> MinMemory:
         """The smallest budget with its sequence."""
 
     def table(self, limit: int, slots: int, optimistic: bool = False) -> BudgetTable:
         """The table of all budgets up to `limit` bytes, in at most `slots` slots."""
 
-    def rounds_nothing(self, limit: int, slots: int) -> bool:
+    def has_exact_slots(self, limit: int, slots: int) -> bool:
         """Whether such a table rounds nothing."""
 
-    def replay(self, sequence: list[Operation]) -> ChainReplay:
+    def replay(self, sequence: list[ChainOperation]) -> ChainSimulation:
         """Time and peak of a sequence at true sizes."""
 
 
@@ -105,38 +109,38 @@ class DynamicProgram(Protocol):
 class ChainProgram:
     """The dynamic program of a chain."""
 
-    ways: Ways
+    ways: ChainProblem
     kind: str = "persistent"
 
     @property
-    def throughout(self) -> int:
+    def always_resident(self) -> int:
         """The bytes that tables do not count."""
-        return self.ways.throughout
+        return self.ways.always_resident
 
     @property
     def positions(self) -> int:
         """The positions, the loss included."""
         return len(self.ways)
 
-    def keep_all(self) -> list[Operation]:
+    def keep_all(self) -> list[ChainOperation]:
         """The sequence that runs nothing again."""
         return keep_all_sequence(self.ways)
 
-    def least(self) -> Smallest:
+    def least(self) -> MinMemory:
         """The smallest budget with its sequence."""
-        return Least(self.ways)
+        return ChainMinMemory(self.ways)
 
     def table(self, limit: int, slots: int, optimistic: bool = False) -> BudgetTable:
         """The table of all budgets up to `limit` bytes, in at most `slots` slots."""
-        return build_table(self.ways, limit, slots, optimistic)
+        return build_chain_table(self.ways, limit, slots, optimistic)
 
-    def rounds_nothing(self, limit: int, slots: int) -> bool:
+    def has_exact_slots(self, limit: int, slots: int) -> bool:
         """Whether such a table rounds nothing."""
-        return rounds_nothing(self.ways, limit, slots)
+        return has_exact_slots(self.ways, limit, slots)
 
-    def replay(self, sequence: list[Operation]) -> ChainReplay:
+    def replay(self, sequence: list[ChainOperation]) -> ChainSimulation:
         """Time and peak of a sequence at true sizes."""
-        return chain_replay(self.ways, sequence)
+        return simulate_chain(self.ways, sequence)
 
 
 class ChainPlans(Protocol):
@@ -175,7 +179,7 @@ class ProgramFrontier:
     """Plans that do not depend on the budgets that are asked for. Budgets and peaks
     count all that the chain or join counts. One table is in memory at a time."""
 
-    def __init__(self, program: DynamicProgram, slots: int = SLOTS) -> None:
+    def __init__(self, program: DynamicProgram, slots: int = BUDGET_SLOTS) -> None:
         self.program = program
         self.slots = slots
         self.kind = program.kind
@@ -185,8 +189,8 @@ class ProgramFrontier:
         self._table: tuple[int, BudgetTable] | None = None
         self._plans: dict[int, list[ChainPlan]] = {}
         self._steps: dict[int, int] = {}
-        self._times: dict[int, Times] = {}
-        self._bounds: dict[int, Times] = {}
+        self._times: dict[int, TableTimes] = {}
+        self._bounds: dict[int, TableTimes] = {}
 
     @property
     def smallest_budget(self) -> int:
@@ -213,7 +217,7 @@ class ProgramFrontier:
         found = [self.keep_all, self._plan(self._least.sequence())]
         for level in self._levels():
             found += self._level_plans(level)
-        return pareto(found)
+        return pareto_points(found)
 
     @property
     def complete(self) -> bool:
@@ -233,18 +237,18 @@ class ProgramFrontier:
         level = self._level(budget)
         if level not in self._times:
             self._build(level)
-        return self._times[level].seconds(budget - self.program.throughout)
+        return self._times[level].seconds(budget - self.program.always_resident)
 
     def bound(self, budget: int, within: int | None = None) -> float:
         """Seconds that no persistent sequence within `budget` bytes beats; or none of those that
         stay `within` fewer bytes, in the slots made for `budget`."""
         if budget not in self._bounds:
-            limit = budget - self.program.throughout
+            limit = budget - self.program.always_resident
             self._table = None
             table = self.program.table(limit, self.slots, optimistic=True)
             self._bounds[budget] = table.times
         asked = budget if within is None else within
-        return self._bounds[budget].seconds(asked - self.program.throughout)
+        return self._bounds[budget].seconds(asked - self.program.always_resident)
 
     def _build(self, level: int) -> BudgetTable:
         """The table of a level, and its times for later."""
@@ -257,27 +261,29 @@ class ProgramFrontier:
 
     def _limit(self, level: int) -> int:
         """The largest budget of a level in bytes, `ways.throughout` not counted."""
-        return (self.keep_all.peak - self.program.throughout) >> level
+        return (self.keep_all.peak - self.program.always_resident) >> level
 
     def _top(self, level: int) -> int:
         """What no plan of a level exceeds, in bytes: its table has up to half as many slots more
         than its limit asks for."""
-        return self._limit(level) + self._limit(level) // 2 + self.program.throughout
+        return self._limit(level) + self._limit(level) // 2 + self.program.always_resident
 
     def _levels(self) -> list[int]:
         """The levels: none below the smallest budget, and none after one that rounds nothing."""
         levels = [0]
         while (
             len(levels) < LEVELS
-            and self._limit(len(levels)) + self.program.throughout > self.smallest_budget
-            and not self.program.rounds_nothing(self._limit(levels[-1]), self.slots)
+            and self._limit(len(levels)) + self.program.always_resident > self.smallest_budget
+            and not self.program.has_exact_slots(self._limit(levels[-1]), self.slots)
         ):
             levels.append(len(levels))
         return levels
 
     def _level(self, budget: int) -> int:
         """The level whose table covers a budget."""
-        covering = [k for k in self._levels() if budget - self.program.throughout <= self._limit(k)]
+        covering = [
+            k for k in self._levels() if budget - self.program.always_resident <= self._limit(k)
+        ]
         return max(covering, default=0)
 
     def _level_plans(self, level: int) -> list[ChainPlan]:
@@ -289,9 +295,11 @@ class ProgramFrontier:
             unit = table.times.slots.unit
             steps = [m for m in table.times.steps() if m * unit > lowest]
             self._steps[level] = len(steps)
-            chosen = [steps[index] for index in spread(len(steps), self._wanted)]
+            chosen = [steps[index] for index in spread_indices(len(steps), self._wanted)]
             plans = [self._plan(table.sequence(m)) for m in chosen]
-            self._plans[level] = [p for p in plans if p.peak - self.program.throughout > lowest]
+            self._plans[level] = [
+                p for p in plans if p.peak - self.program.always_resident > lowest
+            ]
         return self._plans[level]
 
     def _asked(self, level: int, budget: int) -> list[ChainPlan]:
@@ -300,12 +308,12 @@ class ProgramFrontier:
         if not self._times[level].slots.exact:
             return found
         table = self._build(level)
-        room = table.times.slots.room(budget - self.program.throughout)
+        room = table.times.slots.room(budget - self.program.always_resident)
         if np.isfinite(table.times.lost[room]):
             return [*found, self._plan(table.sequence(room))]
         return found
 
-    def _plan(self, sequence: list[Operation]) -> ChainPlan:
+    def _plan(self, sequence: list[ChainOperation]) -> ChainPlan:
         played = self.program.replay(sequence)
         return ChainPlan(played.peak, played.seconds, played.recomputed, sequence)
 
@@ -313,24 +321,24 @@ class ProgramFrontier:
 class ChainFrontier(ProgramFrontier):
     """The plans of a chain."""
 
-    def __init__(self, ways: Ways, slots: int = SLOTS) -> None:
+    def __init__(self, ways: ChainProblem, slots: int = BUDGET_SLOTS) -> None:
         super().__init__(ChainProgram(ways), slots)
 
 
-def keep_all_sequence(ways: Ways) -> list[Operation]:
+def keep_all_sequence(ways: ChainProblem) -> list[ChainOperation]:
     """Every position once, each in its fastest way, the least memory where several are fastest."""
     last = len(ways)
-    forward: list[Operation] = []
-    backward: list[Operation] = []
+    forward: list[ChainOperation] = []
+    backward: list[ChainOperation] = []
     for position in range(1, last + 1):
         way = min(ways.at(position).ways, key=lambda way: (way.seconds, way.save))
-        actions = run_block(position, way.option, last, [])
-        forward += [action for action in actions[:1] if isinstance(action, Operation)]
-        backward += [action for action in actions[1:] if isinstance(action, Operation)]
+        actions = position_operations(position, way.option, last, [])
+        forward += [action for action in actions[:1] if isinstance(action, ChainOperation)]
+        backward += [action for action in actions[1:] if isinstance(action, ChainOperation)]
     return [*forward, *reversed(backward)]
 
 
-def spread(available: int, wanted: int) -> list[int]:
+def spread_indices(available: int, wanted: int) -> list[int]:
     """At most `wanted` indices below `available`, evenly spread, first and last included."""
     if available <= wanted:
         return list(range(available))

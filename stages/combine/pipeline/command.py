@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tightfit.schemas.derived import Derived
+from tightfit.util.command_line import LineageEntry
 
 PLAN, PATTERN, SEQUENCE = "plan.json", "pattern.arrow", "sequence.arrow"
 
@@ -33,36 +33,41 @@ def run(options: argparse.Namespace) -> None:
     Raises ConfigError or ArtifactError where an option or a file is not what it should be,
     ModelError where the step cannot be divided, ScheduleError where a rank has too little memory.
     """
+    from tightfit.schemas.block_options import read_block_options
     from tightfit.schemas.blocks import read_blocks
     from tightfit.schemas.costs import read_costs
-    from tightfit.schemas.errors import ConfigError
-    from tightfit.schemas.graph import GRAPH, read_graph, write_graph
-    from tightfit.schemas.lineage import remove
-    from tightfit.schemas.options import read_options
-    from tightfit.schemas.pattern import read_pattern
-    from tightfit.schemas.pipeline import FILE, MOST_MICROBATCHES, stage_folder, write_pipeline
+    from tightfit.schemas.graph.training_graph import GRAPH, read_graph, write_graph
+    from tightfit.schemas.lineage import remove_with_lineage
+    from tightfit.schemas.pipeline import (
+        MAX_MICROBATCHES,
+        PIPELINE_FILE,
+        stage_folder,
+        write_pipeline,
+    )
+    from tightfit.schemas.pipeline_pattern import read_pipeline_pattern
     from tightfit.schemas.pipeline_plan import read_pipeline_plan
     from tightfit.schemas.schedule import write_schedule
     from tightfit.schemas.sequence import read_sequence
     from tightfit.schemas.store import read
-    from tightfit.stages.combine.pipeline.splitting import Planned, split
+    from tightfit.stages.combine.pipeline.split import PlannedPipeline, split_pipeline
+    from tightfit.util.errors import ConfigError
 
-    if not 1 <= options.microbatches <= MOST_MICROBATCHES:
+    if not 1 <= options.microbatches <= MAX_MICROBATCHES:
         raise ConfigError(
-            f"--microbatches {options.microbatches}: expected 1 to {MOST_MICROBATCHES}"
+            f"--microbatches {options.microbatches}: expected 1 to {MAX_MICROBATCHES}"
         )
     plan = read_pipeline_plan(options.plan / PLAN)
     if plan.verdict == "infeasible":
         raise ConfigError(f"there is no pipeline to split: {plan.sentence}")
     if (options.options is not None) != (plan.inside == "rockmate"):
         raise ConfigError("--options is given where the plan has rockmate inside, and only there")
-    planned = Planned(
+    planned = PlannedPipeline(
         plan,
-        read_pattern(options.plan / PATTERN),
+        read_pipeline_pattern(options.plan / PATTERN),
         read_sequence(options.plan / SEQUENCE) if plan.inside else (),
-        None if options.options is None else read_options(options.options),
+        None if options.options is None else read_block_options(options.options),
     )
-    found = split(
+    found = split_pipeline(
         read_graph(options.graph),
         read(options.graph, GRAPH).digest,
         read_costs(options.costs),
@@ -70,12 +75,12 @@ def run(options: argparse.Namespace) -> None:
         planned,
         options.microbatches,
     )
-    remove(options.out / FILE)
+    remove_with_lineage(options.out / PIPELINE_FILE)
     for number, (graph, steps) in enumerate(zip(found.graphs, found.schedules, strict=True), 1):
         folder = options.out / stage_folder(number)
         digest = write_graph(folder / "graph.arrow", graph)
         write_schedule(folder / "schedule.arrow", steps, digest)
-    write_pipeline(options.out / FILE, found.pipeline)
+    write_pipeline(options.out / PIPELINE_FILE, found.pipeline)
     for rank, name in enumerate(found.pipeline.devices):
         own = [str(stage.stage) for stage in found.pipeline.stages if stage.rank == rank]
         print(
@@ -84,11 +89,11 @@ def run(options: argparse.Namespace) -> None:
         )
 
 
-def derived(options: argparse.Namespace) -> list[Derived]:
+def derived(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
-    from tightfit.schemas.pipeline import FILE, read_pipeline, stage_folder
+    from tightfit.schemas.pipeline import PIPELINE_FILE, read_pipeline, stage_folder
 
-    pipeline = read_pipeline(options.out / FILE)
+    pipeline = read_pipeline(options.out / PIPELINE_FILE)
     files = [
         options.out / stage_folder(stage.stage) / name
         for stage in pipeline.stages
@@ -98,4 +103,8 @@ def derived(options: argparse.Namespace) -> list[Derived]:
     read = [options.graph, options.costs, options.blocks]
     read += [path for path in planned if path.exists()]
     read += [options.options] if options.options else []
-    return [Derived([options.out / FILE, *files], read, {"microbatches": options.microbatches})]
+    return [
+        LineageEntry(
+            [options.out / PIPELINE_FILE, *files], read, {"microbatches": options.microbatches}
+        )
+    ]

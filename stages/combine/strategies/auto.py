@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from tightfit.schemas.strategies import STRATEGIES, TRIED_BY_AUTO
-from tightfit.stages.combine.strategies.registry import strategy
-from tightfit.stages.combine.strategies.strategy import Candidate, Strategy, TrainingStep
+from tightfit.stages.combine.strategies.strategy import (
+    Candidate,
+    PlanningProblem,
+    Strategy,
+    load_strategy,
+)
+from tightfit.util.strategies import AUTO_STRATEGIES, STRATEGIES
 
 
-class Auto:
+class AutoStrategy:
     """What the others plan, together."""
 
     about = STRATEGIES["auto"]
 
-    def supports(self, step: TrainingStep) -> str:
+    def supports(self, step: PlanningProblem) -> str:
         """A step that one of them supports; else why the first does not."""
         said = [other.supports(step) for other in self._others()]
         return "" if "" in said else said[0]
 
-    def candidates(self, step: TrainingStep) -> list[Candidate]:
+    def candidates(self, step: PlanningProblem) -> list[Candidate]:
         """The plans of those that support the step."""
         return [
             candidate
@@ -27,7 +31,7 @@ class Auto:
         ]
 
     def _others(self) -> list[Strategy]:
-        return [strategy(name) for name in TRIED_BY_AUTO]
+        return [load_strategy(name) for name in AUTO_STRATEGIES]
 
 
-STRATEGY = Auto()
+STRATEGY = AutoStrategy()

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-from tightfit.schemas.sequence import Operation
-from tightfit.schemas.strategies import STRATEGIES
-from tightfit.stages.combine.schedule.executions import captured, executions_of, runs
-from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.schemas.sequence import ChainOperation
+from tightfit.stages.combine.lowering.blocks import (
+    captured_options,
+    lower_to_executions,
+    run_actions,
+)
+from tightfit.stages.combine.strategies.strategy import Candidate, PlanningProblem
+from tightfit.util.strategies import STRATEGIES
 
 
-class Checkpoint:
+class CheckpointStrategy:
     """Every block keeps its input alone and runs again right before its backward, in captured
     order, without the ops that only its output needs."""
 
     about = STRATEGIES["checkpoint"]
 
-    def supports(self, step: TrainingStep) -> str:
+    def supports(self, step: PlanningProblem) -> str:
         """Every step."""
         return ""
 
-    def candidates(self, step: TrainingStep) -> list[Candidate]:
+    def candidates(self, step: PlanningProblem) -> list[Candidate]:
         """The one plan that recomputes every block."""
         last = len(step.blocks.blocks) + 1
-        sequence = [Operation("F_ck", position) for position in range(1, last)]
-        sequence.append(Operation("loss", last))
+        sequence = [ChainOperation("F_ck", position) for position in range(1, last)]
+        sequence.append(ChainOperation("loss", last))
         for position in range(last - 1, 0, -1):
-            sequence += [Operation("F_all", position), Operation("B", position)]
-        options = captured(step.blocks, step.options)
-        executions = executions_of(step.problem, step.blocks, options, sequence)
-        actions = runs(step.problem, executions)
+            sequence += [ChainOperation("F_all", position), ChainOperation("B", position)]
+        options = captured_options(step.blocks, step.options)
+        executions = lower_to_executions(step.problem, step.blocks, options, sequence)
+        actions = run_actions(step.problem, executions)
         return [Candidate(actions, sequence, "every block recomputed")]
 
 
-STRATEGY = Checkpoint()
+STRATEGY = CheckpointStrategy()

@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
-from tightfit.schemas.strategies import STRATEGIES
-from tightfit.stages.combine.chain.floated import LONGEST, FloatedChain
-from tightfit.stages.combine.chain.frontier import spread
-from tightfit.stages.combine.chain.ways import Ways, ways_of_blocks
-from tightfit.stages.combine.schedule.executions import candidate_of
-from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.stages.combine.chain.floating_persistence import (
+    MAX_FLOATING_POSITIONS,
+    FloatingChainPlans,
+)
+from tightfit.stages.combine.chain.frontier import spread_indices
+from tightfit.stages.combine.chain.options import ChainProblem, build_model_chain_problem
+from tightfit.stages.combine.lowering.blocks import build_candidate
+from tightfit.stages.combine.strategies.strategy import Candidate, PlanningProblem
+from tightfit.util.strategies import STRATEGIES
 
 BUDGETS = 24
 
 
-class Floated:
+class FloatingStrategy:
     """Rotor's program with floating persistence, of blocks that keep everything or nothing."""
 
     about = STRATEGIES["floating"]
 
-    def supports(self, step: TrainingStep) -> str:
+    def supports(self, step: PlanningProblem) -> str:
         """A step that is a chain of some blocks."""
         count = len(step.blocks.blocks)
-        if count < LONGEST:
+        if count < MAX_FLOATING_POSITIONS:
             return ""
-        return f"it has {count} blocks, and a chain whose outputs move takes {LONGEST - 1}"
+        return f"it has {count} blocks, and a chain whose outputs move takes {MAX_FLOATING_POSITIONS - 1}"
 
-    def candidates(self, step: TrainingStep) -> list[Candidate]:
+    def candidates(self, step: PlanningProblem) -> list[Candidate]:
         """The fastest plans at budgets spread over those at which the time falls."""
-        chain = FloatedChain(ways_of_blocks(step.blocks, step.options, True))
+        chain = FloatingChainPlans(build_model_chain_problem(step.blocks, step.options, True))
         budgets = chain.program.whole.bytes.tolist()
         found = []
-        for index in spread(len(budgets), BUDGETS):
+        for index in spread_indices(len(budgets), BUDGETS):
             sequence = chain.program.sequence(budgets[index])
-            found.append(candidate_of(step, sequence, f"floating within {budgets[index]} bytes"))
+            found.append(build_candidate(step, sequence, f"floating within {budgets[index]} bytes"))
         return found
 
-    def plans_of_chain(self, ways: Ways, slots: int) -> FloatedChain:
+    def plans_of_chain(self, ways: ChainProblem, slots: int) -> FloatingChainPlans:
         """The plans of a chain from a file; nothing is rounded to slots."""
-        return FloatedChain(ways)
+        return FloatingChainPlans(ways)
 
 
-STRATEGY = Floated()
+STRATEGY = FloatingStrategy()

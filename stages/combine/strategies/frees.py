@@ -2,47 +2,48 @@
 
 from __future__ import annotations
 
-from tightfit.schemas.strategies import STRATEGIES
-from tightfit.stages.combine.chain.freed import FreedChain
-from tightfit.stages.combine.chain.frontier import ChainFrontier, spread
-from tightfit.stages.combine.chain.search import SequenceSearch
-from tightfit.stages.combine.chain.ways import Ways, ways_of_blocks
-from tightfit.stages.combine.schedule.executions import candidate_of
-from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.stages.combine.chain.frontier import ChainFrontier, spread_indices
+from tightfit.stages.combine.chain.options import ChainProblem, build_model_chain_problem
+from tightfit.stages.combine.chain.sequence_search import EarlyFreeChainPlans, SequenceSearch
+from tightfit.stages.combine.lowering.blocks import build_candidate
+from tightfit.stages.combine.strategies.strategy import Candidate, PlanningProblem
+from tightfit.util.strategies import STRATEGIES
 
 BUDGETS = 12
-STATES = 20_000
+MAX_STATES = 20_000
 """States that are looked at for one of them; where these do not do, the persistent plan stays."""
-LONGEST = 10
+MAX_POSITIONS = 10
 """Positions of the longest chain that is searched."""
 
 
-class Frees:
+class EarlyFreeStrategy:
     """A search over all that can be stored, of blocks that keep everything or nothing."""
 
     about = STRATEGIES["frees"]
 
-    def supports(self, step: TrainingStep) -> str:
+    def supports(self, step: PlanningProblem) -> str:
         """A step that is a chain of a few blocks."""
         count = len(step.blocks.blocks)
-        if count <= LONGEST:
+        if count <= MAX_POSITIONS:
             return ""
-        return f"it has {count} blocks, and a search of all that can be stored takes {LONGEST}"
+        return (
+            f"it has {count} blocks, and a search of all that can be stored takes {MAX_POSITIONS}"
+        )
 
-    def candidates(self, step: TrainingStep) -> list[Candidate]:
+    def candidates(self, step: PlanningProblem) -> list[Candidate]:
         """The fastest plans at budgets spread over the peaks of the persistent ones."""
-        ways = ways_of_blocks(step.blocks, step.options, True)
+        ways = build_model_chain_problem(step.blocks, step.options, True)
         persistent = ChainFrontier(ways).plans()
-        chosen = [persistent[index] for index in spread(len(persistent), BUDGETS)]
+        chosen = [persistent[index] for index in spread_indices(len(persistent), BUDGETS)]
         search, candidates = SequenceSearch(ways), []
         for plan in chosen:
-            sequence = search.fastest(plan.peak, STATES).sequence or plan.sequence
-            candidates.append(candidate_of(step, sequence, f"search within {plan.peak} bytes"))
+            sequence = search.fastest(plan.peak, MAX_STATES).sequence or plan.sequence
+            candidates.append(build_candidate(step, sequence, f"search within {plan.peak} bytes"))
         return candidates
 
-    def plans_of_chain(self, ways: Ways, slots: int) -> FreedChain:
+    def plans_of_chain(self, ways: ChainProblem, slots: int) -> EarlyFreeChainPlans:
         """The plans of a chain from a file; nothing is rounded to slots."""
-        return FreedChain(ways)
+        return EarlyFreeChainPlans(ways)
 
 
-STRATEGY = Frees()
+STRATEGY = EarlyFreeStrategy()

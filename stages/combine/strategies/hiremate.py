@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from tightfit.schemas.strategies import STRATEGIES
-from tightfit.stages.combine.clusters.plans import plans_of
-from tightfit.stages.combine.schedule.executions import runs
-from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.stages.combine.hierarchy.planner import plan_clusters
+from tightfit.stages.combine.lowering.blocks import run_actions
+from tightfit.stages.combine.strategies.strategy import Candidate, PlanningProblem
+from tightfit.util.strategies import STRATEGIES
 
 
-class HiRemate:
+class HiRemateStrategy:
     """The integer program over the clusters of the highest level, each with options."""
 
     about = STRATEGIES["hiremate"]
 
-    def supports(self, step: TrainingStep) -> str:
+    def supports(self, step: PlanningProblem) -> str:
         """A step that comes with a hierarchy."""
         if step.hierarchy is None:
             return "it came without a hierarchy of clusters (combine --hierarchy)"
         return "" if step.hierarchy.forward else "its forward is empty"
 
-    def candidates(self, step: TrainingStep) -> list[Candidate]:
+    def candidates(self, step: PlanningProblem) -> list[Candidate]:
         """Every cluster kept, every one computed again, and what the program finds for falling
         budgets."""
         assert step.hierarchy is not None
         problem = step.problem
         found = []
-        for plan in plans_of(problem, step.hierarchy, engine=step.engine):
+        for plan in plan_clusters(problem, step.hierarchy, engine=step.engine):
             ops = [problem.nodes[node].op for node in plan.sequence]
-            found.append(Candidate(runs(problem, ops), [], plan.origin))
+            found.append(Candidate(run_actions(problem, ops), [], plan.origin))
         return found
 
 
-STRATEGY = HiRemate()
+STRATEGY = HiRemateStrategy()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from tightfit.schemas.errors import ArtifactError
-from tightfit.schemas.strategies import STRATEGIES
-from tightfit.stages.combine.chain.frontier import spread
+from tightfit.stages.combine.chain.frontier import spread_indices
+from tightfit.stages.combine.join.detect import StepJoin
 from tightfit.stages.combine.join.frontier import JoinFrontier
-from tightfit.stages.combine.join.recognised import StepJoin
-from tightfit.stages.combine.schedule.executions import runs
-from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.stages.combine.lowering.blocks import run_actions
+from tightfit.stages.combine.strategies.strategy import Candidate, PlanningProblem
+from tightfit.util.errors import ArtifactError
+from tightfit.util.strategies import STRATEGIES
 
 BUDGETS = 24
-STATES = 40_000
+MAX_STATES = 40_000
 """States of the largest join that is planned, the product of nearly twice the branches' blocks."""
 
 
@@ -20,14 +20,14 @@ class JoinStrategy:
 
     about = STRATEGIES["join"]
 
-    def supports(self, step: TrainingStep) -> str:
+    def supports(self, step: PlanningProblem) -> str:
         """A step whose forward falls into branches that meet in a small head."""
         if not step.blocks.branches:
             return "its forward is no join: no independent parts meet in its loss"
         states = 1
         for branch in step.blocks.branches:
             states *= 2 * len(branch.blocks) + 1
-        if states > STATES:
+        if states > MAX_STATES:
             return f"its branches are too long for the program of joins, which has {states} states"
         found = StepJoin(step)
         keep_all = JoinFrontier(found.join()).keep_all
@@ -35,17 +35,19 @@ class JoinStrategy:
             return "its branches take turns in drawing random numbers or writing buffers"
         return ""
 
-    def candidates(self, step: TrainingStep) -> list[Candidate]:
+    def candidates(self, step: PlanningProblem) -> list[Candidate]:
         """Plans from keeping everything down to the least memory."""
         found = StepJoin(step)
         plans = JoinFrontier(found.join()).plans()
         candidates = []
-        for index in spread(len(plans), BUDGETS):
+        for index in spread_indices(len(plans), BUDGETS):
             plan = plans[index]
             executions = found.executions(plan.sequence)
             if executions is not None:
                 origin = f"dynamic program of the join, {plan.peak} bytes"
-                candidates.append(Candidate(runs(step.problem, executions), plan.sequence, origin))
+                candidates.append(
+                    Candidate(run_actions(step.problem, executions), plan.sequence, origin)
+                )
         if not candidates:
             raise ArtifactError("no sequence of the join keeps the order of its random numbers")
         return candidates

@@ -1,11 +1,10 @@
 """Offload: the plans of auto, from which the search with a link decides what is sent and brought
-back instead of kept or run again (`stages.combine.transfers`)."""
+back instead of kept or run again (`stages.combine.activation_offload`)."""
 
 from __future__ import annotations
 
-from tightfit.schemas.strategies import STRATEGIES
-from tightfit.stages.combine.strategies.registry import strategy
-from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.stages.combine.strategies.strategy import Candidate, PlanningProblem, load_strategy
+from tightfit.util.strategies import STRATEGIES
 
 
 class OffloadStrategy:
@@ -13,15 +12,15 @@ class OffloadStrategy:
 
     about = STRATEGIES["offload"]
 
-    def supports(self, step: TrainingStep) -> str:
+    def supports(self, step: PlanningProblem) -> str:
         """A step that auto supports, with a link."""
         if step.link is None:
             return "it came without a link to another memory"
-        return strategy("auto").supports(step)
+        return load_strategy("auto").supports(step)
 
-    def candidates(self, step: TrainingStep) -> list[Candidate]:
+    def candidates(self, step: PlanningProblem) -> list[Candidate]:
         """The plans of auto, without transfers."""
-        return strategy("auto").candidates(step)
+        return load_strategy("auto").candidates(step)
 
 
 STRATEGY = OffloadStrategy()

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from tightfit.schemas.strategies import STRATEGIES
-from tightfit.stages.combine.offmate.plans import OffmatePlanner
-from tightfit.stages.combine.schedule.leaving import leaving
-from tightfit.stages.combine.strategies.registry import strategy
-from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.stages.combine.activation_offload.placement import offloadable_values
+from tightfit.stages.combine.offmate.planner import OffmatePlanner
+from tightfit.stages.combine.strategies.strategy import Candidate, PlanningProblem, load_strategy
+from tightfit.util.strategies import STRATEGIES
 
 
-class OffMate:
+class OffMateStrategy:
     """The integer program over the options of all blocks and the bytes on the link."""
 
     about = STRATEGIES["offmate"]
 
-    def supports(self, step: TrainingStep) -> str:
+    def supports(self, step: PlanningProblem) -> str:
         """A step that comes with a link and its graph."""
         if step.link is None or step.graph is None:
             return "it came without a link to another memory"
-        return strategy("rockmate").supports(step)
+        return load_strategy("rockmate").supports(step)
 
-    def candidates(self, step: TrainingStep) -> list[Candidate]:
+    def candidates(self, step: PlanningProblem) -> list[Candidate]:
         """The plans of Rockmate, and those that send, for falling budgets; none of these without a
         bandwidth."""
-        found = strategy("rockmate").candidates(step)
+        found = load_strategy("rockmate").candidates(step)
         assert step.link is not None and step.graph is not None
         if step.link.bandwidth == 0:
             return found
         problem = step.problem.plain
-        values = leaving(step.graph, problem)
+        values = offloadable_values(step.graph, problem)
         given = (problem, step.blocks, step.options, step.link, values)
         planner = OffmatePlanner(*given, engine=step.engine)
         for plan in planner.plans():
@@ -38,4 +37,4 @@ class OffMate:
         return found
 
 
-STRATEGY = OffMate()
+STRATEGY = OffMateStrategy()

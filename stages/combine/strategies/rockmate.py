@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from tightfit.schemas.strategies import STRATEGIES
 from tightfit.stages.combine.chain.frontier import ChainFrontier
-from tightfit.stages.combine.chain.ways import Ways, ways_of_blocks
-from tightfit.stages.combine.strategies.rotor import candidates_of
-from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.stages.combine.chain.options import ChainProblem, build_model_chain_problem
+from tightfit.stages.combine.strategies.rotor import chain_candidates
+from tightfit.stages.combine.strategies.strategy import Candidate, PlanningProblem
+from tightfit.util.strategies import STRATEGIES
 
 
-class Rockmate:
+class RockmateStrategy:
     """The dynamic program over all options of the blocks."""
 
     about = STRATEGIES["rockmate"]
 
-    def supports(self, step: TrainingStep) -> str:
+    def supports(self, step: PlanningProblem) -> str:
         """Every step: one that is no sequence is a chain of one block."""
         return ""
 
-    def candidates(self, step: TrainingStep) -> list[Candidate]:
+    def candidates(self, step: PlanningProblem) -> list[Candidate]:
         """Plans from keeping everything down to the least memory, with any option for each
         block."""
-        return candidates_of(step, ways_of_blocks(step.blocks, step.options))
+        return chain_candidates(step, build_model_chain_problem(step.blocks, step.options))
 
-    def plans_of_chain(self, ways: Ways, slots: int) -> ChainFrontier:
+    def plans_of_chain(self, ways: ChainProblem, slots: int) -> ChainFrontier:
         """The plans of a chain from a file."""
         return ChainFrontier(ways, slots)
 
 
-STRATEGY = Rockmate()
+STRATEGY = RockmateStrategy()

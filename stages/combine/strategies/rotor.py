@@ -4,45 +4,45 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tightfit.schemas.strategies import STRATEGIES
-from tightfit.stages.combine.chain.frontier import ChainFrontier, spread
-from tightfit.stages.combine.chain.ways import Ways, ways_of_blocks
-from tightfit.stages.combine.schedule.executions import candidate_of
-from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.stages.combine.chain.frontier import ChainFrontier, spread_indices
+from tightfit.stages.combine.chain.options import ChainProblem, build_model_chain_problem
+from tightfit.stages.combine.lowering.blocks import build_candidate
+from tightfit.stages.combine.strategies.strategy import Candidate, PlanningProblem
+from tightfit.util.strategies import STRATEGIES
 
 BUDGETS = 24
 
 
-class Rotor:
+class RotorStrategy:
     """The dynamic program over blocks that keep everything or nothing."""
 
     about = STRATEGIES["rotor"]
 
-    def supports(self, step: TrainingStep) -> str:
+    def supports(self, step: PlanningProblem) -> str:
         """Every step: one that is no sequence is a chain of one block."""
         return ""
 
-    def candidates(self, step: TrainingStep) -> list[Candidate]:
+    def candidates(self, step: PlanningProblem) -> list[Candidate]:
         """Plans from keeping everything down to the least memory."""
-        return candidates_of(step, ways_of_blocks(step.blocks, step.options, True))
+        return chain_candidates(step, build_model_chain_problem(step.blocks, step.options, True))
 
-    def plans_of_chain(self, ways: Ways, slots: int) -> ChainFrontier:
+    def plans_of_chain(self, ways: ChainProblem, slots: int) -> ChainFrontier:
         """The plans of a chain from a file."""
         return ChainFrontier(ways, slots)
 
 
-STRATEGY = Rotor()
+STRATEGY = RotorStrategy()
 
 
-def candidates_of(step: TrainingStep, ways: Ways) -> list[Candidate]:
+def chain_candidates(step: PlanningProblem, ways: ChainProblem) -> list[Candidate]:
     """At most `BUDGETS` plans of the dynamic program on `ways`, evenly spread over its frontier,
     from most to least memory. They are optimal where none of the frontier is left out."""
     program = ChainFrontier(ways)
     plans = program.plans()
     optimal = program.complete and len(plans) <= BUDGETS
     found: list[Candidate] = []
-    for index in spread(len(plans), BUDGETS):
+    for index in spread_indices(len(plans), BUDGETS):
         plan = plans[index]
         origin = f"dynamic program, {plan.peak} bytes"
-        found.append(replace(candidate_of(step, plan.sequence, origin), optimal=optimal))
+        found.append(replace(build_candidate(step, plan.sequence, origin), optimal=optimal))
     return found

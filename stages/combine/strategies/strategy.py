@@ -1,40 +1,43 @@
 """What a strategy is: one file that makes plans of a training step, and a line in
-`schemas/strategies.py`."""
+`tightfit/util/strategies.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from importlib import import_module
+from typing import Protocol, cast
 
-from tightfit.schemas.actions import Action, Run
+from tightfit.schemas.actions import Action, OpAction
+from tightfit.schemas.block_options import BlockOption
 from tightfit.schemas.blocks import Blocks
-from tightfit.schemas.engines import HIGHS, Engine
-from tightfit.schemas.graph import Graph
+from tightfit.schemas.graph.planning_graph import PlanningGraph
+from tightfit.schemas.graph.training_graph import Graph
 from tightfit.schemas.hierarchy import Hierarchy
 from tightfit.schemas.link import HostLink
-from tightfit.schemas.options import Option
-from tightfit.schemas.problem import Problem
-from tightfit.schemas.sequence import Operation
-from tightfit.schemas.strategies import About
+from tightfit.schemas.sequence import ChainOperation
 from tightfit.stages.combine.chain.frontier import ChainPlans
-from tightfit.stages.combine.chain.ways import Ways
+from tightfit.stages.combine.chain.options import ChainProblem
+from tightfit.util.command_line import find_registered
+from tightfit.util.errors import ConfigError
+from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
+from tightfit.util.strategies import STRATEGIES, StrategyInfo
 
 
 @dataclass(frozen=True)
-class TrainingStep:
+class PlanningProblem:
     """A training step as strategies see it: the condensed graph, its blocks, the options of each
     distinct block by digest, and its hierarchy of clusters. Where plans may take a link to another
     memory, the link and the graph itself, for the values that may take it. The `engine` solves the
     integer programs that a strategy writes of the whole step."""
 
-    problem: Problem
+    problem: PlanningGraph
     blocks: Blocks
-    options: Mapping[str, list[Option]]
+    options: Mapping[str, list[BlockOption]]
     hierarchy: Hierarchy | None = None
     link: HostLink | None = None
     graph: Graph | None = None
-    engine: Engine = HIGHS
+    engine: SolverEngine = HIGHS_ENGINE
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,11 @@ class Candidate:
     An `optimal` one is so in the class that the strategy is optimal in, for every budget that is
     too small for the next faster candidate. Opening a plan adds what follows from the rest: views,
     frees, random states and gradients. Where `ceiling` is given, bytes within which it was made,
-    ops may run in place as `stages.replay.line` says of one.
+    ops may run in place as `stages.simulate.liveness` says of one.
     """
 
     actions: list[Action]
-    sequence: list[Operation]
+    sequence: list[ChainOperation]
     origin: str
     optimal: bool = False
     ceiling: int = 0
@@ -57,25 +60,40 @@ class Candidate:
     @property
     def executions(self) -> list[int]:
         """The ops that it runs, as ids of the graph."""
-        return [action.op for action in self.actions if isinstance(action, Run)]
+        return [action.op for action in self.actions if isinstance(action, OpAction)]
 
 
 class Strategy(Protocol):
     """A way to plan a training step."""
 
     @property
-    def about(self) -> About:
+    def about(self) -> StrategyInfo:
         """What is known of it."""
 
-    def supports(self, step: TrainingStep) -> str:
+    def supports(self, step: PlanningProblem) -> str:
         """ "" where it can plan a step, else why it cannot, as a clause for the user."""
 
-    def candidates(self, step: TrainingStep) -> list[Candidate]:
+    def candidates(self, step: PlanningProblem) -> list[Candidate]:
         """The strategy's plans of a step, at least one."""
 
 
 class ChainStrategy(Strategy, Protocol):
     """A way to plan that takes chains from files, too."""
 
-    def plans_of_chain(self, ways: Ways, slots: int) -> ChainPlans:
+    def plans_of_chain(self, ways: ChainProblem, slots: int) -> ChainPlans:
         """The plans of a chain, by a table of so many slots where there is one."""
+
+
+def load_strategy(name: str) -> Strategy:
+    """The strategy of that name; raises ConfigError when there is none."""
+    about = find_registered("strategy", name, STRATEGIES)
+    return cast(Strategy, import_module(f"{__package__}.{about.name}").STRATEGY)
+
+
+def load_chain_strategy(name: str) -> ChainStrategy:
+    """The strategy of that name, which plans chains from files; raises ConfigError when it does
+    not."""
+    known = [name for name, about in STRATEGIES.items() if about.chains]
+    if name not in known:
+        raise ConfigError(f"--strategy {name}: a chain is planned by {' or '.join(known)}")
+    return cast(ChainStrategy, load_strategy(name))

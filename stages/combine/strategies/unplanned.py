@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from tightfit.schemas.sequence import Operation
-from tightfit.schemas.strategies import STRATEGIES
-from tightfit.stages.combine.schedule.executions import runs
-from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
+from tightfit.schemas.sequence import ChainOperation
+from tightfit.stages.combine.lowering.blocks import run_actions
+from tightfit.stages.combine.strategies.strategy import Candidate, PlanningProblem
+from tightfit.util.strategies import STRATEGIES
 
 
-class Unplanned:
+class UnplannedStrategy:
     """The step as it was captured: every op once."""
 
     about = STRATEGIES["unplanned"]
 
-    def supports(self, step: TrainingStep) -> str:
+    def supports(self, step: PlanningProblem) -> str:
         """Every step."""
         return ""
 
-    def candidates(self, step: TrainingStep) -> list[Candidate]:
+    def candidates(self, step: PlanningProblem) -> list[Candidate]:
         """The captured order."""
         last = len(step.blocks.blocks) + 1
-        forward = [Operation("F_all", position) for position in range(1, last)]
-        backward = [Operation("B", position) for position in range(last - 1, 0, -1)]
-        sequence = [*forward, Operation("loss", last), *backward]
-        actions = runs(step.problem, [node.op for node in step.problem.nodes])
+        forward = [ChainOperation("F_all", position) for position in range(1, last)]
+        backward = [ChainOperation("B", position) for position in range(last - 1, 0, -1)]
+        sequence = [*forward, ChainOperation("loss", last), *backward]
+        actions = run_actions(step.problem, [node.op for node in step.problem.nodes])
         return [Candidate(actions, sequence, "captured order")]
 
 
-STRATEGY = Unplanned()
+STRATEGY = UnplannedStrategy()

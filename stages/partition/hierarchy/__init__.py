@@ -6,6 +6,6 @@ only neighbours in it are merged (`grouping`). Any set of intervals in a row is 
 made of it has no cycle, whichever is merged when.
 """
 
-from tightfit.schemas.compiled import forget_stale
+from tightfit.util.code_cache import remove_stale_cache
 
-forget_stale(__file__)
+remove_stale_cache(__file__)

@@ -13,11 +13,11 @@ import hashlib
 import numpy as np
 from numba import njit
 
-from tightfit.stages.partition.hierarchy.flow import Array
-from tightfit.stages.partition.hierarchy.items import Items, Rows, starts_of
+from tightfit.stages.partition.hierarchy.arrays import Array, LevelItems, ValueLists, list_starts
+from tightfit.util.errors import ArtifactError
 
 
-def clustered(items: Items, ends: Array) -> Items:
+def contract_clusters(items: LevelItems, ends: Array) -> LevelItems:
     """The clusters of items that lie in a row, as items themselves. Each cluster's items are in the
     order that `order.arranged` gives them."""
     bounds = np.concatenate([np.zeros(1, np.int64), ends])
@@ -30,18 +30,18 @@ def clustered(items: Items, ends: Array) -> Items:
         (items.maker, items.last, rank, items.bytes),
         items.result,
     )
-    total = starts_of(items.weight)
-    return Items(
+    total = list_starts(items.weight)
+    return LevelItems(
         _digests(items, bounds, forms, form_ends),
         total[bounds[1:]] - total[bounds[:-1]],
-        Rows(np.concatenate([np.zeros(1, np.int64), input_ends]), inputs),
-        Rows(np.concatenate([np.zeros(1, np.int64), output_ends]), outputs),
+        ValueLists(np.concatenate([np.zeros(1, np.int64), input_ends]), inputs),
+        ValueLists(np.concatenate([np.zeros(1, np.int64), output_ends]), outputs),
         items.bytes,
         items.result,
     )
 
 
-def _digests(items: Items, bounds: Array, forms: Array, form_ends: Array) -> Array:
+def _digests(items: LevelItems, bounds: Array, forms: Array, form_ends: Array) -> Array:
     """The digest of each cluster's form with the digests of its members."""
     text, members = forms.astype("<i8").tobytes(), items.digest.tobytes()
     digests = []
@@ -103,3 +103,118 @@ def _forms(
                     o += 1
         ends[0, cluster], ends[1, cluster], ends[2, cluster] = f, i, o
     return form[:f], ends[0], inputs[:i], ends[1], outputs[:o], ends[2]
+
+
+def topological_order(items: LevelItems) -> Array:
+    """Any topological order; raises ArtifactError where there is none."""
+    maker = items.maker[items.inputs.item]
+    reader = items.inputs.owner
+    inner = maker >= 0
+    by_maker = np.argsort(maker[inner], kind="stable")
+    start = np.searchsorted(maker[inner][by_maker], np.arange(items.count + 1))
+    order = _kahn_order(start, reader[inner][by_maker], items.count)
+    if len(order) < items.count:
+        raise ArtifactError("the forward has a cycle: a node reads what is made of its output")
+    return order
+
+
+def canonical_order(items: LevelItems, cluster: Array) -> Array:
+    """The order of the items of each cluster by itself, clusters in a row.
+
+    `items` are in topological order and those of one `cluster` next to each other. Only what
+    passes within a cluster counts, and digests tell what comes first where depths are equal.
+    """
+    maker = items.maker[items.inputs.item]
+    reader = items.inputs.owner
+    inner = (maker >= 0) & (cluster[maker] == cluster[reader])
+    start = items.inputs.start
+    depth, shade = _depths_and_hashes(
+        start, maker, inner, items.bytes[items.inputs.item], items.digest_hash
+    )
+    maker, reader = maker[inner], reader[inner]
+    order = np.lexsort((-depth[maker], reader))
+    begin = np.searchsorted(reader, np.arange(items.count + 1))
+    ends = np.ones(items.count, np.bool_)
+    ends[maker] = False
+    sinks = np.flatnonzero(ends)
+    sinks = sinks[np.lexsort((shade[sinks], depth[sinks], cluster[sinks]))]
+    return _depth_first_order(sinks, begin, maker[order], items.count)
+
+
+@njit(cache=True)
+def _kahn_order(start: Array, reader: Array, count: int) -> Array:
+    """Items after all that they read of, as far as there is no cycle."""
+    waiting = np.zeros(count, np.int64)
+    for edge in range(len(reader)):
+        waiting[reader[edge]] += 1
+    order = np.empty(count, np.int64)
+    found = 0
+    for item in range(count):
+        if waiting[item] == 0:
+            order[found] = item
+            found += 1
+    at = 0
+    while at < found:
+        item = order[at]
+        at += 1
+        for edge in range(start[item], start[item + 1]):
+            waiting[reader[edge]] -= 1
+            if waiting[reader[edge]] == 0:
+                order[found] = reader[edge]
+                found += 1
+    return order[:found]
+
+
+@njit(cache=True)
+def _depths_and_hashes(
+    start: Array, maker: Array, inner: Array, size: Array, colour: Array
+) -> tuple[Array, Array]:
+    """For each item how many come before it on the longest path within its cluster, and a number
+    that tells what it is made of there."""
+    count = len(colour)
+    depth = np.zeros(count, np.int64)
+    shade = np.empty(count, np.uint64)
+    for item in range(count):
+        mixed = colour[item]
+        for edge in range(start[item], start[item + 1]):
+            if inner[edge]:
+                depth[item] = max(depth[item], depth[maker[edge]] + 1)
+                mixed = _mix_hashes(mixed, shade[maker[edge]])
+            mixed = _mix_hashes(mixed, np.uint64(size[edge]))
+        shade[item] = mixed
+    return depth, shade
+
+
+@njit(cache=True)
+def _mix_hashes(first: np.uint64, second: np.uint64) -> np.uint64:
+    """Two numbers made into one, by multiplication and shifts."""
+    value = (first ^ (second + np.uint64(0x9E3779B97F4A7C15))) * np.uint64(0xBF58476D1CE4E5B9)
+    return (value ^ (value >> np.uint64(29))) * np.uint64(0x94D049BB133111EB)
+
+
+@njit(cache=True)
+def _depth_first_order(sinks: Array, begin: Array, maker: Array, count: int) -> Array:
+    """Items after all that they need, from one sink after the other."""
+    order = np.empty(count, np.int64)
+    found = 0
+    seen = np.zeros(count, np.bool_)
+    next_edge = begin[:-1].copy()
+    stack = np.empty(count, np.int64)
+    for sink in sinks:
+        stack[0] = sink
+        high = 1
+        seen[sink] = True
+        while high:
+            item = stack[high - 1]
+            if next_edge[item] == begin[item + 1]:
+                order[found] = item
+                found += 1
+                high -= 1
+                continue
+            needed = maker[next_edge[item]]
+            next_edge[item] += 1
+            if not seen[needed]:
+                seen[needed] = True
+                stack[high] = needed
+                high += 1
+    return order

@@ -14,16 +14,100 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from tightfit.stages.partition.hierarchy.flow import Array
-from tightfit.stages.partition.hierarchy.heap import (
-    Heap,
-    alike,
-    new_heap,
-    push_down,
-    push_up,
-    take_out,
-)
-from tightfit.stages.partition.hierarchy.items import Items, starts_of
+from tightfit.stages.partition.hierarchy.arrays import Array, LevelItems, list_starts
+
+
+class CandidateHeap(NamedTuple):
+    """Candidates, each an interval `low` to `high` with its score, its number of nodes and a label
+    of what it holds. `item[:size[0]]` are those still there, `place` says where; -1: no more."""
+
+    low: Array
+    high: Array
+    score: Array
+    weight: Array
+    label: Array
+    item: Array
+    place: Array
+    size: Array
+
+
+@njit(cache=True)
+def build_heap(low: Array, high: Array) -> CandidateHeap:
+    """Candidates without scores, in the order they are given."""
+    count = len(low)
+    return CandidateHeap(
+        low.copy(),
+        high.copy(),
+        np.zeros(count),
+        np.zeros(count, np.int64),
+        np.zeros(count, np.uint64),
+        np.arange(count),
+        np.arange(count),
+        np.array([count]),
+    )
+
+
+@njit(cache=True)
+def equal_rank(h: CandidateHeap, a: int, b: int) -> bool:
+    """Whether nothing but their places tells two candidates apart."""
+    return h.score[a] == h.score[b] and h.weight[a] == h.weight[b] and h.label[a] == h.label[b]
+
+
+@njit(cache=True)
+def precedes(h: CandidateHeap, a: int, b: int) -> bool:
+    """Whether a is taken before b: by score, then fewer nodes, then what they hold, then place."""
+    if h.score[a] != h.score[b]:
+        return h.score[a] < h.score[b]
+    if h.weight[a] != h.weight[b]:
+        return h.weight[a] < h.weight[b]
+    if h.label[a] != h.label[b]:
+        return h.label[a] < h.label[b]
+    return h.low[a] < h.low[b] or (h.low[a] == h.low[b] and a < b)
+
+
+@njit(cache=True)
+def sift_up(h: CandidateHeap, at: int) -> None:
+    """Moves the candidate at a place of the heap before those that are worse."""
+    c = h.item[at]
+    while at > 0 and precedes(h, c, h.item[(at - 1) // 2]):
+        h.item[at] = h.item[(at - 1) // 2]
+        h.place[h.item[at]] = at
+        at = (at - 1) // 2
+    h.item[at] = c
+    h.place[c] = at
+
+
+@njit(cache=True)
+def sift_down(h: CandidateHeap, at: int) -> None:
+    """Moves the candidate at a place of the heap behind those that are better."""
+    c, size = h.item[at], h.size[0]
+    while 2 * at + 1 < size:
+        child = 2 * at + 1
+        if child + 1 < size and precedes(h, h.item[child + 1], h.item[child]):
+            child += 1
+        if not precedes(h, h.item[child], c):
+            break
+        h.item[at] = h.item[child]
+        h.place[h.item[at]] = at
+        at = child
+    h.item[at] = c
+    h.place[c] = at
+
+
+@njit(cache=True)
+def remove_candidate(h: CandidateHeap, c: int) -> None:
+    """Removes a candidate for good."""
+    at = h.place[c]
+    h.place[c] = -1
+    h.size[0] -= 1
+    if at == h.size[0]:
+        return
+    moved = h.item[h.size[0]]
+    h.item[at] = moved
+    h.place[moved] = at
+    sift_up(h, at)
+    sift_down(h, h.place[moved])
+
 
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
@@ -41,7 +125,7 @@ class ItemArrays(NamedTuple):
     last: Array
     bytes: Array
     weight: Array
-    colour: Array
+    digest_hash: Array
     power: Array
 
 
@@ -55,7 +139,7 @@ class _Candidates(NamedTuple):
     by_high: Array
 
 
-class _Limits(NamedTuple):
+class _GroupingLimits(NamedTuple):
     """What `grouped` is told of sizes, with alpha of the score."""
 
     limit: int
@@ -71,7 +155,7 @@ class _Groups(NamedTuple):
     stamp: Array
 
 
-def grouped(items: Items, limit: int, enough: int, alpha: float) -> Array:
+def merge_neighbors(items: LevelItems, limit: int, enough: int, alpha: float) -> Array:
     """The ends of the groups that `items`, in topological order, are merged to.
 
     No group has more than `limit` items. Merging stops once there are `enough` groups or fewer,
@@ -89,19 +173,19 @@ def grouped(items: Items, limit: int, enough: int, alpha: float) -> Array:
         items.maker,
         items.last,
         items.bytes,
-        starts_of(items.weight),
-        _summed(items.colour),
-        _powers(limit),
+        list_starts(items.weight),
+        _prefix_hashes(items.digest_hash),
+        _hash_powers(limit),
     )
-    by_low = starts_of(np.bincount(low, minlength=items.count))
+    by_low = list_starts(np.bincount(low, minlength=items.count))
     order = np.argsort(high, kind="stable")
-    by_high = starts_of(np.bincount(high - 1, minlength=items.count))
+    by_high = list_starts(np.bincount(high - 1, minlength=items.count))
     candidates = _Candidates(low, high, by_low, order, by_high)
-    finish = _merged(facts, candidates, _Limits(limit, enough, alpha))
+    finish = _merge_groups(facts, candidates, _GroupingLimits(limit, enough, alpha))
     return np.unique(finish)
 
 
-def full_runs(count: int, limit: int) -> Array:
+def split_evenly(count: int, limit: int) -> Array:
     """The ends of groups of `limit` items, the last one the rest."""
     return np.minimum(np.arange(1, -(-count // limit) + 1) * limit, count)
 
@@ -150,7 +234,7 @@ def _candidates(above: Array, limit: int) -> tuple[Array, Array]:
 
 
 @njit(cache=True)
-def _summed(colour: Array) -> Array:
+def _prefix_hashes(colour: Array) -> Array:
     """Sums by which a number for any row of items is told from their digests (`_label`)."""
     total = np.zeros(len(colour) + 1, np.uint64)
     for item in range(len(colour)):
@@ -159,7 +243,7 @@ def _summed(colour: Array) -> Array:
 
 
 @njit(cache=True)
-def _powers(limit: int) -> Array:
+def _hash_powers(limit: int) -> Array:
     power = np.ones(limit + 1, np.uint64)
     for index in range(limit):
         power[index + 1] = power[index] * _BASE
@@ -167,7 +251,7 @@ def _powers(limit: int) -> Array:
 
 
 @njit(cache=True)
-def border(facts: ItemArrays, low: int, high: int, stamp: Array, mark: int) -> int:
+def border_bytes(facts: ItemArrays, low: int, high: int, stamp: Array, mark: int) -> int:
     """The bytes of the values that the items from `low` to `high` read of others and make for
     others, each counted once (the sum of Z eq. 3.1, its summand read as the size of x)."""
     input_item, output_item = facts.input_item, facts.output_item
@@ -185,35 +269,37 @@ def border(facts: ItemArrays, low: int, high: int, stamp: Array, mark: int) -> i
 
 
 @njit(cache=True)
-def _rated(facts: ItemArrays, heap: Heap, c: int, stamp: Array, mark: int, alpha: float) -> None:
+def _score_candidate(
+    facts: ItemArrays, heap: CandidateHeap, c: int, stamp: Array, mark: int, alpha: float
+) -> None:
     """Scores a candidate by Z eq. 3.1 and labels it by what it holds."""
     low, high = heap.low[c], heap.high[c]
-    weight, total, power = facts.weight, facts.colour, facts.power
+    weight, total, power = facts.weight, facts.digest_hash, facts.power
     nodes = weight[high] - weight[low]
-    heap.score[c] = border(facts, low, high, stamp, mark) * float(nodes) ** alpha
+    heap.score[c] = border_bytes(facts, low, high, stamp, mark) * float(nodes) ** alpha
     heap.weight[c] = nodes
     heap.label[c] = total[high] - total[low] * power[high - low]
 
 
 @njit(cache=True)
-def _merged(facts: ItemArrays, candidates: _Candidates, limits: _Limits) -> Array:
+def _merge_groups(facts: ItemArrays, candidates: _Candidates, limits: _GroupingLimits) -> Array:
     """For each item where its group ends."""
     low, high, by_low, order, by_high = candidates
     count = len(by_low) - 1
     begin, finish = np.arange(count), np.arange(1, count + 1)
     stamp = np.full(len(facts.bytes), -1)
     groups = _Groups(begin, finish, stamp)
-    heap = new_heap(low, high)
+    heap = build_heap(low, high)
     mark = 0
     for c in range(len(low)):
-        _rated(facts, heap, c, stamp, mark, limits.alpha)
+        _score_candidate(facts, heap, c, stamp, mark, limits.alpha)
         mark += 1
     for at in range(heap.size[0] // 2 - 1, -1, -1):
-        push_down(heap, at)
+        sift_down(heap, at)
     left, previous = count, -1
     while heap.size[0]:
         c = heap.item[0]
-        if left <= limits.enough and (previous < 0 or not alike(heap, previous, c)):
+        if left <= limits.enough and (previous < 0 or not equal_rank(heap, previous, c)):
             break
         first, end = heap.low[c], heap.high[c]
         at = first
@@ -226,25 +312,30 @@ def _merged(facts: ItemArrays, candidates: _Candidates, limits: _Limits) -> Arra
         previous = c
         for item in range(first, end):
             for edge in range(by_low[item], by_low[item + 1]):
-                mark = _grown(facts, heap, edge, groups, limits, mark)
+                mark = _update_candidate(facts, heap, edge, groups, limits, mark)
             for edge in range(by_high[item], by_high[item + 1]):
-                mark = _grown(facts, heap, order[edge], groups, limits, mark)
+                mark = _update_candidate(facts, heap, order[edge], groups, limits, mark)
     return finish
 
 
 @njit(cache=True)
-def _grown(
-    facts: ItemArrays, heap: Heap, c: int, groups: _Groups, limits: _Limits, mark: int
+def _update_candidate(
+    facts: ItemArrays,
+    heap: CandidateHeap,
+    c: int,
+    groups: _Groups,
+    limits: _GroupingLimits,
+    mark: int,
 ) -> int:
     """Brings a candidate up to the groups that it touches, with all that they hold (Z 3.3.4)."""
     if heap.place[c] < 0:
         return mark
     low, high = groups.begin[heap.low[c]], groups.finish[heap.high[c] - 1]
     if groups.finish[low] == high or high - low > limits.limit:
-        take_out(heap, c)
+        remove_candidate(heap, c)
     elif low != heap.low[c] or high != heap.high[c]:
         heap.low[c], heap.high[c] = low, high
-        _rated(facts, heap, c, groups.stamp, mark, limits.alpha)
-        push_up(heap, heap.place[c])
-        push_down(heap, heap.place[c])
+        _score_candidate(facts, heap, c, groups.stamp, mark, limits.alpha)
+        sift_up(heap, heap.place[c])
+        sift_down(heap, heap.place[c])
     return mark + 1

@@ -4,13 +4,13 @@ from tests.battery.registry import USES, Use
 from tests.battery.uses import (
     attributes,
     composition,
-    flight,
+    concurrent_forwards,
     gradients,
     hooks,
     inputs,
     layers,
     modes,
-    optimisers,
+    optimizers,
     outputs,
     state,
     transforms,
@@ -19,6 +19,6 @@ from tests.battery.uses import (
 __all__ = ["USES", "Use"]
 
 _THEMES = (
-    *(gradients, optimisers, flight, inputs, outputs, hooks, state, layers, modes),
+    *(gradients, optimizers, concurrent_forwards, inputs, outputs, hooks, state, layers, modes),
     *(attributes, composition, transforms),
 )

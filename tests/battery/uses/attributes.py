@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from tests.battery import models
 from tests.battery.registry import beyond, fast, use
-from tests.battery.run import Run
+from tests.battery.use_context import Run
 
 
 def then_train(run: Run) -> None:

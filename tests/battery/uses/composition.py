@@ -12,7 +12,7 @@ from torch.distributed import GradBucket
 from torch.futures import Future
 
 from tests.battery.registry import fast, use
-from tests.battery.run import Run, differentiable, weighted
+from tests.battery.use_context import Run, differentiable, weighted
 
 
 class Outer(nn.Module):
@@ -39,7 +39,7 @@ def outer(run: Run) -> Outer:
 
 
 def _floats(output: Any) -> list[torch.Tensor]:
-    from tests.battery.trail import Seen, Trail
+    from tests.battery.observations import Seen, Trail
 
     trail = Trail()
     trail.say("", output)

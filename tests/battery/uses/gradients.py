@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tests.battery.registry import fast, use
-from tests.battery.run import Run, differentiable, tangent, weighted
+from tests.battery.use_context import Run, differentiable, tangent, weighted
 
 
 @fast

@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.battery.cases import doubled
 from tests.battery.registry import fast, use
-from tests.battery.run import Run, tensors
+from tests.battery.use_context import Run, tensors
 
 
 class Stop(Exception):  # noqa: N818

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tests.battery.registry import fast, use
-from tests.battery.run import Run, tensors
+from tests.battery.use_context import Run, tensors
 
 
 def mapped(run: Run, change: Any, number: int = 1) -> None:

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from tests.battery.registry import use
-from tests.battery.run import Run
+from tests.battery.use_context import Run
 
 
 @use

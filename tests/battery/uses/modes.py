@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.battery.registry import fast, use
-from tests.battery.run import Run
+from tests.battery.use_context import Run
 
 
 @fast

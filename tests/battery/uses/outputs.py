@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.battery.registry import beyond, fast, use
-from tests.battery.run import Run, differentiable, tensors, weighted
+from tests.battery.use_context import Run, differentiable, tensors, weighted
 
 
 @fast

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.battery.registry import beyond, fast, use
-from tests.battery.run import Run
+from tests.battery.use_context import Run
 
 
 @fast

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.battery.registry import beyond, fast, use
-from tests.battery.run import Run, differentiable, tensors, weighted
+from tests.battery.use_context import Run, differentiable, tensors, weighted
 
 
 def compiled(run: Run, **how: Any) -> None:

@@ -19,7 +19,7 @@ from tightfit.__main__ import main
 from tightfit.schemas import store
 from tightfit.schemas.costs import read_costs, write_costs
 from tightfit.schemas.measurement import read_measurement, write_measurement
-from tightfit.schemas.module import module_digest
+from tightfit.schemas.package_manifest import module_digest
 from tightfit.schemas.schedule import SCHEDULE, read_schedule, write_schedule
 
 ROOT = Path(__file__).parents[3]
@@ -142,7 +142,7 @@ def rewrite_plan(**changes: Any) -> None:
 
 def rewrite_schedule(drop: int | None = None, **changes: Any) -> None:
     path = f"{POINT}/schedule.arrow"
-    graph = store.header(path).metadata["graph"]
+    graph = store.read_header(path).metadata["graph"]
     steps = read_schedule(path)
     if drop is not None:
         del steps[drop]
@@ -265,10 +265,10 @@ def test_what_running_a_module_leaves_is_no_change(
 
 
 def test_a_plan_of_a_chain_needs_no_schedule(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from tightfit.schemas.chain import Chain, Position, write_chain
+    from tightfit.schemas.chain import Chain, ChainPosition, write_chain
 
-    last = Position(3, 1.0, 1.0, 1, 1, 1, 0, 0, 0, 0, "loss")
-    layers = [Position(i, 1.0, 2.0, 10, 30, 10, 0, 0, 0, 0, f"layer {i}") for i in (1, 2)]
+    last = ChainPosition(3, 1.0, 1.0, 1, 1, 1, 0, 0, 0, 0, "loss")
+    layers = [ChainPosition(i, 1.0, 2.0, 10, 30, 10, 0, 0, 0, 0, f"layer {i}") for i in (1, 2)]
     write_chain("chain/chain.arrow", Chain([*layers, last], 10, 10))
     words = ["--chain", "chain/chain.arrow", "--strategy", "rotor", "--budget", "200"]
     assert main(["chain", *words, "--out", "chain/plan"]) == 0

@@ -11,7 +11,7 @@ import pytest
 from tests.stages.audit.towers import MODEL, stage
 from tightfit.schemas import store
 from tightfit.schemas.costs import Costs, read_costs, write_costs
-from tightfit.stages.audit.plan_files import PlanFiles, complaints_of
+from tightfit.stages.audit.plan_checks import PlanFiles, check_plan_files
 
 PLACE = Path("gpu")
 
@@ -40,7 +40,7 @@ def choose(budget: str) -> Path:
 
 
 def complaints(path: Path) -> list[str]:
-    return list(complaints_of(PlanFiles.of(path, [])))
+    return list(check_plan_files(PlanFiles.of(path, [])))
 
 
 def rewrite(path: Path, **changes: Any) -> None:

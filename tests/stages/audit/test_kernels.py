@@ -13,19 +13,19 @@ import pytest
 import torch
 
 from tests.stages.audit.towers import stage
-from tests.tightfit.wave import Wave
+from tests.tightfit.fused_model import Wave
 from tightfit.__main__ import main
 from tightfit.schemas import store
-from tightfit.schemas.costs import Cost
-from tightfit.schemas.graph import is_fused
-from tightfit.schemas.groups import is_group
+from tightfit.schemas.costs import OpCost
+from tightfit.schemas.graph.fused_groups import is_fused_group
+from tightfit.schemas.graph.training_graph import has_fused_kernels
 from tightfit.schemas.measurement import read_measurement
 from tightfit.schemas.plan import Plan, read_plan
-from tightfit.stages.audit.folder import audit
-from tightfit.stages.fuse import compiling
+from tightfit.stages.audit.audit import audit
+from tightfit.stages.fuse import compile_groups
 from tightfit.stages.profile import measure
-from tightfit.stages.report.load import load_model
-from tightfit.stages.report.page import model_page
+from tightfit.stages.report.load import load_model_results
+from tightfit.stages.report.model_page import build_model_page
 
 
 def wave() -> tuple[Any, ...]:
@@ -42,13 +42,13 @@ def slow_groups() -> Iterator[None]:
     """Groups that are compiled and said to take a second."""
     made = measure.make_cost
 
-    def priced(graph: Any, op: Any, *more: Any) -> Cost:
-        seconds = 1.0 if is_group(op.target) else 1e-3
+    def priced(graph: Any, op: Any, *more: Any) -> OpCost:
+        seconds = 1.0 if is_fused_group(op.target) else 1e-3
         return replace(made(graph, op, *more), seconds=seconds)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "make_cost", priced)
-        patch.setattr(compiling, "slower_than_aten", lambda body, device: False)
+        patch.setattr(compile_groups, "is_slower_than_aten", lambda body, device: False)
         yield
 
 
@@ -154,7 +154,7 @@ def test_all_of_it_is_audited(finished: Path) -> None:
 
 
 def test_the_page_says_which_kernels_a_plan_runs(finished: Path) -> None:
-    page = model_page(load_model(finished))
+    page = build_model_page(load_model_results(finished))
     panels = {panel.name: dict(panel.facts) for panel in page.panels}
     taken = panels["rotor at 1MB, eager's kernels"]
     assert taken["Kernels"] == "eager's"
@@ -204,7 +204,7 @@ def test_the_graph_of_a_plan_has_to_be_among_those_given(
 ) -> None:
     point = model / POINT
     fused = model / "graph.arrow"
-    assert is_fused(fused)
+    assert has_fused_kernels(fused)
     words = ["--schedule", point / "schedule.arrow", "--plan", point / "plan.json", "--out", "m"]
     assert main(["generate", "--graph", str(fused), str(fused), *map(str, words)]) == 1
     assert "schedule.arrow: is the schedule of another graph" in capsys.readouterr().err

@@ -11,8 +11,8 @@ import pytest
 
 from tests.stages.audit.towers import MODEL, POINT
 from tightfit.__main__ import main
-from tightfit.schemas.fingerprint import stage_fingerprint
-from tightfit.schemas.lineage import read_record
+from tightfit.schemas.lineage import read_lineage
+from tightfit.util.code_fingerprint import stage_fingerprint
 
 FILES = [
     *(f"{MODEL}/{name}.arrow" for name in ("graph", "costs", "blocks", "options")),
@@ -85,7 +85,7 @@ def test_a_file_without_a_record_is_an_error(run: Path, capsys: pytest.CaptureFi
 
 def test_records_hold_no_time_and_no_absolute_path_of_what_was_made(run: Path) -> None:
     for file in FILES:
-        record = read_record(file)
+        record = read_lineage(file)
         assert all(not Path(entry.path).is_absolute() for entry in record.inputs)
         assert not any("time" in name or "date" in name for name in record.settings)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from tightfit.schemas.chain import Chain, Position
-from tightfit.stages.combine.chain.ways import PositionWays, Way, Ways
+from tightfit.schemas.chain import Chain, ChainPosition
+from tightfit.stages.combine.chain.options import ChainProblem, PositionOption, PositionOptions
 
 SIZES = st.integers(0, 6)
 QUARTERS = st.integers(0, 24).map(lambda quarters: quarters / 4)
 
 
 @st.composite
-def positions(draw: st.DrawFn, number: int) -> Position:
+def positions(draw: st.DrawFn, number: int) -> ChainPosition:
     output = draw(SIZES)
-    return Position(
+    return ChainPosition(
         position=number,
         u_f=draw(QUARTERS),
         u_b=draw(QUARTERS),
@@ -38,9 +38,11 @@ def chains(draw: st.DrawFn, longest: int = 4) -> Chain:
 
 
 @st.composite
-def single_ways(draw: st.DrawFn, option: int, output: int, pass_peak: int, spared: float) -> Way:
+def single_ways(
+    draw: st.DrawFn, option: int, output: int, pass_peak: int, spared: float
+) -> PositionOption:
     save = output + draw(SIZES)
-    return Way(
+    return PositionOption(
         option=option,
         save=save,
         forward_peak=max(save, pass_peak) + draw(st.integers(0, 2)),
@@ -52,7 +54,7 @@ def single_ways(draw: st.DrawFn, option: int, output: int, pass_peak: int, spare
 
 
 @st.composite
-def ways(draw: st.DrawFn, longest: int = 3, most_ways: int = 3) -> Ways:
+def ways(draw: st.DrawFn, longest: int = 3, most_ways: int = 3) -> ChainProblem:
     """Chains whose positions have several ways, and gradients that grow."""
     rows = []
     for _ in range(draw(st.integers(0, longest)) + 1):
@@ -63,6 +65,8 @@ def ways(draw: st.DrawFn, longest: int = 3, most_ways: int = 3) -> Ways:
         numbers = range(1, draw(st.integers(1, most_ways)) + 1)
         options = [draw(single_ways(number, output, pass_peak, spared)) for number in numbers]
         rows.append(
-            PositionWays(output, draw(SIZES), draw(st.integers(0, 3)), seconds, pass_peak, options)
+            PositionOptions(
+                output, draw(SIZES), draw(st.integers(0, 3)), seconds, pass_peak, options
+            )
         )
-    return Ways(rows, draw(SIZES))
+    return ChainProblem(rows, draw(SIZES))

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from tightfit.schemas.engines import ENGINES, Engine
-from tightfit.stages.combine.moment import solver
+from tightfit.stages.combine import milp
+from tightfit.util.solver_engines import ENGINES, SolverEngine
 
 
 @contextmanager
-def engines_asked() -> Iterator[set[Engine]]:
+def engines_asked() -> Iterator[set[SolverEngine]]:
     """The engines that run programs of whole steps or of allocators within it."""
-    asked: set[Engine] = set()
+    asked: set[SolverEngine] = set()
 
-    def watched(engine: Engine) -> Any:
-        run = solver.ENGINES[engine]
+    def watched(engine: SolverEngine) -> Any:
+        run = milp.SOLVER_BACKENDS[engine]
 
         def running(*given: Any) -> Any:
             asked.add(engine)
@@ -28,5 +28,5 @@ def engines_asked() -> Iterator[set[Engine]]:
 
     with pytest.MonkeyPatch.context() as patch:
         for engine in ENGINES:
-            patch.setitem(solver.ENGINES, engine, watched(engine))
+            patch.setitem(milp.SOLVER_BACKENDS, engine, watched(engine))
         yield asked

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tightfit.schemas.chain import Chain, Position
-from tightfit.stages.combine.chain.ways import PositionWays, Ways
+from tightfit.schemas.chain import Chain, ChainPosition
+from tightfit.stages.combine.chain.options import ChainProblem, PositionOptions
 
 CASES = Path(__file__).parents[2] / "cases" / "remat.json"
 
@@ -24,7 +24,7 @@ class State(NamedTuple):
     next_backward: int
 
 
-def optimum(ways: Ways, budget: int) -> float:
+def optimum(ways: ChainProblem, budget: int) -> float:
     """The least seconds of a persistent sequence within `budget` bytes, infinite without one."""
     start = State(frozenset({0}), frozenset(), frozenset(), len(ways))
     queue: list[tuple[float, int, State]] = [(0.0, 0, start)]
@@ -44,7 +44,7 @@ def optimum(ways: Ways, budget: int) -> float:
     return float("inf")
 
 
-def moves(ways: Ways, state: State) -> Iterator[tuple[float, int, State]]:
+def moves(ways: ChainProblem, state: State) -> Iterator[tuple[float, int, State]]:
     """Every action that can follow: its seconds, its peak, and what it leaves."""
     there = _stored(ways, state)
     kept = dict(state.kept)
@@ -72,7 +72,7 @@ def moves(ways: Ways, state: State) -> Iterator[tuple[float, int, State]]:
 
 
 def _keeping(
-    ways: Ways, state: State, position: int, one: PositionWays, beside: int
+    ways: ChainProblem, state: State, position: int, one: PositionOptions, beside: int
 ) -> Iterator[tuple[float, int, State]]:
     pinned = state.pinned | {position - 1}
     for index, way in enumerate(one.ways):
@@ -85,7 +85,7 @@ def _keeping(
             yield seconds, max(peak, back), last
 
 
-def _backward(ways: Ways, state: State, position: int) -> tuple[float, int, State]:
+def _backward(ways: ChainProblem, state: State, position: int) -> tuple[float, int, State]:
     index = dict(state.kept)[position]
     way = ways.at(position).ways[index]
     peak = _stored(ways, state) - way.save + way.backward_peak
@@ -98,11 +98,11 @@ def _backward(ways: Ways, state: State, position: int) -> tuple[float, int, Stat
     return way.backward_seconds, peak, after
 
 
-def _stored(ways: Ways, state: State) -> int:
+def _stored(ways: ChainProblem, state: State) -> int:
     outputs = sum(ways.at(position).output for position in state.outputs if position)
     kept = sum(ways.at(position).ways[index].save for position, index in state.kept)
     grown = sum(ways.at(p).gradient for p in range(state.next_backward + 1, len(ways) + 1))
-    return ways.throughout + outputs + kept + grown
+    return ways.always_resident + outputs + kept + grown
 
 
 def cases() -> list[dict]:
@@ -113,7 +113,7 @@ def cases() -> list[dict]:
 def chain_of_case(case: dict) -> Chain:
     """An instance as a chain."""
     positions = [
-        Position(
+        ChainPosition(
             position=p,
             u_f=case["u_f"][p],
             u_b=case["u_b"][p],

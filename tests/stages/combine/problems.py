@@ -6,15 +6,22 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from tightfit.schemas.graph import Phase
-from tightfit.schemas.problem import Alternative, Node, Problem, Repeat, Reuse, Storage
-from tightfit.stages.replay.line import executions
+from tightfit.schemas.graph.planning_graph import (
+    InPlaceVariant,
+    PlanningGraph,
+    PlanningNode,
+    PlanningStorage,
+    RecomputeAlternative,
+    RecomputeVariant,
+)
+from tightfit.schemas.graph.training_graph import Phase
+from tightfit.stages.simulate.liveness import simulate_executions
 
 
 @st.composite
 def problems(
     draw: st.DrawFn, forward: int = 6, repeats: bool = False, alternatives: bool = False
-) -> Problem:
+) -> PlanningGraph:
     """A step whose backward mirrors its forward: node i's backward reads what node i read or made,
     and the gradients of what it made. With `repeats`, some nodes of two outputs make only the first
     when they run again, of what they read and of the second. With `alternatives`, some have further
@@ -22,8 +29,8 @@ def problems(
     size = st.integers(1, 9)
     seconds = st.integers(1, 9).map(float)
     count = draw(st.integers(1, forward))
-    nodes: list[Node] = []
-    storages: list[Storage] = []
+    nodes: list[PlanningNode] = []
+    storages: list[PlanningStorage] = []
     made: list[list[int]] = []
     read: list[list[int]] = []
 
@@ -31,10 +38,11 @@ def problems(
         outputs = list(range(len(storages), len(storages) + len(sizes)))
         marks = {"held": False, "gradient": False, **extra}
         storages.extend(
-            Storage(n, len(nodes), bool(marks["held"]), bool(marks["gradient"])) for n in sizes
+            PlanningStorage(n, len(nodes), bool(marks["held"]), bool(marks["gradient"]))
+            for n in sizes
         )
         reuses = [
-            Reuse(source, draw(seconds), draw(st.integers(0, 3)))
+            InPlaceVariant(source, draw(seconds), draw(st.integers(0, 3)))
             for source in inputs
             if phase != "loss" and storages[source].bytes == sizes[0] and draw(st.booleans())
         ]
@@ -42,12 +50,12 @@ def problems(
         random = phase == "forward" and draw(st.integers(0, 4)) == 0
         shorter = phase == "forward" and len(outputs) == 2 and not random and repeats
         repeat = (
-            Repeat([*inputs, outputs[1]], outputs[:1], draw(seconds), sizes[0])
+            RecomputeVariant([*inputs, outputs[1]], outputs[:1], draw(seconds), sizes[0])
             if shorter and draw(st.booleans())
             else None
         )
         nodes.append(
-            Node(
+            PlanningNode(
                 len(nodes),
                 phase,
                 draw(seconds),
@@ -85,12 +93,14 @@ def problems(
             add("backward", list(dict.fromkeys(incoming + sources)), [draw(size)], gradient=True)
     state = draw(st.integers(0, 2))
     others = draw(_alternatives(nodes, storages)) if alternatives else []
-    return Problem(nodes, storages, state, others)
+    return PlanningGraph(nodes, storages, state, others)
 
 
 @st.composite
-def _alternatives(draw: st.DrawFn, nodes: list[Node], storages: list[Storage]) -> list[Alternative]:
-    found: list[Alternative] = []
+def _alternatives(
+    draw: st.DrawFn, nodes: list[PlanningNode], storages: list[PlanningStorage]
+) -> list[RecomputeAlternative]:
+    found: list[RecomputeAlternative] = []
     for position, node in enumerate(nodes):
         stays = any(storages[storage].stays for storage in node.outputs)
         if node.phase != "forward" or node.random or node.repeat is not None or stays:
@@ -100,12 +110,12 @@ def _alternatives(draw: st.DrawFn, nodes: list[Node], storages: list[Storage]) -
             rest = [storage for storage in (*node.inputs, *node.outputs) if storage not in made]
             read = draw(st.lists(st.sampled_from(rest), unique=True)) if rest else []
             peak = sum(storages[storage].bytes for storage in made) + draw(st.integers(0, 2))
-            form = Repeat(read, made, float(draw(st.integers(0, 9))), peak)
-            found.append(Alternative(position, len(nodes) + len(found), form))
+            form = RecomputeVariant(read, made, float(draw(st.integers(0, 9))), peak)
+            found.append(RecomputeAlternative(position, len(nodes) + len(found), form))
     return found
 
 
-def repeatable(problem: Problem) -> list[int]:
+def repeatable(problem: PlanningGraph) -> list[int]:
     """The nodes that may run again."""
     return [
         index
@@ -115,7 +125,7 @@ def repeatable(problem: Problem) -> list[int]:
 
 
 @st.composite
-def sequences(draw: st.DrawFn, problem: Problem) -> list[int]:
+def sequences(draw: st.DrawFn, problem: PlanningGraph) -> list[int]:
     """The captured order with some nodes run again somewhere after their first run."""
     sequence = list(range(len(problem.nodes)))
     if again := repeatable(problem):
@@ -130,28 +140,28 @@ def sequences(draw: st.DrawFn, problem: Problem) -> list[int]:
 
 
 def plain_line(
-    problem: Problem, sequence: Sequence[int], in_place: bool, ceiling: int = 0
+    problem: PlanningGraph, sequence: Sequence[int], in_place: bool, ceiling: int = 0
 ) -> tuple[list[int], float]:
     """The peak within each execution and the seconds of all."""
-    played = executions(problem, sequence, in_place, ceiling)
+    played = simulate_executions(problem, sequence, in_place, ceiling)
     return [run.peak for run in played], sum(run.seconds for run in played)
 
 
-def two_layers(random: bool = False) -> Problem:
+def two_layers(random: bool = False) -> PlanningGraph:
     """Two layers of 4 bytes each; the first's backward makes a gradient and reads what the first
     made. The first draws random numbers on demand."""
-    return Problem(
+    return PlanningGraph(
         [
-            Node(0, "forward", 1.0, 4, [], [0], [], random, True),
-            Node(1, "forward", 1.0, 4, [0], [1], [], False, True),
-            Node(2, "loss", 0.0, 4, [1], [2], [], False, False),
-            Node(3, "backward", 1.0, 4, [0, 2], [3], [], False, True),
+            PlanningNode(0, "forward", 1.0, 4, [], [0], [], random, True),
+            PlanningNode(1, "forward", 1.0, 4, [0], [1], [], False, True),
+            PlanningNode(2, "loss", 0.0, 4, [1], [2], [], False, False),
+            PlanningNode(3, "backward", 1.0, 4, [0, 2], [3], [], False, True),
         ],
         [
-            Storage(4, 0, False, False),
-            Storage(4, 1, True, False),
-            Storage(4, 2, True, False),
-            Storage(4, 3, False, True),
+            PlanningStorage(4, 0, False, False),
+            PlanningStorage(4, 1, True, False),
+            PlanningStorage(4, 2, True, False),
+            PlanningStorage(4, 3, False, True),
         ],
         2,
     )

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.stages.combine.test_refine import COSTS, GRAPH, PROBLEM
-from tightfit.stages.combine.frontier import Subject, frontier
-from tightfit.stages.combine.schedule.executions import runs
-from tightfit.stages.combine.strategies.registry import strategy
-from tightfit.stages.combine.strategies.strategy import Candidate
+from tests.stages.combine.test_refine_plan import COSTS, GRAPH, PROBLEM
+from tightfit.stages.combine.frontier import FrontierProblem, build_frontier
+from tightfit.stages.combine.lowering.blocks import run_actions
+from tightfit.stages.combine.strategies.strategy import Candidate, load_strategy
 
 
 def test_plans_are_optimal_in_a_class_where_all_candidates_are() -> None:
-    about = strategy("rotor").about
-    captured = Candidate(runs(PROBLEM, [node.op for node in PROBLEM.nodes]), [], "plain")
+    about = load_strategy("rotor").about
+    captured = Candidate(run_actions(PROBLEM, [node.op for node in PROBLEM.nodes]), [], "plain")
     best = replace(captured, optimal=True)
     for candidates, said in (
         ([best], about.optimal_in),
@@ -21,5 +20,7 @@ def test_plans_are_optimal_in_a_class_where_all_candidates_are() -> None:
         ([captured], ""),
         ([], ""),
     ):
-        made = frontier(Subject(GRAPH, "digest", COSTS, PROBLEM), about, candidates, captured)
+        made = build_frontier(
+            FrontierProblem(GRAPH, "digest", COSTS, PROBLEM), about, candidates, captured
+        )
         assert made.optimal_in == said

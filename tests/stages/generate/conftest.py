@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from tests.conftest import LASTING
-from tests.stages.generate.captures import Captures, stand_in
-from tests.stages.generate.graphed import ROWS, package_of
-from tests.stages.generate.models import Small
 from tests.stages.generate.plans import generated, recompute, traced
-from tightfit.schemas.graph import Graph
-from tightfit.stages.device.factory import Built
+from tests.stages.generate.small_model import Small
+from tests.stages.runtime.cuda_graph_steps import ROWS, package_of
+from tests.stages.runtime.fake_cuda_graphs import Captures, stand_in
+from tightfit.schemas.graph.training_graph import Graph
+from tightfit.stages.torch_utils.model_factory import BuiltModel
 
 torch.set_num_threads(1)
 
@@ -54,7 +54,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
 
 
 @pytest.fixture(scope="session")
-def rows_traced() -> tuple[Graph, Built]:
+def rows_traced() -> tuple[Graph, BuiltModel]:
     """Normalisation that writes buffers, dropout that draws, two outputs."""
     torch.manual_seed(0)
     return traced((Small().train(), ((ROWS,), {"scale": 2.0})))
@@ -62,8 +62,8 @@ def rows_traced() -> tuple[Graph, Built]:
 
 @pytest.fixture
 def as_graphs(
-    captures: Captures, rows_traced: tuple[Graph, Built], tmp_path: Path
-) -> tuple[ModuleType, Built]:
+    captures: Captures, rows_traced: tuple[Graph, BuiltModel], tmp_path: Path
+) -> tuple[ModuleType, BuiltModel]:
     """A package of it, whose plan may be run as CUDA graphs, and its model."""
     graph, built = rows_traced
     return package_of(graph, tmp_path), replace(built, model=copy.deepcopy(built.model))

@@ -16,11 +16,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tightfit.schemas.costs import Costs
-from tightfit.schemas.graph import Graph
-from tightfit.stages.combine.schedule.opening import open_schedule
-from tightfit.stages.device.factory import Built
-from tightfit.stages.generate.package import package, timeless, write_directory
-from tightfit.stages.replay.referee import replay
+from tightfit.schemas.graph.training_graph import Graph
+from tightfit.stages.combine.lowering.schedule import lower_to_schedule
+from tightfit.stages.generate.package import build_package, write_directory, zero_time_costs
+from tightfit.stages.simulate.simulate import simulate
+from tightfit.stages.torch_utils.model_factory import BuiltModel
 from tightfit.stages.trace.trace import trace
 
 PLAN = {
@@ -36,10 +36,10 @@ PLAN = {
 _numbers = itertools.count()
 
 
-def built_of(made: Sequence[Any], label: str = "model") -> Built:
+def built_of(made: Sequence[Any], label: str = "model") -> BuiltModel:
     """What a factory returned, as the stages take it."""
     model, sample, *rest = made
-    return Built(model, [sample], rest[0] if rest else None, label=label)
+    return BuiltModel(model, [sample], rest[0] if rest else None, label=label)
 
 
 def keep_all(graph: Graph) -> list[int]:
@@ -58,7 +58,7 @@ def recompute(graph: Graph, seed: int, share: float = 0.5) -> list[int]:
         for value in op.outputs
         if value >= 0
     }
-    fixed = graph.fixed_storages()
+    fixed = graph.baseline_storages()
     loss = next(op for op in graph.ops if op.phase == "loss")
     live: set[int] = set()
     sequence: list[int] = []
@@ -113,14 +113,14 @@ def generated(
     costs: Costs | None = None,
 ) -> ModuleType:
     """The package that runs a sequence of executions, every op once where none is given."""
-    costs = costs or timeless(graph)
+    costs = costs or zero_time_costs(graph)
     sequence = keep_all(graph) if executions is None else executions
-    steps = replay(graph, costs, open_schedule(graph, costs, sequence, in_place)).steps
-    write_directory(directory, package(graph, steps, PLAN))
+    steps = simulate(graph, costs, lower_to_schedule(graph, costs, sequence, in_place)).steps
+    write_directory(directory, build_package(graph, steps, PLAN))
     return load_package(directory)
 
 
-def traced(made: Sequence[Any], label: str = "model") -> tuple[Graph, Built]:
+def traced(made: Sequence[Any], label: str = "model") -> tuple[Graph, BuiltModel]:
     """The graph of what a factory returned."""
     built = built_of(made, label)
     return trace(built, label), built
@@ -193,7 +193,7 @@ def check_equal(planned: Any, original: Any) -> None:
 
 
 def compare(
-    module: ModuleType, built: Built, steps: int = 2, zero: bool = False
+    module: ModuleType, built: BuiltModel, steps: int = 2, zero: bool = False
 ) -> torch.nn.Module:
     """Trains a planned copy of the model beside the model itself and asserts equality of all;
     gradients accumulate unless `zero`. Returns the planned module."""

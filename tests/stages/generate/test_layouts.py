@@ -13,8 +13,13 @@ from torch import nn
 from torch.nn import functional
 
 from tests.stages.generate.plans import built_of, generated, recompute, same
-from tightfit.schemas.graph import Graph
-from tightfit.stages.generate.layouts import AS_IT_IS, LAID_OUT, REFUSED, layouts
+from tightfit.schemas.graph.training_graph import Graph
+from tightfit.stages.generate.layouts import (
+    STRIDES_ACCEPTED,
+    STRIDES_COPIED,
+    STRIDES_REFUSED,
+    gradient_layouts,
+)
 from tightfit.stages.trace.trace import trace
 
 Loss = Callable[[Any], torch.Tensor]
@@ -261,10 +266,10 @@ class Turned(nn.Module):
 def test_kinds(tmp_path: Path) -> None:
     """How the gradient of a model's output is taken."""
     for last, kind in (
-        (nn.Identity(), AS_IT_IS),
-        (nn.GELU(), AS_IT_IS),
-        (nn.GroupNorm(2, 20), LAID_OUT),
-        (Turned(), REFUSED),
+        (nn.Identity(), STRIDES_ACCEPTED),
+        (nn.GELU(), STRIDES_ACCEPTED),
+        (nn.GroupNorm(2, 20), STRIDES_COPIED),
+        (Turned(), STRIDES_REFUSED),
     ):
         graph = trace(built_of((linear(last), ((torch.randn(WORDS),), {}))), "m")
-        assert list(layouts(graph, [], ()).taken.values()) == [kind]
+        assert list(gradient_layouts(graph, [], ()).taken.values()) == [kind]

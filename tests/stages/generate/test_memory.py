@@ -16,18 +16,18 @@ from torch.autograd.graph import saved_tensors_hooks
 from data import models
 from tests.stages.generate.conftest import Planned
 from tests.stages.generate.plans import generated, keep_all, recompute, traced
-from tests.stages.generate.test_usage import run
+from tests.stages.runtime.test_planned_module import run
 from tests.stages.trace import modules
 from tightfit.schemas.costs import Costs
-from tightfit.schemas.graph import Graph
-from tightfit.stages.combine.schedule.opening import open_schedule
-from tightfit.stages.device.factory import Built
-from tightfit.stages.device.identity import describe_device
-from tightfit.stages.device.meter import measure
-from tightfit.stages.profile.library import open_library
+from tightfit.schemas.graph.training_graph import Graph
+from tightfit.stages.combine.lowering.schedule import lower_to_schedule
+from tightfit.stages.profile.cost_library import open_cost_library
 from tightfit.stages.profile.profile import profile
-from tightfit.stages.replay.referee import replay
-from tightfit.stages.validate.step import Stepper
+from tightfit.stages.simulate.simulate import simulate
+from tightfit.stages.torch_utils.devices import describe_device
+from tightfit.stages.torch_utils.memory_meter import measure_call_memory
+from tightfit.stages.torch_utils.model_factory import BuiltModel
+from tightfit.stages.validate.training_step import StepRunner
 
 MODELS: dict[str, Any] = {
     "gpt2": lambda: models.gpt2(2, 32, 2, 50, 2, 8, dropout=0.1),
@@ -44,10 +44,10 @@ MODELS: dict[str, Any] = {
         pytest.param(name, marks=pytest.mark.long if name == "resnet" else ()) for name in MODELS
     ],
 )
-def profiled(request: Any, tmp_path_factory: Any) -> tuple[Graph, Built, Costs]:
+def profiled(request: Any, tmp_path_factory: Any) -> tuple[Graph, BuiltModel, Costs]:
     torch.manual_seed(0)
     graph, built = traced(MODELS[request.param](), request.param)
-    with open_library(tmp_path_factory.mktemp("library"), describe_device("cpu")) as library:
+    with open_cost_library(tmp_path_factory.mktemp("library"), describe_device("cpu")) as library:
         return graph, built, profile(graph, built.loss, library)
 
 
@@ -55,19 +55,19 @@ def profiled(request: Any, tmp_path_factory: Any) -> tuple[Graph, Built, Costs]:
 def test_the_measured_peak_is_the_schedules(profiled: Any, plan: str, tmp_path: Path) -> None:
     graph, built, costs = profiled
     executions = recompute(graph, 1, 0.8) if plan == "recompute" else keep_all(graph)
-    steps = open_schedule(graph, costs, executions, plan != "keep")
+    steps = lower_to_schedule(graph, costs, executions, plan != "keep")
     planned = generated(graph, tmp_path / plan, executions, plan != "keep", costs)
     module, sample = planned.load(built.model), built.samples[0]
-    stepper = Stepper.of(graph, built)
+    stepper = StepRunner.of(graph, built)
     stepper.run(module, sample)
     forget(module, sample)
-    fresh, held = measure("cpu", lambda: stepper.run(module, sample))
+    fresh, held = measure_call_memory("cpu", lambda: stepper.run(module, sample))
     del held
-    accumulating, held = measure("cpu", lambda: stepper.run(module, sample))
+    accumulating, held = measure_call_memory("cpu", lambda: stepper.run(module, sample))
     del held
     forget(module, sample)
-    assert fresh.peak == replay(graph, costs, steps).peak
-    assert accumulating.peak == replay(graph, costs, steps, accumulate=True).peak
+    assert fresh.peak == simulate(graph, costs, steps).peak
+    assert accumulating.peak == simulate(graph, costs, steps, accumulate=True).peak
 
 
 def forget(module: nn.Module, sample: Any) -> None:
@@ -85,7 +85,7 @@ def test_a_forward_without_backward_leaves_nothing(small: Planned) -> None:
     def forward() -> None:
         run(planned, x)
 
-    usage, _ = measure("cpu", forward)
+    usage, _ = measure_call_memory("cpu", forward)
     assert usage.peak > 0 and usage.net == 0
 
 
@@ -98,7 +98,7 @@ def test_a_backward_that_ends_early_leaves_nothing(small: Planned) -> None:
         loss = run(planned, x)["logits"].sum()
         torch.autograd.grad(loss, [planned.last.bias])
 
-    usage, _ = measure("cpu", partly)
+    usage, _ = measure_call_memory("cpu", partly)
     assert usage.net == 0
 
 

@@ -8,16 +8,16 @@ import pytest
 
 from tests.stages.partition.steps import traced
 from tightfit.schemas.blocks import Blocks, read_blocks, write_blocks
-from tightfit.schemas.errors import ArtifactError
-from tightfit.stages.partition.chain import partition
-from tightfit.stages.replay.block import check_order
+from tightfit.stages.partition.block_chain import partition_step
+from tightfit.stages.simulate.block import check_execution_order
+from tightfit.util.errors import ArtifactError
 
 TOWERS = "tests.stages.partition.towers"
 JOINS = {"unlike": 2, "three": 3, "siamese": 2, "drawing": 2, "turns": 2}
 
 
 def blocks_of(name: str) -> Blocks:
-    return partition(*traced(f"{TOWERS}:{name}"))
+    return partition_step(*traced(f"{TOWERS}:{name}"))
 
 
 @pytest.mark.parametrize("name", JOINS)
@@ -35,7 +35,7 @@ def test_branches_are_cut_into_blocks(name: str) -> None:
         assert len(branch.blocks) >= 2
         for block in branch.blocks:
             problem = branch.distinct[block.digest]
-            check_order(problem, list(range(len(problem.nodes))))
+            check_execution_order(problem, list(range(len(problem.nodes))))
 
 
 def test_equal_layers_of_towers_are_one_problem() -> None:
@@ -62,7 +62,7 @@ def test_what_is_no_join(name: str) -> None:
     ],
 )
 def test_a_sequence_is_no_join(factory: str, arguments: dict[str, int]) -> None:
-    assert not partition(*traced(factory, **arguments)).branches
+    assert not partition_step(*traced(factory, **arguments)).branches
 
 
 def test_branches_are_read_as_they_were_written(tmp_path: Path) -> None:

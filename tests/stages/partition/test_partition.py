@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from tests.stages.partition.steps import random_steps, traced
 from tightfit.schemas.blocks import Block, Blocks, read_blocks, write_blocks
-from tightfit.schemas.contributions import contributions
 from tightfit.schemas.costs import write_costs
-from tightfit.schemas.graph import write_graph
-from tightfit.schemas.problem import Problem
-from tightfit.stages.partition.chain import partition
-from tightfit.stages.partition.cuts import find_segments, forward_cuts
-from tightfit.stages.partition.facts import Facts, gather_facts
-from tightfit.stages.partition.local import describe_block, divide
-from tightfit.stages.replay.block import BlockRun, check_order, simulate
-from tightfit.stages.replay.condense import condense
-from tightfit.stages.solve.hand import drop, droppable, keep_all
+from tightfit.schemas.graph.ownership import partial_gradients_by_owner
+from tightfit.schemas.graph.planning_graph import PlanningGraph
+from tightfit.schemas.graph.training_graph import write_graph
+from tightfit.stages.partition.block_chain import partition_step
+from tightfit.stages.partition.block_problem import describe_block, divide_into_blocks
+from tightfit.stages.partition.cuts import find_forward_cuts, find_segments
+from tightfit.stages.partition.gradient_flow import GradientFlow, analyze_gradient_flow
+from tightfit.stages.simulate.block import BlockSchedule, check_execution_order, simulate_block
+from tightfit.stages.simulate.planning_graph import build_planning_graph
+from tightfit.stages.solve.heuristics import drop_storages, droppable_storages, keep_all_run
 
 MODULES = "tests.stages.partition.modules"
 SMALL = {"width": 64, "heads": 2, "vocabulary": 100, "batch": 2, "tokens": 16}
@@ -29,7 +29,7 @@ RESNET = {"name": "resnet50", "batch": 2, "size": 64}
 
 
 def chain_of(factory: str, **arguments: object) -> Blocks:
-    return partition(*traced(factory, **arguments))
+    return partition_step(*traced(factory, **arguments))
 
 
 def whole_order(chain: Blocks) -> list[int]:
@@ -67,7 +67,7 @@ def test_dropout_does_not_glue_blocks_together() -> None:
 
 def test_the_first_contribution_to_a_tied_weight_is_the_gradient_that_grows() -> None:
     graph, costs = traced("data.models:gpt2", **SMALL)
-    chain = partition(graph, costs)
+    chain = partition_step(graph, costs)
     tied = 4 * SMALL["vocabulary"] * SMALL["width"]
     norm = 2 * 4 * SMALL["width"]
     positions = 4 * SMALL["tokens"] * SMALL["width"]
@@ -130,12 +130,12 @@ def test_every_node_is_in_one_place_and_the_order_runs(
     factory: str, arguments: dict[str, object]
 ) -> None:
     graph, costs = traced(factory, **arguments)
-    chain = partition(graph, costs)
-    problem = condense(graph, costs)
+    chain = partition_step(graph, costs)
+    problem = build_planning_graph(graph, costs)
     order = whole_order(chain)
     assert sorted(order) == sorted(node.op for node in problem.nodes)
     position = {node.op: index for index, node in enumerate(problem.nodes)}
-    check_order(problem, [position[op] for op in order])
+    check_execution_order(problem, [position[op] for op in order])
     check_sizes(problem, chain, random.Random(0))
 
 
@@ -151,8 +151,8 @@ def test_an_output_in_the_middle_is_held_and_no_blocks_own(factory: str) -> None
 
 def test_partition_is_deterministic(tmp_path: Path) -> None:
     graph, costs = traced("data.models:bert", layers=3)
-    first = write_blocks(tmp_path / "a", partition(graph, costs))
-    second = write_blocks(tmp_path / "b", partition(graph, costs))
+    first = write_blocks(tmp_path / "a", partition_step(graph, costs))
+    second = write_blocks(tmp_path / "b", partition_step(graph, costs))
     assert first == second
 
 
@@ -161,7 +161,7 @@ def test_command_writes_what_partition_gives(
 ) -> None:
     import argparse
 
-    from tightfit.stages.partition.cli import add_arguments, run
+    from tightfit.stages.partition.command import add_arguments, run
 
     graph, costs = traced("data.models:bert", layers=3)
     write_graph(tmp_path / "graph", graph)
@@ -170,40 +170,42 @@ def test_command_writes_what_partition_gives(
     add_arguments(parser)
     files = ["--graph", "graph", "--costs", "costs", "--out", "blocks"]
     run(parser.parse_args([str(tmp_path / f) if f[0] != "-" else f for f in files]))
-    assert read_blocks(tmp_path / "blocks") == partition(graph, costs)
+    assert read_blocks(tmp_path / "blocks") == partition_step(graph, costs)
     assert "9 blocks, 5 distinct" in capsys.readouterr().out
 
 
 @settings(deadline=None, max_examples=150)
 @given(random_steps(), st.randoms(use_true_random=False))
-def test_random_chains(facts: Facts, chance: random.Random) -> None:
+def test_random_chains(facts: GradientFlow, chance: random.Random) -> None:
     segments = find_segments(facts)
-    division = divide(facts, segments)
+    division = divide_into_blocks(facts, segments)
     described = [describe_block(division, index) for index in range(len(division.blocks))]
     loss = facts.problem.nodes[facts.problem.loss]
     chain = Blocks(
         model="random",
         prelude=[],
         prelude_seconds=0.0,
-        held_bytes=sum(facts.problem.storages[s].bytes for s in division.throughout),
+        held_bytes=sum(facts.problem.storages[s].bytes for s in division.always_resident),
         loss=loss.op,
         loss_seconds=loss.seconds,
         loss_peak=loss.peak
-        - sum(facts.problem.storages[s].bytes for s in loss.outputs if s in division.throughout),
+        - sum(
+            facts.problem.storages[s].bytes for s in loss.outputs if s in division.always_resident
+        ),
         blocks=[block for block, _ in described],
         distinct={block.digest: problem for block, problem in described},
     )
     order = whole_order(chain)
     assert sorted(order) == list(range(len(facts.problem.nodes)))
-    check_order(facts.problem, order)
+    check_execution_order(facts.problem, order)
     check_sizes(facts.problem, chain, chance)
 
 
 @settings(deadline=None, max_examples=150)
 @given(random_steps())
-def test_forward_cuts_are_where_one_storage_passes(facts: Facts) -> None:
+def test_forward_cuts_are_where_one_storage_passes(facts: GradientFlow) -> None:
     problem = facts.problem
-    cuts = forward_cuts(facts)
+    cuts = find_forward_cuts(facts)
     seen: set[int] = set()
     for place in range(1, problem.loss):
         crossing = {
@@ -221,12 +223,12 @@ def test_forward_cuts_are_where_one_storage_passes(facts: Facts) -> None:
 
 def test_gradient_flow_of_a_trace() -> None:
     graph, costs = traced("data.models:gpt2", **{**SMALL, "layers": 2, "dropout": 0.1})
-    problem = condense(graph, costs)
-    facts = gather_facts(graph, problem)
+    problem = build_planning_graph(graph, costs)
+    facts = analyze_gradient_flow(graph, problem)
     drawn = [p for p, node in enumerate(problem.nodes[: problem.loss]) if node.random]
     assert drawn and not facts.pure.intersection(drawn)
     assert facts.pure
-    [parts] = [parts for parts in contributions(graph).values() if len(parts) > 1]
+    [parts] = [parts for parts in partial_gradients_by_owner(graph).values() if len(parts) > 1]
     head, embedding = [facts.parameter_uses[graph.values[part].storage] for part in parts]
     assert len(head) == len(embedding) == 1 and embedding < head
     assert not facts.partial, "autograd adds up the gradient of the tied embedding"
@@ -234,7 +236,7 @@ def test_gradient_flow_of_a_trace() -> None:
 
 def test_what_the_graph_adds_up_to_a_gradient_is_partial() -> None:
     graph, costs = traced(f"{MODULES}:tied_cast")
-    facts = gather_facts(graph, condense(graph, costs))
+    facts = analyze_gradient_flow(graph, build_planning_graph(graph, costs))
     [weight] = [g.gradient for g in graph.gradients if graph.values[g.value].path == "weight"]
     made = {value: op for op in graph.ops for value in op.outputs}
     cast = made[weight]
@@ -245,13 +247,13 @@ def test_what_the_graph_adds_up_to_a_gradient_is_partial() -> None:
     assert facts.partial >= contributions
 
 
-def check_sizes(whole: Problem, chain: Blocks, chance: random.Random) -> None:
+def check_sizes(whole: PlanningGraph, chain: Blocks, chance: random.Random) -> None:
     """What blocks say about themselves adds up to no less than what the whole step needs, however
     each block is run; and to exactly the live bytes between forward and backward, apart from
     what is held for the whole time."""
     runs = [_some_run(chain.distinct[block.digest], chance) for block in chain.blocks]
     figures = [
-        simulate(chain.distinct[block.digest], run)
+        simulate_block(chain.distinct[block.digest], run)
         for block, run in zip(chain.blocks, runs, strict=True)
     ]
     position = {node.op: index for index, node in enumerate(whole.nodes)}
@@ -270,7 +272,7 @@ def check_sizes(whole: Problem, chain: Blocks, chance: random.Random) -> None:
         saved -= figure.save
         peak = max(peak, saved + grown + figure.backward_peak)
         grown += block.gradient_bytes
-    true = simulate(whole, BlockRun(tuple(forward), tuple(backward)))
+    true = simulate_block(whole, BlockSchedule(tuple(forward), tuple(backward)))
     loss = whole.nodes[whole.loss].peak
     prelude = _prelude_peak(whole, [position[op] for op in chain.prelude])
     assert max(true.peak, true.save + loss) <= max(chain.held_bytes + peak, prelude)
@@ -279,7 +281,7 @@ def check_sizes(whole: Problem, chain: Blocks, chance: random.Random) -> None:
     _check_borders(chain)
 
 
-def _prelude_peak(whole: Problem, prelude: list[int]) -> int:
+def _prelude_peak(whole: PlanningGraph, prelude: list[int]) -> int:
     live = 0
     peak = 0
     for position in prelude:
@@ -298,9 +300,9 @@ def _check_borders(chain: Blocks) -> None:
         before = block
 
 
-def _some_run(problem: Problem, chance: random.Random) -> BlockRun:
-    storages = droppable(problem)
+def _some_run(problem: PlanningGraph, chance: random.Random) -> BlockSchedule:
+    storages = droppable_storages(problem)
     if not storages or chance.random() < 0.3:
-        return keep_all(problem)
+        return keep_all_run(problem)
     dropped = {storage for storage in storages if chance.random() < 0.5}
-    return drop(problem, dropped, each_time=chance.random() < 0.5)
+    return drop_storages(problem, dropped, each_time=chance.random() < 0.5)

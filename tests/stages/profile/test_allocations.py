@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.stages.device.gpus import Gpus, stand_in
 from tests.stages.profile.test_profile import graph_of
-from tightfit.schemas.costs import Allocations
-from tightfit.schemas.graph import NONE
-from tightfit.stages.device.operators import resolve
+from tests.stages.torch_utils.fake_gpus import Gpus, stand_in
+from tightfit.schemas.costs import OpAllocations
+from tightfit.schemas.graph.training_graph import NO_VALUE
 from tightfit.stages.profile import loss as loss_room
 from tightfit.stages.profile import measure as room
 from tightfit.stages.profile.loss import measure_loss
-from tightfit.stages.profile.measure import measure_op, measure_random_state
+from tightfit.stages.profile.measure import cache_bytes, measure_op, measure_random_state
 from tightfit.stages.profile.operands import make_tensor
-from tightfit.stages.profile.sweep import cache_bytes
+from tightfit.stages.torch_utils.operators import resolve
 
 ON_CPU = torch.device("cpu")
 
@@ -64,20 +63,20 @@ def test_an_op_has_its_own_allocations_and_those_that_libraries_keep(
     op = next(op for op in graph.ops if "mm" in op.target)
     product = Product(stand_in(monkeypatch))
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", product.clear, raising=False)
-    monkeypatch.setattr(room, "make_sweep", lambda *_: None)
-    accepted: Callable[..., Any] = room._accepted
+    monkeypatch.setattr(room, "make_cache_flush", lambda *_: None)
+    accepted: Callable[..., Any] = room._find_accepted_run
     monkeypatch.setattr(
-        room, "_accepted",
+        room, "_find_accepted_run",
         lambda graph, op, overload, device, limit: replace(
             accepted(graph, op, overload, ON_CPU, limit), device=device
         ),
     )  # fmt: skip
     monkeypatch.setattr(room._OpRun, "call", lambda self, in_place: product)
-    [cost] = measure_op(graph, op, {NONE}, torch.device("cuda", 0))
-    assert cost.allocations == Allocations([400, 60, -2], [8000])
+    [cost] = measure_op(graph, op, {NO_VALUE}, torch.device("cuda", 0))
+    assert cost.allocations == OpAllocations([400, 60, -2], [8000])
     assert (cost.peak, cost.net) == (460, 400)
     monkeypatch.undo()
-    [plain] = measure_op(graph, op, {NONE}, ON_CPU)
+    [plain] = measure_op(graph, op, {NO_VALUE}, ON_CPU)
     assert plain.allocations is None
 
 
@@ -148,7 +147,7 @@ def test_a_loss_has_its_own_allocations_and_those_that_libraries_keep_in_each_th
 
     monkeypatch.setattr(loss_room._LossRun, "prepare", dropping)
     cost = measure_loss(graph, squares, device=torch.device("cuda", 0))
-    assert cost.allocations == Allocations([300, 40, 8, -3, -1], [8091], [8092])
+    assert cost.allocations == OpAllocations([300, 40, 8, -3, -1], [8091], [8092])
     assert (cost.peak, cost.net) == (348, 40)
     known = replace(cost, seconds=1.0, allocations=None)
     again = measure_loss(graph, squares, known, torch.device("cuda", 0))
@@ -183,4 +182,4 @@ def test_operands_of_a_gpu_are_tried_on_the_host() -> None:
     overload = resolve(op.target)
     tried = room._OpRun(graph, op, overload, operands, torch.device("cuda", 0), 0).on_host()
     assert {tensor.device for tensor in tried.operands.values()} == {ON_CPU}
-    assert tried.ordinary()().shape == (2, 4)
+    assert tried.regular_call()().shape == (2, 4)

@@ -10,17 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from tests.stages.generate.plans import PLAN, built_of, recompute
-from tightfit.schemas.dtypes import DTYPES
-from tightfit.schemas.graph import Value, read_graph, write_graph
-from tightfit.stages.combine.schedule.opening import open_schedule
-from tightfit.stages.device.identity import describe_device
-from tightfit.stages.generate.package import package, write_directory
-from tightfit.stages.profile.library import open_library
-from tightfit.stages.profile.operands import make_tensor, normal, positive, unit
+from tightfit.schemas.graph.tensor_layout import DTYPE_BYTES
+from tightfit.schemas.graph.training_graph import GraphValue, read_graph, write_graph
+from tightfit.stages.combine.lowering.schedule import lower_to_schedule
+from tightfit.stages.generate.package import build_package, write_directory
+from tightfit.stages.profile.cost_library import open_cost_library
+from tightfit.stages.profile.operands import (
+    fill_normal,
+    fill_positive,
+    fill_unit_interval,
+    make_tensor,
+)
 from tightfit.stages.profile.profile import profile
-from tightfit.stages.replay.referee import replay
+from tightfit.stages.simulate.simulate import simulate
+from tightfit.stages.torch_utils.devices import describe_device
 from tightfit.stages.trace.trace import trace
-from tightfit.stages.validate.compare import difference, same_bits
+from tightfit.stages.validate.step_results import max_abs_difference, same_bits
 from tightfit.stages.validate.validate import validate
 
 
@@ -45,33 +50,33 @@ def test_a_step_with_values_of_a_rare_dtype(tmp_path: Path, dtype: str) -> None:
     write_graph(tmp_path / "graph.arrow", trace(built, "casting"))
     graph = read_graph(tmp_path / "graph.arrow")
     assert dtype in {value.dtype for value in graph.values}
-    with open_library(tmp_path / "library", describe_device("cpu")) as library:
+    with open_cost_library(tmp_path / "library", describe_device("cpu")) as library:
         costs = profile(graph, None, library)
-    played = replay(graph, costs, open_schedule(graph, costs, recompute(graph, 1, 1.0), True))
-    write_directory(tmp_path / "module", package(graph, played.steps, PLAN))
+    played = simulate(graph, costs, lower_to_schedule(graph, costs, recompute(graph, 1, 1.0), True))
+    write_directory(tmp_path / "module", build_package(graph, played.steps, PLAN))
     plan = PLAN | {"peak": played.peak, "budget_bytes": played.peak, "gap": None}
     measured = validate(graph, built, plan, tmp_path / "module", pairs=0).measurement
     assert (measured.verdict, measured.bits_equal) == ("feasible", True), measured.sentence
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPE_BYTES)
 def test_the_table_has_the_bytes_of_an_element(dtype: str) -> None:
-    assert getattr(torch, dtype).itemsize == DTYPES[dtype]
+    assert getattr(torch, dtype).itemsize == DTYPE_BYTES[dtype]
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("fill", [normal, positive, unit])
+@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+@pytest.mark.parametrize("fill", [fill_normal, fill_positive, fill_unit_interval])
 def test_operands_of_every_dtype_are_filled_and_compared(dtype: str, fill: object) -> None:
-    value = Value(0, "intermediate", [5, 3], [3, 1], 0, dtype, 0)
+    value = GraphValue(0, "intermediate", [5, 3], [3, 1], 0, dtype, 0)
     tensor = make_tensor(value, fill, torch.device("cpu"))  # type: ignore[arg-type]
     other = copy.deepcopy(tensor)
-    assert same_bits(tensor, other) and difference(tensor, other) == 0.0
+    assert same_bits(tensor, other) and max_abs_difference(tensor, other) == 0.0
     other.view(torch.uint8)[0, 0] ^= 1
-    assert not same_bits(tensor, other) and difference(tensor, other) > 0.0
+    assert not same_bits(tensor, other) and max_abs_difference(tensor, other) > 0.0
 
 
 def test_large_integers_that_differ_are_not_rounded_to_equal() -> None:
     one = torch.tensor([2**63 + 1], dtype=torch.uint64)
     other = torch.tensor([2**63 + 2], dtype=torch.uint64)
-    assert difference(one, other) == 1.0
+    assert max_abs_difference(one, other) == 1.0

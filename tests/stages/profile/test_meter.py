@@ -5,8 +5,13 @@ import gc
 import pytest
 import torch
 
-from tests.stages.device.gpus import stand_in
-from tightfit.stages.device.meter import measure, session, summarise, time_calls
+from tests.stages.torch_utils.fake_gpus import stand_in
+from tightfit.stages.torch_utils.memory_meter import (
+    measure_call_memory,
+    memory_session,
+    summarize_timings,
+    time_calls,
+)
 
 torch.set_num_threads(1)
 
@@ -18,7 +23,7 @@ def test_peak_and_net_of_a_call_are_exact() -> None:
         del first
         return second
 
-    usage, result = measure("cpu", call)
+    usage, result = measure_call_memory("cpu", call)
     assert (usage.peak, usage.net) == (12000, 8000)
     assert result.shape == (2000,)
 
@@ -26,14 +31,14 @@ def test_peak_and_net_of_a_call_are_exact() -> None:
 def test_the_workspace_of_a_convolution_is_seen() -> None:
     image, kernel = torch.randn(1, 3, 16, 16), torch.randn(4, 3, 3, 3)
     torch.conv2d(image, kernel)
-    usage, result = measure("cpu", lambda: torch.conv2d(image, kernel))
+    usage, result = measure_call_memory("cpu", lambda: torch.conv2d(image, kernel))
     assert usage.net == result.untyped_storage().nbytes()
     assert usage.peak >= usage.net
 
 
 def test_sections_of_one_session_do_not_see_each_other() -> None:
     held = []
-    with session("cpu") as running:
+    with memory_session("cpu") as running:
         with running.section("one"):
             held.append(torch.ones(100))
         outside = torch.ones(10_000)
@@ -47,7 +52,7 @@ def test_sections_of_one_session_do_not_see_each_other() -> None:
 
 
 def test_a_line_is_the_live_bytes_in_the_order_of_time() -> None:
-    with session("cpu", lines=True) as running, running.section("step"):
+    with memory_session("cpu", lines=True) as running, running.section("step"):
         first = torch.ones(25)
         second = torch.ones(50)
         del first
@@ -58,16 +63,16 @@ def test_a_line_is_the_live_bytes_in_the_order_of_time() -> None:
 
 
 def test_a_session_pauses_the_garbage_collector_and_starts_it_again() -> None:
-    with session("cpu"):
+    with memory_session("cpu"):
         assert not gc.isenabled()
     assert gc.isenabled()
-    with pytest.raises(ZeroDivisionError), session("cpu"):
+    with pytest.raises(ZeroDivisionError), memory_session("cpu"):
         _ = 1 / 0
     assert gc.isenabled()
 
 
 def test_the_profiler_does_not_speak(capfd: pytest.CaptureFixture[str]) -> None:
-    measure("cpu", lambda: torch.ones(3))
+    measure_call_memory("cpu", lambda: torch.ones(3))
     assert capfd.readouterr() == ("", "")
 
 
@@ -81,16 +86,16 @@ def test_repeats_stay_between_their_bounds() -> None:
 
 
 def test_quartiles() -> None:
-    timing = summarise([4.0, 1.0, 2.0, 3.0, 5.0])
+    timing = summarize_timings([4.0, 1.0, 2.0, 3.0, 5.0])
     assert (timing.first_quartile, timing.median, timing.third_quartile) == (2.0, 3.0, 4.0)
     assert timing.spread == pytest.approx(2 / 3)
-    assert summarise([2.0]).spread == 0.0
+    assert summarize_timings([2.0]).spread == 0.0
 
 
 @pytest.mark.cuda
 def test_requested_bytes_on_cuda_are_not_rounded() -> None:
     torch.ones(1, device="cuda")
-    with session("cuda", lines=True) as running, running.section("step"):
+    with memory_session("cuda", lines=True) as running, running.section("step"):
         first = torch.empty(1001, dtype=torch.uint8, device="cuda")
         second = torch.empty(2002, dtype=torch.uint8, device="cuda")
         del first
@@ -116,7 +121,7 @@ def test_what_a_call_asks_of_the_allocator_of_a_gpu_is_told_in_its_order(
         gpus.take(1, -700, address=2)
         gpus.take(1, 60, address=2)
 
-    usage, _ = measure("cuda:1", call)
+    usage, _ = measure_call_memory("cuda:1", call)
     assert usage.moves == [700, 80, -1, 60]
     assert (usage.peak, usage.net) == (730, 90)
     assert [live for _, live in usage.line] == [0, 700, 650, 730, 30, 90]

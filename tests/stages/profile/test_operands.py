@@ -5,10 +5,14 @@ from typing import Any
 import pytest
 import torch
 
-from tightfit.schemas.arguments import argument_values, decode_arguments, encode_arguments
-from tightfit.schemas.graph import Graph, Op, Value
-from tightfit.stages.device.operators import decode, resolve
+from tightfit.schemas.graph.op_arguments import (
+    decode_arguments,
+    encode_arguments,
+    iterate_argument_values,
+)
+from tightfit.schemas.graph.training_graph import Graph, GraphValue, Op
 from tightfit.stages.profile.operands import make_operands
+from tightfit.stages.torch_utils.operators import decode_argument, resolve
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -16,7 +20,7 @@ CPU = torch.device("cpu")
 
 def call(target: str, *args: Any, **kwargs: Any) -> tuple[Graph, Op]:
     """A graph of one op whose tensor arguments have the layouts of the given tensors."""
-    values: list[Value] = []
+    values: list[GraphValue] = []
 
     def encode(argument: Any) -> Any:
         if isinstance(argument, list):
@@ -25,12 +29,12 @@ def call(target: str, *args: Any, **kwargs: Any) -> tuple[Graph, Op]:
             return argument
         dtype = str(argument.dtype).removeprefix("torch.")
         layout = (list(argument.shape), list(argument.stride()), 0, dtype, len(values))
-        values.append(Value(len(values), "intermediate", *layout))
+        values.append(GraphValue(len(values), "intermediate", *layout))
         return {"value": len(values) - 1}
 
     encoded = [encode(argument) for argument in args]
     named = {name: encode(argument) for name, argument in kwargs.items()}
-    inputs = list(dict.fromkeys(argument_values([encoded, list(named.values())])))
+    inputs = list(dict.fromkeys(iterate_argument_values([encoded, list(named.values())])))
     op = Op(
         0,
         target,
@@ -59,8 +63,8 @@ def run(target: str, *args: Any, **kwargs: Any) -> tuple[dict[int, torch.Tensor]
         assert tensor.dtype == getattr(torch, graph.values[value].dtype)
     assert set(operands) == set(op.inputs)
     encoded, kwargs = decode_arguments(op.arguments)
-    named = {name: decode(item, operands) for name, item in kwargs.items()}
-    return operands, overload(*(decode(item, operands) for item in encoded), **named)
+    named = {name: decode_argument(item, operands) for name, item in kwargs.items()}
+    return operands, overload(*(decode_argument(item, operands) for item in encoded), **named)
 
 
 F = torch.empty

@@ -13,29 +13,33 @@ import torch
 from torch import nn
 
 from data import models
-from tightfit.schemas.costs import Costs, Device, op_key, write_costs
-from tightfit.schemas.errors import ArtifactError, ConfigError, ModelError
-from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph
-from tightfit.stages.device.factory import check_result
-from tightfit.stages.device.identity import describe_device
-from tightfit.stages.device.meter import session
+from tightfit.schemas.costs import Costs, ProfileDevice, op_cost_key, write_costs
+from tightfit.schemas.graph.training_graph import LOSS_TARGET, NO_VALUE, Graph
 from tightfit.stages.profile import measure
-from tightfit.stages.profile.forms import distinct_forms
-from tightfit.stages.profile.library import Library, device_digest, open_library
-from tightfit.stages.profile.loss import library_key
+from tightfit.stages.profile.cost_library import (
+    CostLibrary,
+    device_digest,
+    distinct_op_variants,
+    open_cost_library,
+)
+from tightfit.stages.profile.loss import loss_library_key
 from tightfit.stages.profile.profile import profile
+from tightfit.stages.torch_utils.devices import describe_device
+from tightfit.stages.torch_utils.memory_meter import memory_session
+from tightfit.stages.torch_utils.model_factory import check_factory_result
 from tightfit.stages.trace.trace import trace
+from tightfit.util.errors import ArtifactError, ConfigError, ModelError
 
 torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "SECONDS", 0.0)
+    monkeypatch.setattr(measure, "TIMING_SECONDS", 0.0)
 
 
 def graph_of(made: tuple[Any, ...], name: str = "model") -> Graph:
-    return trace(check_result(made, name), name)
+    return trace(check_factory_result(made, name), name)
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +71,8 @@ def classifier() -> tuple[Any, ...]:
 
 
 @contextmanager
-def library(tmp_path: Path) -> Iterator[Library]:
-    with open_library(tmp_path, describe_device("cpu")) as opened:
+def library(tmp_path: Path) -> Iterator[CostLibrary]:
+    with open_cost_library(tmp_path, describe_device("cpu")) as opened:
         yield opened
 
 
@@ -81,7 +85,7 @@ def test_every_op_and_form_has_a_cost_and_leaves_its_outputs(
         costs = profile(graph, None, opened)
     for op in graph.ops:
         read = {graph.values[value].storage for value in op.inputs}
-        made = {graph.values[value].storage for value in op.outputs if value != NONE} - read
+        made = {graph.values[value].storage for value in op.outputs if value != NO_VALUE} - read
         cost = costs.of(graph, op)
         assert cost.net == sum(graph.storages[storage] for storage in made), op.target
         assert cost.seconds > 0 or op.target == LOSS_TARGET
@@ -91,7 +95,7 @@ def test_every_op_and_form_has_a_cost_and_leaves_its_outputs(
             assert form.net == cost.net - first and form.peak <= cost.peak
             assert op.inputs[form.in_place] == value
     assert any(op.in_place for op in graph.ops)
-    assert len(costs.rows) == len(distinct_forms(graph)) + 1
+    assert len(costs.rows) == len(distinct_op_variants(graph)) + 1
     assert costs.random_state().net == 5056
 
 
@@ -101,11 +105,11 @@ def test_no_more_memory_than_the_largest_op_takes_with_its_operands(tmp_path: Pa
         costs = profile(graph, None, opened)
     largest = 0
     for op in graph.ops:
-        made = measure.footprint(replace(graph, ops=[]), replace(op, outputs=[]))
+        made = measure.op_footprint(replace(graph, ops=[]), replace(op, outputs=[]))
         largest = max(largest, made + costs.of(graph, op).peak)
-    wanted = {op.id: {NONE, *op.in_place} for op, _ in distinct_forms(graph).values()}
-    limit = max(measure.footprint(graph, op) for op in graph.ops)
-    with session("cpu") as running:
+    wanted = {op.id: {NO_VALUE, *op.in_place} for op, _ in distinct_op_variants(graph).values()}
+    limit = max(measure.op_footprint(graph, op) for op in graph.ops)
+    with memory_session("cpu") as running:
         for op_id, forms in wanted.items():
             op = graph.ops[op_id]
             if op.target == LOSS_TARGET:
@@ -121,13 +125,13 @@ def test_no_more_memory_than_the_largest_op_takes_with_its_operands(tmp_path: Pa
 
 def _without_sessions(graph: Graph, op: Any, forms: set[int], limit: int) -> list[Any]:
     """`measure_op` inside the profiler session of the test: sessions do not nest."""
-    from tightfit.stages.device.meter import Usage
+    from tightfit.stages.torch_utils.memory_meter import MemoryUsage
 
-    def measured(device: Any, call: Any) -> tuple[Usage, Any]:
-        return Usage(measure.footprint(graph, op), 0, []), call()
+    def measured(device: Any, call: Any) -> tuple[MemoryUsage, Any]:
+        return MemoryUsage(measure.op_footprint(graph, op), 0, []), call()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "measure", measured)
+        patch.setattr(measure, "measure_call_memory", measured)
         return measure.measure_op(graph, op, forms, torch.device("cpu"), limit)
 
 
@@ -261,7 +265,7 @@ def scaled(hidden: int) -> Any:
 
 def test_losses_of_one_label_and_shape_have_costs_of_their_own(tmp_path: Path) -> None:
     graph = graph_of((*classifier()[:2], scaled(2)))
-    key = op_key(graph, next(op for op in graph.ops if op.target == LOSS_TARGET))
+    key = op_cost_key(graph, next(op for op in graph.ops if op.target == LOSS_TARGET))
     peaks = []
     for loss in (cross_entropy, scaled(2), scaled(500), scaled(2)):
         with library(tmp_path) as opened:
@@ -282,9 +286,9 @@ def test_a_loss_that_is_the_same_keeps_its_costs(tmp_path: Path) -> None:
 def test_what_a_loss_takes_is_measured_even_where_its_code_is_known(tmp_path: Path) -> None:
     graph = graph_of((*classifier()[:2], scaled(2)))
     loss = scaled(2)
-    known = library_key(graph, loss)
+    known = loss_library_key(graph, loss)
     assert known is not None
-    key = op_key(graph, next(op for op in graph.ops if op.target == LOSS_TARGET))
+    key = op_cost_key(graph, next(op for op in graph.ops if op.target == LOSS_TARGET))
     with library(tmp_path) as opened:
         honest = profile(graph, loss, opened).rows[key]
         opened.add([replace(opened.costs.rows[known], peak=1 << 40)])
@@ -297,16 +301,16 @@ def test_libraries_of_devices_are_apart(tmp_path: Path) -> None:
     assert here.type == "cpu" and here.threads == 1 and here.name and here.source == "measured"
     other = replace(here, threads=7)
     assert device_digest(here) != device_digest(other)
-    with open_library(tmp_path, other) as opened:
+    with open_cost_library(tmp_path, other) as opened:
         opened.costs = Costs([], other)
         path = opened.path
     Path(path).write_bytes(b"")
-    with pytest.raises(ArtifactError, match=str(path.name)), open_library(tmp_path, other):
+    with pytest.raises(ArtifactError, match=str(path.name)), open_cost_library(tmp_path, other):
         pass
 
 
-def _hold(store: str, device: Device, ready: Any) -> None:
-    with open_library(store, device):
+def _hold(store: str, device: ProfileDevice, ready: Any) -> None:
+    with open_cost_library(store, device):
         ready.set()
         time.sleep(0.5)
 
@@ -318,7 +322,7 @@ def test_two_profiles_take_turns(tmp_path: Path, capfd: pytest.CaptureFixture[st
     holder = context.Process(target=_hold, args=(str(tmp_path), device, ready))
     holder.start()
     assert ready.wait(10)
-    with open_library(tmp_path, device):
+    with open_cost_library(tmp_path, device):
         holder.join(5)
         assert holder.exitcode == 0
     assert "waiting for another profile" in capfd.readouterr().err

@@ -12,15 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.schemas.machines import described
-from tightfit.schemas.arguments import encode_arguments
-from tightfit.schemas.costs import Cost, Costs
-from tightfit.schemas.errors import ArtifactError
-from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph, Op, Value
-from tightfit.stages.device.factory import check_result
-from tightfit.stages.profile.roofline import roofline
-from tightfit.stages.profile.work import operations, temporaries
+from tests.schemas.machine_descriptions import described
+from tightfit.schemas.costs import Costs, OpCost
+from tightfit.schemas.graph.op_arguments import encode_arguments
+from tightfit.schemas.graph.training_graph import LOSS_TARGET, NO_VALUE, Graph, GraphValue, Op
+from tightfit.stages.profile.roofline import count_flops, roofline, temporary_bytes
+from tightfit.stages.torch_utils.model_factory import check_factory_result
 from tightfit.stages.trace.trace import trace
+from tightfit.util.errors import ArtifactError
 
 FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 
@@ -36,7 +35,7 @@ def graph_of(
     shapes = [argument for argument in arguments if isinstance(argument, list)]
     width = getattr(torch, dtype).itemsize
     values = [
-        Value(index, "intermediate", shape, [1] * len(shape), 0, dtype, index)
+        GraphValue(index, "intermediate", shape, [1] * len(shape), 0, dtype, index)
         for index, shape in enumerate([*shapes, *made])
     ]
     numbers = iter(range(len(shapes)))
@@ -49,7 +48,7 @@ def graph_of(
     return Graph("m", "cpu", "2", False, [op], values, sizes, [], [], [], [], "", "", "{}")
 
 
-def cost(graph: Graph, folder: Path, **changes: Any) -> Cost:
+def cost(graph: Graph, folder: Path, **changes: Any) -> OpCost:
     """The cost of the one op of a graph."""
     costs = roofline(graph, described(folder / "machine.json", **changes))
     return costs.of(graph, graph.ops[0])
@@ -124,8 +123,8 @@ def test_half_of_causal_attention_is_left_out() -> None:
         graph_of(f"{FLASH}.default", [shape, shape, shape, 0.0, c], [shape, shape[:3]])
         for c in (False, True)
     )
-    assert operations(whole, whole.ops[0]) == 4 * prod(shape) * 5
-    assert operations(causal, causal.ops[0]) == 2 * prod(shape) * 5
+    assert count_flops(whole, whole.ops[0]) == 4 * prod(shape) * 5
+    assert count_flops(causal, causal.ops[0]) == 2 * prod(shape) * 5
 
 
 def test_attention_of_a_tensor_with_itself_is_work() -> None:
@@ -134,8 +133,8 @@ def test_attention_of_a_tensor_with_itself_is_work() -> None:
             return nn.functional.scaled_dot_product_attention(x, x, x)
 
     x = torch.ones(2, 3, 8, 4, requires_grad=True)
-    graph = trace(check_result((Attention(), ((x,), {})), "a"), "a")
-    done = {op.target: operations(graph, op) for op in graph.ops if operations(graph, op)}
+    graph = trace(check_factory_result((Attention(), ((x,), {})), "a"), "a")
+    done = {op.target: count_flops(graph, op) for op in graph.ops if count_flops(graph, op)}
     each = x.numel() * 8
     assert done == {f"{FLASH}.default": 4 * each, f"{FLASH}_backward.default": 10 * each}
 
@@ -146,15 +145,15 @@ def test_temporaries_of_attention_with_few_keys() -> None:
     made = [query, key, key]
     graph = graph_of(f"{FLASH}_backward.default", arguments, made, "bfloat16")
     accumulated, sums = 4 * prod(query), 4 * prod(query[:3])
-    assert temporaries(graph, graph.ops[0]) == accumulated + sums + 2 * 2 * prod(query)
+    assert temporary_bytes(graph, graph.ops[0]) == accumulated + sums + 2 * 2 * prod(query)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_convolutions_are_work(transposed: bool) -> None:
     kind = nn.ConvTranspose2d if transposed else nn.Conv2d
     model = nn.Sequential(kind(3, 4, 3), kind(4, 6, 3, groups=2))
-    graph = trace(check_result((model, ((torch.ones(2, 3, 8, 8),), {})), "r"), "r")
-    done = [operations(graph, op) for op in graph.ops if "convolution" in op.target]
+    graph = trace(check_factory_result((model, ((torch.ones(2, 3, 8, 8),), {})), "r"), "r")
+    done = [count_flops(graph, op) for op in graph.ops if "convolution" in op.target]
     first = 2 * 2 * (3 * 64 * 4 if transposed else 4 * 36 * 3) * 9
     second = 2 * 2 * (4 * 100 * 3 if transposed else 6 * 16 * 2) * 9
     assert done == [first, second, 2 * second, first]
@@ -174,7 +173,7 @@ def test_a_view_moves_nothing_and_a_table_what_is_taken_of_it(tmp_path: Path) ->
 def test_a_whole_step_costs_the_same_at_each_call(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.GELU(), nn.Linear(16, 1))
     samples: tuple[Any, ...] = ((torch.randn(4, 8),), {})
-    graph = trace(check_result((model, samples, lambda out: out.mean()), "m"), "m")
+    graph = trace(check_factory_result((model, samples, lambda out: out.mean()), "m"), "m")
     path = described(tmp_path / "machine.json", memory=80_000_000_000)
     first, second = roofline(graph, path), roofline(graph, path)
     assert first.rows == second.rows and first.device == second.device
@@ -188,7 +187,7 @@ def _made(graph: Graph, costs: Costs) -> bool:
     for op in graph.ops:
         row = costs.of(graph, op)
         read = {graph.values[value].storage for value in op.inputs}
-        made = {graph.values[value].storage for value in op.outputs if value != NONE} - read
+        made = {graph.values[value].storage for value in op.outputs if value != NO_VALUE} - read
         assert row.net == sum(graph.storages[storage] for storage in made), op.target
         assert (row.seconds > 0) != graph.is_view(op) and row.peak >= row.net
     return any(op.target == LOSS_TARGET for op in graph.ops)

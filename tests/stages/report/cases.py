@@ -6,32 +6,37 @@ from dataclasses import replace
 from pathlib import Path
 
 from tightfit.schemas.actions import Compute
-from tightfit.schemas.arguments import encode_arguments
-from tightfit.schemas.blocks import Block, Blocks, problem_digest, write_blocks
-from tightfit.schemas.costs import Cost, Costs, Device, op_key, write_costs
-from tightfit.schemas.frontier import Frontier, Point, pareto, write_frontier
-from tightfit.schemas.graph import (
+from tightfit.schemas.block_options import BlockOption, write_block_options
+from tightfit.schemas.blocks import Block, Blocks, planning_graph_digest, write_blocks
+from tightfit.schemas.costs import Costs, OpCost, ProfileDevice, op_cost_key, write_costs
+from tightfit.schemas.frontier import Frontier, ParetoPoint, pareto_points, write_frontier
+from tightfit.schemas.graph.op_arguments import encode_arguments
+from tightfit.schemas.graph.planning_graph import PlanningGraph, PlanningNode, PlanningStorage
+from tightfit.schemas.graph.training_graph import (
     LOSS_TARGET,
-    NONE,
+    NO_VALUE,
     Graph,
+    GraphOutput,
+    GraphValue,
     Op,
-    Output,
     OwnedGradient,
     Phase,
-    Value,
     ValueKind,
     write_graph,
 )
-from tightfit.schemas.measurement import LinePoint, Measurement, write_line, write_measurement
-from tightfit.schemas.options import Option, write_options
-from tightfit.schemas.plan import Fixed, Plan, write_plan
+from tightfit.schemas.measurement import (
+    Measurement,
+    TimelinePoint,
+    write_measurement,
+    write_memory_timeline,
+)
+from tightfit.schemas.plan import BaselineBytes, Plan, write_plan
 from tightfit.schemas.plan import PlanCost as Figures
-from tightfit.schemas.problem import Node, Problem, Storage
-from tightfit.schemas.schedule import Step, write_schedule
-from tightfit.schemas.sequence import Operation, write_sequence
-from tightfit.stages.combine.schedule.opening import Opener
-from tightfit.stages.replay.condense import condense
-from tightfit.stages.replay.referee import Replay, replay
+from tightfit.schemas.schedule import ScheduleStep, write_schedule
+from tightfit.schemas.sequence import ChainOperation, write_sequence
+from tightfit.stages.combine.lowering.schedule import ScheduleLowering
+from tightfit.stages.simulate.planning_graph import build_planning_graph
+from tightfit.stages.simulate.simulate import SimulationResult, simulate
 
 WIDE, WEIGHT = 1_000_000, 250_000
 """Bytes of an activation and of a parameter."""
@@ -43,14 +48,14 @@ class Maker:
     """Collects values and ops, one storage a value."""
 
     def __init__(self) -> None:
-        self.values: list[Value] = []
+        self.values: list[GraphValue] = []
         self.storages: list[int] = []
         self.ops: list[Op] = []
 
     def value(self, size: int, kind: ValueKind = "intermediate", path: str = "") -> int:
         index = len(self.values)
         self.values.append(
-            Value(index, kind, [size], [1], 0, "uint8", index, path, [], kind == "parameter")
+            GraphValue(index, kind, [size], [1], 0, "uint8", index, path, [], kind == "parameter")
         )
         self.storages.append(size)
         return index
@@ -112,7 +117,7 @@ def small_graph(layers: int = 3, model: str = "small", module: str = "h.{}") -> 
         storages=make.storages,
         inputs=[x],
         input_constants=[""],
-        outputs=[Output(read[-1], tangent, "")],
+        outputs=[GraphOutput(read[-1], tangent, "")],
         gradients=[OwnedGradient(weight, gradient) for weight, gradient in gradients.items()],
         input_tree="",
         output_tree="",
@@ -127,9 +132,11 @@ def small_costs(graph: Graph) -> Costs:
         made = sum(graph.storages[value] for value in op.outputs)
         name = op.target.split(".")[1]
         rows.append(
-            Cost(op_key(graph, op), op.target, NONE, SECONDS[name], 0.0, made + 10_000, made)
+            OpCost(
+                op_cost_key(graph, op), op.target, NO_VALUE, SECONDS[name], 0.0, made + 10_000, made
+            )
         )
-    return Costs(rows, Device("cpu", "a machine", "a build", 2, "measured"))
+    return Costs(rows, ProfileDevice("cpu", "a machine", "a build", 2, "measured"))
 
 
 def keep_all(graph: Graph) -> list[int]:
@@ -150,26 +157,26 @@ def run_again(graph: Graph) -> list[int]:
     return order
 
 
-def played(graph: Graph, costs: Costs, executions: list[int]) -> Replay:
+def played(graph: Graph, costs: Costs, executions: list[int]) -> SimulationResult:
     """The schedule of a sequence of executions, replayed."""
-    opener = Opener(graph, condense(graph, costs))
-    return replay(graph, costs, opener.schedule(executions, False))
+    opener = ScheduleLowering(graph, build_planning_graph(graph, costs))
+    return simulate(graph, costs, opener.schedule(executions, False))
 
 
 def small_blocks(graph: Graph) -> Blocks:
     """A block a layer."""
     layers = sum(op.phase == "forward" for op in graph.ops) // 2
-    problem = Problem(
+    problem = PlanningGraph(
         [
-            Node(0, "forward", 0.004, WIDE, [], [0], [], False, True),
-            Node(1, "forward", 0.001, WIDE, [0], [1], [], False, True),
-            Node(2, "loss", 0.0, 0, [1], [], [], False, False),
-            Node(3, "backward", 0.002, WIDE, [0, 1], [], [], False, True),
+            PlanningNode(0, "forward", 0.004, WIDE, [], [0], [], False, True),
+            PlanningNode(1, "forward", 0.001, WIDE, [0], [1], [], False, True),
+            PlanningNode(2, "loss", 0.0, 0, [1], [], [], False, False),
+            PlanningNode(3, "backward", 0.002, WIDE, [0, 1], [], [], False, True),
         ],
-        [Storage(WIDE, 0, False, False), Storage(WIDE, 1, False, False)],
+        [PlanningStorage(WIDE, 0, False, False), PlanningStorage(WIDE, 1, False, False)],
         0,
     )
-    digest = problem_digest(problem)
+    digest = planning_graph_digest(problem)
     backward = {op.inputs[1]: op.id for op in graph.ops if "gelu_backward" in op.target}
     blocks = []
     for layer in range(layers):
@@ -198,10 +205,12 @@ def small_blocks(graph: Graph) -> Blocks:
     return Blocks(graph.model, [], 0.0, 0, loss, 0.0, WIDE, blocks, {digest: problem})
 
 
-def small_options(blocks: Blocks) -> list[Option]:
+def small_options(blocks: Blocks) -> list[BlockOption]:
     """Option 0 and one that keeps everything, for each distinct block."""
     return [
-        Option(digest, number, label, WIDE, 2 * WIDE, 4 * WIDE, 0.005, 0.006, 0.0, [0, 1], backward)
+        BlockOption(
+            digest, number, label, WIDE, 2 * WIDE, 4 * WIDE, 0.005, 0.006, 0.0, [0, 1], backward
+        )
         for digest in blocks.distinct
         for number, (label, backward) in enumerate([("nothing", []), ("keeps everything", [3])])
     ]
@@ -213,7 +222,7 @@ def plan_of(
     strategy: str,
     budget: str,
     budget_bytes: int | None,
-    result: Replay | None,
+    result: SimulationResult | None,
 ) -> Plan:
     """A plan's figures; no `result` is an infeasible budget."""
     everything = played(graph, costs, keep_all(graph))
@@ -221,7 +230,7 @@ def plan_of(
     parameters, inputs = (
         sum(graph.storages[v.storage] for v in graph.values if v.kind == kind) for kind in kinds
     )
-    fixed = Fixed(parameters, parameters, 0, inputs, WIDE)
+    fixed = BaselineBytes(parameters, parameters, 0, inputs, WIDE)
     total = None if budget_bytes is None else budget_bytes + parameters + inputs
     figures = Figures(everything.seconds, everything.peak)
     return Plan(
@@ -266,17 +275,20 @@ def measurement_of(plan: Plan, **changes: object) -> Measurement:
     return replace(found, **changes)  # type: ignore[arg-type]
 
 
-def write_point(folder: Path, plan: Plan, steps: list[Step], measured: Measurement | None) -> None:
+def write_point(
+    folder: Path, plan: Plan, steps: list[ScheduleStep], measured: Measurement | None
+) -> None:
     """What stands in the folder of one plan."""
     write_plan(folder / "plan.json", plan)
     write_schedule(folder / "schedule.arrow", steps)
     write_sequence(
-        folder / "sequence.arrow", [Operation("F", 1, 1), Operation("B", 1)] if steps else []
+        folder / "sequence.arrow",
+        [ChainOperation("F", 1, 1), ChainOperation("B", 1)] if steps else [],
     )
     if measured is not None:
         write_measurement(folder / "measurement.arrow", measured)
-        line = [LinePoint("planned", 2 * step.end, step.live) for step in steps]
-        write_line(folder / "line.arrow", line)
+        line = [TimelinePoint("planned", 2 * step.end, step.live) for step in steps]
+        write_memory_timeline(folder / "line.arrow", line)
 
 
 def write_results(folder: Path, graph: Graph) -> None:
@@ -286,12 +298,14 @@ def write_results(folder: Path, graph: Graph) -> None:
     write_graph(folder / "graph.arrow", graph)
     write_costs(folder / "costs.arrow", costs)
     write_blocks(folder / "blocks.arrow", blocks)
-    write_options(folder / "options.arrow", small_options(blocks))
+    write_block_options(folder / "options.arrow", small_options(blocks))
     everything = played(graph, costs, keep_all(graph))
     again = played(graph, costs, run_again(graph))
     points = {
         "unplanned": [_point(everything, keep_all(graph))],
-        "rockmate": pareto([_point(everything, keep_all(graph)), _point(again, run_again(graph))]),
+        "rockmate": pareto_points(
+            [_point(everything, keep_all(graph)), _point(again, run_again(graph))]
+        ),
     }
     for strategy, chosen in points.items():
         frontier = Frontier(
@@ -312,8 +326,8 @@ def write_results(folder: Path, graph: Graph) -> None:
         write_point(folder / "rockmate" / budget.replace("%", "pct"), plan, steps, measured)
 
 
-def _point(result: Replay, executions: list[int]) -> Point:
-    return Point(
+def _point(result: SimulationResult, executions: list[int]) -> ParetoPoint:
+    return ParetoPoint(
         peak=result.peak,
         seconds=result.seconds,
         before_peak=result.peak,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from pathlib import Path
 
-from tightfit.stages.report.index import run_index
-from tightfit.stages.report.load import load_model, load_run
-from tightfit.stages.report.page import model_page
+from tightfit.stages.report.index_page import build_run_index
+from tightfit.stages.report.load import load_model_results, load_run_results
+from tightfit.stages.report.model_page import build_model_page
 from tightfit.stages.report.render import render_index, render_model
 
 
@@ -44,12 +44,12 @@ class Page(HTMLParser):
 
 
 def page_of(folder: Path) -> tuple[str, Page]:
-    html = render_model(model_page(load_model(folder)))
+    html = render_model(build_model_page(load_model_results(folder)))
     return html, Page(html)
 
 
 def index_of(folder: Path) -> tuple[str, Page]:
-    html = render_index(run_index(load_run(folder)))
+    html = render_index(build_run_index(load_run_results(folder)))
     return html, Page(html)
 
 

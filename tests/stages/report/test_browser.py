@@ -10,9 +10,9 @@ import pytest
 
 from tests.stages.report.browser import PROGRAM, Browser, running
 from tests.stages.report.cases import small_graph, write_results
-from tightfit.stages.report.index import Index, run_index
-from tightfit.stages.report.load import load_model, load_run
-from tightfit.stages.report.page import model_page
+from tightfit.stages.report.index_page import RunIndex, build_run_index
+from tightfit.stages.report.load import load_model_results, load_run_results
+from tightfit.stages.report.model_page import build_model_page
 from tightfit.stages.report.render import render_index, render_model
 
 pytestmark = pytest.mark.skipif(not PROGRAM, reason="there is no chromium on this machine")
@@ -28,9 +28,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     write_results(folder / "small", small_graph())
     (folder / "small/report.html").write_text(
-        render_model(model_page(load_model(folder / "small")))
+        render_model(build_model_page(load_model_results(folder / "small")))
     )
-    (folder / "index.html").write_text(render_index(run_index(load_run(folder))))
+    (folder / "index.html").write_text(render_index(build_run_index(load_run_results(folder))))
     return folder
 
 
@@ -51,7 +51,7 @@ def browser(started: Browser) -> Iterator[Browser]:
 @pytest.fixture
 def thousand(results: Path) -> Path:
     """An index with the rows of the run many times over, each with another model and time."""
-    index = run_index(load_run(results))
+    index = build_run_index(load_run_results(results))
     rows = [
         replace(row, model=f"model{copy}", ratio=None if row.ratio is None else row.ratio + copy)
         for copy in range(COPIES)
@@ -59,7 +59,7 @@ def thousand(results: Path) -> Path:
     ]
     assert len(rows) == 1000
     page = results / "thousand.html"
-    many: Index = replace(index, rows=rows, models=[f"model{copy}" for copy in range(COPIES)])
+    many: RunIndex = replace(index, rows=rows, models=[f"model{copy}" for copy in range(COPIES)])
     page.write_text(render_index(many))
     return page
 

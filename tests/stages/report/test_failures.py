@@ -11,12 +11,17 @@ import pytest
 
 from tests.stages.report.cases import small_graph
 from tests.stages.report.pages import Page, index_of, page_of, write_error
-from tightfit.schemas.errors import ArtifactError, ConfigError
-from tightfit.schemas.graph import write_graph
-from tightfit.stages.report import cli
-from tightfit.stages.report.index import run_index
-from tightfit.stages.report.load import UNTOLD, error_before, load_model, load_run
-from tightfit.stages.report.verdicts import outcome
+from tightfit.schemas.graph.training_graph import write_graph
+from tightfit.stages.report import command
+from tightfit.stages.report.index_page import build_run_index
+from tightfit.stages.report.load import (
+    NOT_PLANNED_YET,
+    load_model_results,
+    load_run_results,
+    upstream_error,
+)
+from tightfit.stages.report.verdicts import plan_outcome
+from tightfit.util.errors import ArtifactError, ConfigError
 
 
 def test_a_model_that_failed_has_a_page(tmp_path: Path) -> None:
@@ -66,7 +71,7 @@ def test_a_damaged_artifact_is_one_sentence(results: Path, tmp_path: Path) -> No
     data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
     with pytest.raises(ArtifactError, match=r"schedule\.arrow"):
-        load_model(folder)
+        load_model_results(folder)
 
 
 @pytest.mark.parametrize(
@@ -84,18 +89,18 @@ def test_a_plan_that_could_not_be_made_anew_does_not_fit(
 ) -> None:
     shutil.copytree(results, tmp_path / "results")
     write_error(tmp_path / "results" / place, "no operator", stage)
-    plans = load_model(tmp_path / "results" / "small").plans
+    plans = load_model_results(tmp_path / "results" / "small").plans
     assert {plan.plan.strategy for plan in plans} == {"rockmate", "unplanned"}
     for plan in plans:
         old = plan.plan.strategy in outdated
         assert plan.error == ("no operator (this plan is from an earlier run)" if old else "")
-        assert (outcome(plan).word == "failed") == old
+        assert (plan_outcome(plan).word == "failed") == old
 
 
 def test_a_frontier_that_failed_is_told_beside_its_plans(results: Path, tmp_path: Path) -> None:
     shutil.copytree(results, tmp_path / "results")
     write_error(tmp_path / "results" / "small" / "rockmate", "no memory", "frontier")
-    assert load_model(tmp_path / "results" / "small").failures == {"rockmate": "no memory"}
+    assert load_model_results(tmp_path / "results" / "small").failures == {"rockmate": "no memory"}
 
 
 def test_index_has_a_row_for_every_plan_and_failure(results: Path, tmp_path: Path) -> None:
@@ -104,7 +109,7 @@ def test_index_has_a_row_for_every_plan_and_failure(results: Path, tmp_path: Pat
     write_error(folder / "broken", "the model cannot be traced")
     write_error(folder / "small" / "rotor", "rotor: no options")
     (folder / "not a model").mkdir()
-    index = run_index(load_run(folder))
+    index = build_run_index(load_run_results(folder))
     assert [(row.model, row.strategy, row.word) for row in index.rows] == [
         ("broken", "", "failed"),
         ("small", "rotor", "failed"),
@@ -124,7 +129,7 @@ def test_index_has_a_row_for_every_plan_and_failure(results: Path, tmp_path: Pat
     fitting = index.rows[3]
     assert fitting.link == "" and not index_of(folder)[1].all("a")
     (folder / "small" / "report.html").touch()
-    fitting = run_index(load_run(folder)).rows[3]
+    fitting = build_run_index(load_run_results(folder)).rows[3]
     assert fitting.link == "small/report.html#plan-rockmate-50pct"
     assert fitting.dot and all(0 <= place <= 1000 for place in fitting.dot)
     assert index.rows[4].dot is None
@@ -135,7 +140,7 @@ def test_index_has_a_row_for_every_plan_and_failure(results: Path, tmp_path: Pat
 
 def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no results of a model"):
-        load_model(tmp_path)
+        load_model_results(tmp_path)
 
 
 PLANNED = ["rockmate/50pct", "offload/50pct", "offmate/10pct", "hiremate/none", "auto/50pct"]
@@ -153,20 +158,20 @@ def failing(results: Path, folder: Path) -> Path:
 
 def test_what_was_planned_and_is_not_there_has_the_reason(results: Path, tmp_path: Path) -> None:
     folder = failing(results, tmp_path / "results")
-    found = load_model(folder / "small", planned=PLANNED)
+    found = load_model_results(folder / "small", planned=PLANNED)
     assert found.error == "" and not any(plan.error for plan in found.plans)
     assert found.failures == {
         "offload/50pct": "machine: the disk is full",
         "offmate/10pct": "solve: no option",
         "hiremate/none": "partition: no cluster",
-        "auto/50pct": UNTOLD,
+        "auto/50pct": NOT_PLANNED_YET,
     }
     write_error(folder / "small" / "auto", "combine: no plan", "given")
-    assert load_model(folder / "small").failures == {"auto": "combine: no plan"}
-    found = load_model(folder / "small", planned=PLANNED)
+    assert load_model_results(folder / "small").failures == {"auto": "combine: no plan"}
+    found = load_model_results(folder / "small", planned=PLANNED)
     assert found.failures["auto/50pct"] == "combine: no plan" and "auto" not in found.failures
     (folder / "small" / "logs" / "trace.txt").write_text("trace: no model")
-    found = load_model(folder / "small", planned=PLANNED)
+    found = load_model_results(folder / "small", planned=PLANNED)
     assert found.error == "trace: no model" and list(found.failures) == ["auto"]
 
 
@@ -177,16 +182,16 @@ def test_a_link_that_failed_is_told_of_older_plans_alone(results: Path, tmp_path
     (folder / "offload" / "frontier.arrow").rename(made)
     for later, said in ((-1, "the disk is full"), (1, "")):
         os.utime(made, ns=(log.stat().st_mtime_ns + later,) * 2)
-        assert said in error_before(folder / "offload" / "50pct")
-        assert bool(error_before(folder / "offload" / "50pct")) == bool(said)
+        assert said in upstream_error(folder / "offload" / "50pct")
+        assert bool(upstream_error(folder / "offload" / "50pct")) == bool(said)
 
 
 def failed(folder: Path, *planned: Path) -> None:
     """What a failed run leaves of results, for these plans."""
     parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
+    command.add_arguments(parser)
     words = ["--failed", folder, "--out", folder / "index.html", "--planned", *planned]
-    cli.run(parser.parse_args(list(map(str, words))))
+    command.run(parser.parse_args(list(map(str, words))))
 
 
 def test_a_failed_run_has_a_page_of_each_model_that_is_not_done(

@@ -17,14 +17,14 @@ import pytest
 
 from tests.stages.report.cases import small_graph, write_results
 from tests.stages.report.pages import index_of, page_of, write_error
-from tightfit.schemas.errors import ArtifactError, ConfigError
 from tightfit.schemas.measurement import read_measurement, write_measurement
 from tightfit.schemas.plan import GpuMemory, read_plan, write_plan
-from tightfit.stages.report import cli
-from tightfit.stages.report.index import run_index
-from tightfit.stages.report.load import files_of_model, load_model
-from tightfit.stages.report.page import model_page
+from tightfit.stages.report import command
+from tightfit.stages.report.index_page import build_run_index
+from tightfit.stages.report.load import load_model_results, model_result_files
+from tightfit.stages.report.model_page import build_model_page
 from tightfit.stages.report.render import render_index
+from tightfit.util.errors import ArtifactError, ConfigError
 
 EVIL = '<script>alert("x")</script>&\'"><img src=x onerror=alert(1)>'
 
@@ -80,7 +80,7 @@ def test_ids_are_unique_and_links_lead_somewhere(results: Path) -> None:
 
 
 def test_the_tightest_plan_that_fits_is_open_at_first(results: Path) -> None:
-    assert model_page(load_model(results / "small")).first == "plan-rockmate-50pct"
+    assert build_model_page(load_model_results(results / "small")).first == "plan-rockmate-50pct"
 
 
 def test_nothing_is_fetched(results: Path) -> None:
@@ -133,7 +133,7 @@ def test_plans_lie_on_the_small_curve_of_the_index(results: Path, tmp_path: Path
     shutil.copytree(results / "small", tmp_path / "small")
     path = tmp_path / "small/rockmate/50pct/measurement.arrow"
     write_measurement(path, replace(read_measurement(path), time_ratio=3.0))
-    index = run_index([load_model(tmp_path / "small")])
+    index = build_run_index([load_model_results(tmp_path / "small")])
     [spark] = index.sparks
     numbers = [float(number) for number in re.findall(r"[\d.]+", spark.path)]
     corners = list(zip(numbers[::2], numbers[1::2], strict=True))
@@ -142,8 +142,8 @@ def test_plans_lie_on_the_small_curve_of_the_index(results: Path, tmp_path: Path
 
 
 def test_index_of_a_thousand_plans_stays_small(results: Path) -> None:
-    model = load_model(results / "small", whole=False)
-    html = render_index(run_index([model] * 250))
+    model = load_model_results(results / "small", whole=False)
+    html = render_index(build_run_index([model] * 250))
     assert html.count("<tr data-model") == 1000
     assert len(html) < 2_000_000
 
@@ -155,8 +155,8 @@ def test_index_of_nothing(tmp_path: Path) -> None:
 
 def run(*words: str) -> None:
     parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
-    cli.run(parser.parse_args(words))
+    command.add_arguments(parser)
+    command.run(parser.parse_args(words))
 
 
 def test_command_line(results: Path, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_plans_are_shown_without_frontiers_where_that_is_asked(
         said = page.read_text()
         assert ("rockmate, predicted" in said) is shown
         assert "unplanned, predicted" in said and "rockmate at 50%, measured" in said
-        read = files_of_model(results / "small", not more)
+        read = model_result_files(results / "small", not more)
         assert (results / "small/rockmate/frontier.arrow" in read) is shown
         assert results / "small/unplanned/frontier.arrow" in read
     assert "rockmate" in index.read_text()

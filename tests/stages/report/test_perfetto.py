@@ -7,8 +7,8 @@ import json
 import pytest
 
 from tests.stages.report.cases import keep_all, played, run_again, small_costs, small_graph
-from tightfit.schemas.actions import Compute, Free, Loss
-from tightfit.stages.report.perfetto import trace_events
+from tightfit.schemas.actions import Compute, ComputeLoss, Free
+from tightfit.stages.report.perfetto import build_trace
 
 GRAPH = small_graph()
 COSTS = small_costs(GRAPH)
@@ -17,7 +17,7 @@ AGAIN = played(GRAPH, COSTS, run_again(GRAPH))
 
 @pytest.fixture(scope="module")
 def document() -> dict:
-    return json.loads(json.dumps(trace_events(GRAPH, AGAIN.steps), allow_nan=False))
+    return json.loads(json.dumps(build_trace(GRAPH, AGAIN.steps), allow_nan=False))
 
 
 def of_kind(document: dict, kind: str) -> list[dict]:
@@ -70,7 +70,7 @@ def test_phases_cover_the_step(document: dict) -> None:
 
 def test_ops_carry_their_origin_and_repeats_their_category(document: dict) -> None:
     ops = [event for event in of_kind(document, "X") if event["cat"] != "phase"]
-    assert len(ops) == sum(isinstance(step.action, Compute | Loss) for step in AGAIN.steps)
+    assert len(ops) == sum(isinstance(step.action, Compute | ComputeLoss) for step in AGAIN.steps)
     assert {event["args"]["module"] for event in ops if event["name"] == "gelu"} == {
         "h.0.act",
         "h.1.act",
@@ -94,5 +94,5 @@ def test_frees_and_gradients_are_instants(document: dict) -> None:
 
 def test_a_schedule_that_repeats_nothing_has_no_such_category() -> None:
     replayed = played(GRAPH, COSTS, keep_all(GRAPH))
-    events = trace_events(GRAPH, replayed.steps)["traceEvents"]
+    events = build_trace(GRAPH, replayed.steps)["traceEvents"]
     assert "recomputation" not in {event.get("cat") for event in events}

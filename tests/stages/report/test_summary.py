@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tightfit.__main__ import UNENDED, main
+from tightfit.__main__ import UNFINISHED_ERROR, main
 from tightfit.schemas.measurement import read_measurement, write_measurement
-from tightfit.schemas.running import held
+from tightfit.util.processes import lock_file
 
 
 def test_a_folder_without_plans_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,17 +27,17 @@ def test_a_plan_that_a_stage_works_on_is_running_and_has_not_failed(
     config.write_text(yaml.safe_dump({"models": {"a": model}, "results": str(tmp_path)}))
     log = tmp_path / "a/rotor/logs/given.txt"
     log.parent.mkdir(parents=True)
-    log.write_text(f"combine: {UNENDED}\n")
+    log.write_text(f"combine: {UNFINISHED_ERROR}\n")
 
     def table() -> str:
         assert main(["summary", "--configuration", str(config)]) == 0
         return capsys.readouterr().out
 
-    with held(log):
+    with lock_file(log):
         said = table()
-    assert "running" in said and "failed" not in said and UNENDED not in said
+    assert "running" in said and "failed" not in said and UNFINISHED_ERROR not in said
     killed = table()
-    assert "failed" in killed and UNENDED in killed and "running" not in killed
+    assert "failed" in killed and UNFINISHED_ERROR in killed and "running" not in killed
 
 
 @pytest.mark.parametrize(

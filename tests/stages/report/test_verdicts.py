@@ -15,19 +15,19 @@ from tests.stages.report.cases import (
     small_costs,
     small_graph,
 )
-from tightfit.schemas.costs import Device
+from tightfit.schemas.costs import ProfileDevice
 from tightfit.schemas.plan import GpuMemory, Plan
-from tightfit.stages.report.curve import dots_of
 from tightfit.stages.report.load import PlanResult
-from tightfit.stages.report.timeline import timeline
+from tightfit.stages.report.memory_timeline import build_timeline
+from tightfit.stages.report.tradeoff_plot import plot_points
 from tightfit.stages.report.verdicts import (
-    best_of,
-    bound_words,
-    breakdown,
-    cards,
-    outcome,
-    proof,
-    unvalidated,
+    best_plan,
+    build_cards,
+    describe_bound,
+    optimality_label,
+    peak_breakdown,
+    plan_outcome,
+    reason_not_validated,
 )
 
 GRAPH = small_graph()
@@ -43,7 +43,7 @@ def result(plan: Plan, measured: bool = True, error: str = "", **changes: object
 
 
 def test_a_plan_that_fits() -> None:
-    found = outcome(result(PLAN))
+    found = plan_outcome(result(PLAN))
     assert (found.state, found.word, found.fits, found.measured) == ("good", "fits", True, True)
     assert found.sentence == (
         "Fits 50% (6.3 MB for the step): 6.3 MB measured, 1.20x the unplanned step."
@@ -53,10 +53,10 @@ def test_a_plan_that_fits() -> None:
 @pytest.mark.parametrize(("high", "said"), [(1.5, "1.20x the"), (1.51, "1.20x? the")])
 def test_times_of_runs_that_differ_widely_are_marked(high: float, said: str) -> None:
     scattered = result(PLAN, time_ratio_third_quartile=high)
-    found = outcome(scattered)
+    found = plan_outcome(scattered)
     assert said in found.sentence and found.scattered == ("?" in said)
-    unknown = outcome(result(PLAN, time_ratio_third_quartile=None))
-    predicted = outcome(replace(scattered, measurement=None))
+    unknown = plan_outcome(result(PLAN, time_ratio_third_quartile=None))
+    predicted = plan_outcome(replace(scattered, measurement=None))
     assert not unknown.scattered and not predicted.scattered
 
 
@@ -66,38 +66,42 @@ def test_a_plan_of_fused_kernels_is_predicted_at_their_pace_and_says_how_far_the
     assert eager is not None and fused.relative == pytest.approx(0.5 * eager)
     said = "Fused kernels are near."
     measured = replace(result(PLAN, sentence=said), fused=True)
-    assert outcome(measured).sentence.endswith(f"the unplanned step. {said}")
+    assert plan_outcome(measured).sentence.endswith(f"the unplanned step. {said}")
 
 
 def test_a_plan_that_was_not_measured() -> None:
-    found = outcome(result(PLAN, measured=False))
+    found = plan_outcome(result(PLAN, measured=False))
     assert (found.state, found.word, found.measured) == ("warning", "should fit", False)
     assert "6.3 MB predicted" in found.sentence and "not measured yet" in found.sentence
 
 
 def test_a_plan_for_a_device_that_is_not_here_claims_no_check() -> None:
     said = "not validated: planned for h100, which is not here"
-    device = Device("cuda", "h100", "", 0, "roofline", 80_000_000_000)
+    device = ProfileDevice("cuda", "h100", "", 0, "roofline", 80_000_000_000)
     planned = replace(result(PLAN, measured=False), described=device)
-    found = outcome(planned)
+    found = plan_outcome(planned)
     assert (found.state, found.word, found.measured) == ("warning", "should fit", False)
     assert found.sentence == (
         f"Should fit 50% (6.3 MB for the step): 6.3 MB predicted, 1.20x the unplanned step, {said}."
     )
     small = replace(planned, described=replace(device, memory=1_000_000))
-    found = outcome(small)
+    found = plan_outcome(small)
     assert (found.state, found.word, found.measured) == ("bad", "over device", False)
     assert found.sentence.startswith("Exceeds the device: ")
     assert found.sentence.endswith(f"in all predicted, where h100 has 1.0 MB; {said}.")
-    assert unvalidated(planned) == said
-    [dot] = dots_of([planned])
+    assert reason_not_validated(planned) == said
+    [dot] = plot_points([planned])
     assert (dot.peak, dot.ratio, dot.quartiles) == (PLAN.peak, planned.relative, None)
-    assert dots_of([result(PLAN, measured=False)]) == []
-    assert unvalidated(result(PLAN)) == unvalidated(result(PLAN, measured=False)) == ""
+    assert plot_points([result(PLAN, measured=False)]) == []
+    assert (
+        reason_not_validated(result(PLAN))
+        == reason_not_validated(result(PLAN, measured=False))
+        == ""
+    )
 
 
 def test_a_plan_that_uses_more_than_its_budget() -> None:
-    found = outcome(result(PLAN, measured_peak=AGAIN.peak + 1))
+    found = plan_outcome(result(PLAN, measured_peak=AGAIN.peak + 1))
     assert (found.state, found.word, found.fits) == ("bad", "over budget", False)
 
 
@@ -106,45 +110,45 @@ def test_a_plan_that_reserves_more_of_a_gpu_than_its_budget() -> None:
     total = PLAN.budget_total
     assert total is not None
     plan = replace(PLAN, gpu=GpuMemory(total - 9, total - 8, total, total, 0, 2 * total, 0))
-    assert outcome(result(plan, measured=False)).word == "should fit"
-    assert outcome(result(plan, reserved_peak=total)).word == "fits"
-    assert outcome(result(plan, reserved_peak=total + 1)).word == "over budget"
+    assert plan_outcome(result(plan, measured=False)).word == "should fit"
+    assert plan_outcome(result(plan, reserved_peak=total)).word == "fits"
+    assert plan_outcome(result(plan, reserved_peak=total + 1)).word == "over budget"
     above = replace(PLAN, gpu=GpuMemory(total - 9, total - 8, total, total + 1, 0, 2 * total, 0))
-    assert outcome(result(above, measured=False)).word == "over budget"
-    assert outcome(result(above, reserved_peak=total)).word == "fits"
+    assert plan_outcome(result(above, measured=False)).word == "over budget"
+    assert plan_outcome(result(above, reserved_peak=total)).word == "fits"
 
 
 def test_a_measurement_that_contradicts_the_plan() -> None:
-    found = outcome(result(PLAN, verdict="failed", sentence="the gradient of w differs by 1"))
+    found = plan_outcome(result(PLAN, verdict="failed", sentence="the gradient of w differs by 1"))
     assert (found.state, found.word) == ("bad", "failed")
     assert found.sentence == "Failed: the gradient of w differs by 1"
 
 
 def test_results_that_are_not_reproducible_are_told() -> None:
     why = "The original model's results differ from run to run."
-    found = outcome(result(PLAN, bits_equal=False, sentence=why))
+    found = plan_outcome(result(PLAN, bits_equal=False, sentence=why))
     assert (found.state, found.word) == ("good", "fits")
     assert found.sentence.endswith(f"the unplanned step. {why}")
 
 
 def test_a_stage_that_broke() -> None:
-    found = outcome(result(PLAN, measured=False, error="validate: the module does not load"))
+    found = plan_outcome(result(PLAN, measured=False, error="validate: the module does not load"))
     assert (found.state, found.word) == ("bad", "failed")
     assert "the module does not load" in found.sentence
 
 
 def test_a_budget_that_is_too_small() -> None:
     plan = plan_of(GRAPH, COSTS, "rockmate", "10%", 1_000_000, None)
-    found = outcome(result(plan, measured=False))
+    found = plan_outcome(result(plan, measured=False))
     assert (found.state, found.word, found.peak, found.ratio) == ("bad", "infeasible", None, None)
     assert "the smallest budget known to work is 9.0 MB" in found.sentence
-    assert bound_words(result(plan, measured=False)) == "" and proof(plan) == ""
+    assert describe_bound(result(plan, measured=False)) == "" and optimality_label(plan) == ""
 
 
 def test_a_budget_that_the_allocator_makes_too_small_says_so() -> None:
     gpu = GpuMemory(1_900_000, 2_000_000, 4_000_000, 4_100_000, 0, 9_000_000, 0)
     plan = replace(plan_of(GRAPH, COSTS, "rockmate", "10%", 1_000_000, None), gpu=gpu)
-    assert outcome(result(plan, measured=False)).sentence.endswith(
+    assert plan_outcome(result(plan, measured=False)).sentence.endswith(
         "work is 9.0 MB: PyTorch's allocator reserves 4.1 MB for the 1.9 MB that are requested of "
         "it."
     )
@@ -152,25 +156,25 @@ def test_a_budget_that_the_allocator_makes_too_small_says_so() -> None:
 
 def test_a_budget_that_is_missed_by_little_is_told_to_the_byte() -> None:
     plan = replace(plan_of(GRAPH, COSTS, "rockmate", "5%", 1_000, None), budget_total=8_999_000)
-    sentence = outcome(result(plan, measured=False)).sentence
+    sentence = plan_outcome(result(plan, measured=False)).sentence
     assert "5% (8,999,000 bytes in all)" in sentence
     assert "known to work is 9,000,000 bytes." in sentence
 
 
 def test_a_baseline_has_no_budget_to_meet() -> None:
     plan = plan_of(GRAPH, COSTS, "unplanned", "none", None, EVERYTHING)
-    assert outcome(result(plan)).word == "baseline"
-    assert outcome(result(plan)).state == "good"
-    assert cards([result(plan)], {}) == []
+    assert plan_outcome(result(plan)).word == "baseline"
+    assert plan_outcome(result(plan)).state == "good"
+    assert build_cards([result(plan)], {}) == []
 
 
 def test_bounds_in_words() -> None:
-    assert "below 46.6 ms; this one takes 49.0 ms, 5.3% more" in bound_words(result(PLAN))
-    assert proof(PLAN) == "within 5.0% of the bound"
+    assert "below 46.6 ms; this one takes 49.0 ms, 5.3% more" in describe_bound(result(PLAN))
+    assert optimality_label(PLAN) == "within 5.0% of the bound"
     best = replace(PLAN, verdict="optimal", optimal_in="all plans of this graph", gap=0.0)
-    assert bound_words(result(best)).endswith("among all plans of this graph.")
-    assert proof(best) == "optimal"
-    assert "No bound" in bound_words(result(replace(PLAN, lower_bound=None)))
+    assert describe_bound(result(best)).endswith("among all plans of this graph.")
+    assert optimality_label(best) == "optimal"
+    assert "No bound" in describe_bound(result(replace(PLAN, lower_bound=None)))
 
 
 def test_the_best_plan_fits_and_is_fastest() -> None:
@@ -178,8 +182,8 @@ def test_the_best_plan_fits_and_is_fastest() -> None:
     slow = result(replace(PLAN, strategy="slow"), time_ratio=1.3)
     broken = result(replace(PLAN, strategy="broken"), time_ratio=0.5, verdict="failed")
     unmeasured = result(replace(PLAN, strategy="unmeasured", time=0.001), measured=False)
-    assert best_of([slow, broken, unmeasured, quick]) is quick
-    assert best_of([broken, unmeasured]) is unmeasured
+    assert best_plan([slow, broken, unmeasured, quick]) is quick
+    assert best_plan([broken, unmeasured]) is unmeasured
 
 
 def test_where_nothing_fits_the_least_demanding_plan_speaks() -> None:
@@ -187,14 +191,14 @@ def test_where_nothing_fits_the_least_demanding_plan_speaks() -> None:
     high, low = (
         result(replace(small, smallest_budget=bytes_), measured=False) for bytes_ in (9, 8)
     )
-    assert best_of([high, low]) is low
+    assert best_plan([high, low]) is low
 
 
 def test_cards_from_the_largest_budget_with_all_that_competes() -> None:
     loose = replace(PLAN, budget="90%", budget_bytes=(PLAN.peak or 0) + 10_000)
     rotor = replace(PLAN, strategy="rotor")
     unplanned = plan_of(GRAPH, COSTS, "unplanned", "none", None, EVERYTHING)
-    made = cards(
+    made = build_cards(
         [result(PLAN), result(loose), result(rotor, time_ratio=1.5), result(unplanned)], {}
     )
     assert [card.budget for card in made] == ["90%", "50%"]
@@ -208,8 +212,8 @@ def test_breakdown_fills_the_budget(with_line: bool) -> None:
     plan = replace(
         PLAN, budget_bytes=(PLAN.peak or 0) + room, budget_total=(PLAN.budget_total or 0) + room
     )
-    line = timeline(GRAPH, AGAIN.steps) if with_line else None
-    parts, whole = breakdown(result(plan), line)
+    line = build_timeline(GRAPH, AGAIN.steps) if with_line else None
+    parts, whole = peak_breakdown(result(plan), line)
     assert whole == plan.budget_total
     assert sum(part.bytes for part in parts) == plan.budget_total
     assert sum(part.share for part in parts) == pytest.approx(100)
@@ -219,4 +223,4 @@ def test_breakdown_fills_the_budget(with_line: bool) -> None:
 
 def test_breakdown_of_nothing() -> None:
     plan = plan_of(GRAPH, COSTS, "rockmate", "10%", 1_000_000, None)
-    assert breakdown(result(plan, measured=False), None) == ([], 0)
+    assert peak_breakdown(result(plan, measured=False), None) == ([], 0)

@@ -5,19 +5,19 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.stages.solve.blocks import every_run, perceptron, tiny_blocks
-from tightfit.schemas.engines import Engine
-from tightfit.schemas.problem import Problem
-from tightfit.stages.replay.block import simulate
+from tightfit.schemas.graph.planning_graph import PlanningGraph
+from tightfit.stages.simulate.block import simulate_block
 from tightfit.stages.solve.checkmate import (
-    Checkmate,
+    BlockCheckmate,
     block_stages,
     choose_stages,
     count_variables,
     full_stages,
 )
-from tightfit.stages.solve.engine import Limits, solve
-from tightfit.stages.solve.hand import keep_all
-from tightfit.stages.solve.search import least_peak_of_block
+from tightfit.stages.solve.heuristics import keep_all_run
+from tightfit.stages.solve.pulp_solver import PulpLimits, solve
+from tightfit.stages.solve.search import min_block_peak
+from tightfit.util.solver_engines import SolverEngine
 
 CLASSES = {
     "any node": full_stages,
@@ -27,7 +27,7 @@ CLASSES = {
 
 
 def check_against_all_runs(
-    problem: Problem, kind: str, engine: Engine, peak: int, save: int
+    problem: PlanningGraph, kind: str, engine: SolverEngine, peak: int, save: int
 ) -> None:
     stages = CLASSES[kind](problem)
     assume(count_variables(stages) <= 10)
@@ -36,14 +36,14 @@ def check_against_all_runs(
         for _, figures in every_run(problem, stages)
         if figures.peak <= peak and figures.save <= save
     ]
-    ilp = Checkmate(problem, stages, peak, save)
+    ilp = BlockCheckmate(problem, stages, peak, save)
     if not possible:
-        assert not ilp.feasible or solve(ilp.program, engine, Limits()).outcome == "infeasible"
+        assert not ilp.feasible or solve(ilp.program, engine, PulpLimits()).outcome == "infeasible"
         return
     assert ilp.feasible
-    verdict = solve(ilp.program, engine, Limits())
+    verdict = solve(ilp.program, engine, PulpLimits())
     assert (verdict.outcome, verdict.limit) == ("solved", "")
-    figures = simulate(problem, ilp.solution())
+    figures = simulate_block(problem, ilp.solution())
     assert figures.seconds == pytest.approx(min(possible))
     assert figures.peak <= peak and figures.save <= save
     once = sum(node.seconds for node in problem.nodes)
@@ -51,12 +51,10 @@ def check_against_all_runs(
 
 
 @st.composite
-def limited_blocks(draw: st.DrawFn) -> tuple[Problem, int, int]:
+def limited_blocks(draw: st.DrawFn) -> tuple[PlanningGraph, int, int]:
     problem = draw(tiny_blocks())
-    figures = simulate(problem, keep_all(problem))
-    peak = draw(
-        st.integers(least_peak_of_block(problem), max(figures.peak, least_peak_of_block(problem)))
-    )
+    figures = simulate_block(problem, keep_all_run(problem))
+    peak = draw(st.integers(min_block_peak(problem), max(figures.peak, min_block_peak(problem))))
     return problem, peak, draw(st.integers(0, figures.save))
 
 
@@ -64,7 +62,7 @@ def limited_blocks(draw: st.DrawFn) -> tuple[Problem, int, int]:
 @settings(deadline=None, max_examples=80)
 @given(limited_blocks())
 def test_highs_finds_what_trying_all_runs_finds(
-    kind: str, limited: tuple[Problem, int, int]
+    kind: str, limited: tuple[PlanningGraph, int, int]
 ) -> None:
     problem, peak, save = limited
     check_against_all_runs(problem, kind, "highs", peak, save)
@@ -73,7 +71,9 @@ def test_highs_finds_what_trying_all_runs_finds(
 @pytest.mark.parametrize("kind", ["any node", "forward nodes"])
 @settings(deadline=None, max_examples=40)
 @given(limited_blocks())
-def test_cbc_finds_what_trying_all_runs_finds(kind: str, limited: tuple[Problem, int, int]) -> None:
+def test_cbc_finds_what_trying_all_runs_finds(
+    kind: str, limited: tuple[PlanningGraph, int, int]
+) -> None:
     problem, peak, save = limited
     check_against_all_runs(problem, kind, "cbc", peak, save)
 
@@ -89,21 +89,21 @@ def test_cbc_finds_what_trying_all_runs_finds(kind: str, limited: tuple[Problem,
         (4, 21.0, [0, 1]),
     ],
 )
-def test_known_block(engine: Engine, save: int, seconds: float, again: list[int]) -> None:
+def test_known_block(engine: SolverEngine, save: int, seconds: float, again: list[int]) -> None:
     problem = perceptron()
-    ilp = Checkmate(problem, block_stages(problem), 100, save)
-    assert solve(ilp.program, engine, Limits()).outcome == "solved"
+    ilp = BlockCheckmate(problem, block_stages(problem), 100, save)
+    assert solve(ilp.program, engine, PulpLimits()).outcome == "solved"
     run = ilp.solution()
     assert [k for k in run.backward if k < problem.loss] == again
-    assert simulate(problem, run).seconds == seconds
+    assert simulate_block(problem, run).seconds == seconds
 
 
 @pytest.mark.parametrize("engine", ["highs", "cbc"])
 @pytest.mark.parametrize(("peak", "save"), [(100, 3), (25, 24)])
-def test_limits_that_nothing_meets(engine: Engine, peak: int, save: int) -> None:
+def test_limits_that_nothing_meets(engine: SolverEngine, peak: int, save: int) -> None:
     problem = perceptron()
-    ilp = Checkmate(problem, block_stages(problem), peak, save)
-    assert not ilp.feasible or solve(ilp.program, engine, Limits()).outcome == "infeasible"
+    ilp = BlockCheckmate(problem, block_stages(problem), peak, save)
+    assert not ilp.feasible or solve(ilp.program, engine, PulpLimits()).outcome == "infeasible"
 
 
 def test_the_class_shrinks_with_the_program() -> None:
@@ -116,11 +116,11 @@ def test_the_class_shrinks_with_the_program() -> None:
 
 
 @pytest.mark.parametrize("engine", ["highs", "cbc"])
-def test_a_start_is_accepted(engine: Engine) -> None:
+def test_a_start_is_accepted(engine: SolverEngine) -> None:
     problem = perceptron()
-    ilp = Checkmate(problem, block_stages(problem), 100, 14)
-    first = Checkmate(problem, block_stages(problem), 100, 4)
-    assert solve(first.program, engine, Limits()).outcome == "solved"
+    ilp = BlockCheckmate(problem, block_stages(problem), 100, 14)
+    first = BlockCheckmate(problem, block_stages(problem), 100, 4)
+    assert solve(first.program, engine, PulpLimits()).outcome == "solved"
     ilp.start_from(first.solution())
-    verdict = solve(ilp.program, engine, Limits(), warm=True)
+    verdict = solve(ilp.program, engine, PulpLimits(), warm=True)
     assert verdict.objective * ilp.scale == pytest.approx(1.0)

@@ -8,29 +8,28 @@ import pytest
 from hypothesis import given, settings
 
 from tests.stages.solve.blocks import every_run, perceptron, tiny_blocks
-from tightfit.schemas.engines import ENGINES, Engine
+from tightfit.schemas.block_options import BlockOption
+from tightfit.schemas.graph.planning_graph import PlanningGraph
 from tightfit.schemas.link import HostLink
-from tightfit.schemas.options import Option
-from tightfit.schemas.problem import Problem
-from tightfit.stages.replay.block import BlockRun, simulate
-from tightfit.stages.replay.line import forms
+from tightfit.stages.simulate.block import BlockSchedule, simulate_block
+from tightfit.stages.simulate.liveness import execution_forms
 from tightfit.stages.solve import search
 from tightfit.stages.solve.checkmate import choose_stages, count_variables
-from tightfit.stages.solve.hand import drop
-from tightfit.stages.solve.leaving import recompute_quick
-from tightfit.stages.solve.search import Grid, grid_points, least_peak_of_block, solve_block
+from tightfit.stages.solve.heuristics import drop_storages, quick_recompute_runs
+from tightfit.stages.solve.search import OptionGrid, grid_points, min_block_peak, solve_block
+from tightfit.util.solver_engines import ENGINES, SolverEngine
 
-EXACT = Grid(peaks=3, saves=3, gap=0.0, variables=10)
-
-
-def run_of(option: Option) -> BlockRun:
-    return BlockRun(tuple(option.forward), tuple(option.backward))
+EXACT = OptionGrid(peaks=3, saves=3, gap=0.0, variables=10)
 
 
-def check_figures(problem: Problem, options: list[Option]) -> None:
+def run_of(option: BlockOption) -> BlockSchedule:
+    return BlockSchedule(tuple(option.forward), tuple(option.backward))
+
+
+def check_figures(problem: PlanningGraph, options: list[BlockOption]) -> None:
     assert [option.option for option in options] == list(range(len(options)))
     for option in options[1:]:
-        figures = simulate(problem, run_of(option))
+        figures = simulate_block(problem, run_of(option))
         assert option.save == figures.save
         assert option.forward_peak == figures.forward_peak
         assert option.backward_peak == figures.backward_peak
@@ -38,12 +37,12 @@ def check_figures(problem: Problem, options: list[Option]) -> None:
         assert option.backward_seconds == figures.backward_seconds
 
 
-def measures(option: Option) -> tuple[float, ...]:
+def measures(option: BlockOption) -> tuple[float, ...]:
     return (option.save, option.forward_peak, option.backward_peak, option.seconds)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_options_of_a_known_block(engine: Engine) -> None:
+def test_options_of_a_known_block(engine: SolverEngine) -> None:
     problem = perceptron()
     options = solve_block("block", problem, engine, EXACT)
     check_figures(problem, options)
@@ -68,7 +67,7 @@ def test_option_zero_keeps_the_random_states_that_running_again_needs() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(tiny_blocks())
-def test_options_are_true_and_none_beats_another(problem: Problem) -> None:
+def test_options_are_true_and_none_beats_another(problem: PlanningGraph) -> None:
     options = solve_block("block", problem, "highs", EXACT)
     check_figures(problem, options)
     for option in options[1:]:
@@ -79,7 +78,7 @@ def test_options_are_true_and_none_beats_another(problem: Problem) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(tiny_blocks())
-def test_what_is_said_of_an_option_is_proven(problem: Problem) -> None:
+def test_what_is_said_of_an_option_is_proven(problem: PlanningGraph) -> None:
     _, stages = choose_stages(problem, EXACT.variables)
     if count_variables(stages) > EXACT.variables:
         return
@@ -98,33 +97,33 @@ def test_what_is_said_of_an_option_is_proven(problem: Problem) -> None:
 
 @settings(deadline=None, max_examples=100)
 @given(tiny_blocks())
-def test_no_run_needs_less_than_the_least_peak(problem: Problem) -> None:
+def test_no_run_needs_less_than_the_least_peak(problem: PlanningGraph) -> None:
     _, stages = choose_stages(problem, 8)
     if count_variables(stages) <= 8:
-        assert min(f.peak for _, f in every_run(problem, stages)) >= least_peak_of_block(problem)
+        assert min(f.peak for _, f in every_run(problem, stages)) >= min_block_peak(problem)
 
 
 def test_the_grid_runs_from_loose_to_tight() -> None:
-    from tightfit.stages.solve.hand import keep_all, recompute_cheap
-    from tightfit.stages.solve.search import Found
+    from tightfit.stages.solve.heuristics import cheap_recompute_runs, keep_all_run
+    from tightfit.stages.solve.search import CandidateRun
 
     problem = perceptron()
-    runs = [("keep", keep_all(problem)), *recompute_cheap(problem)]
-    found = [Found(label, run, simulate(problem, run)) for label, run in runs]
-    points = list(grid_points(problem, Grid(peaks=2, saves=3), found))
+    runs = [("keep", keep_all_run(problem)), *cheap_recompute_runs(problem)]
+    found = [CandidateRun(label, run, simulate_block(problem, run)) for label, run in runs]
+    points = list(grid_points(problem, OptionGrid(peaks=2, saves=3), found))
     assert points == [(36, 24), (36, 14), (36, 4), (32, 24), (32, 14), (32, 4)]
-    assert points[-1] == (least_peak_of_block(problem), 4)
+    assert points[-1] == (min_block_peak(problem), 4)
 
 
 def test_a_block_whose_ilps_take_minutes_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     many = [SimpleNamespace(candidates=range(1000))]
     monkeypatch.setattr(search, "choose_stages", lambda *_: ("forward nodes", many))
-    options = solve_block("block", perceptron(), "highs", Grid())
+    options = solve_block("block", perceptron(), "highs", OptionGrid())
     assert not any("ILP" in option.label for option in options)
 
 
 def test_a_block_too_large_for_an_ilp_has_the_options_by_hand() -> None:
-    options = solve_block("block", perceptron(), "highs", Grid(largest=0))
+    options = solve_block("block", perceptron(), "highs", OptionGrid(largest=0))
     assert len(options) > 2
     assert not any("ILP" in option.label for option in options)
     assert options[1].status == "optimal"
@@ -145,22 +144,22 @@ def test_what_is_quicker_made_again_than_sent_is_dropped() -> None:
     problem = perceptron()
 
     def labels(bandwidth: float) -> list[str]:
-        found = solve_block("block", problem, "none", Grid(), HostLink(bandwidth))
+        found = solve_block("block", problem, "none", OptionGrid(), HostLink(bandwidth))
         return [option.label for option in found]
 
-    def dropped(bandwidth: float) -> list[BlockRun]:
-        return [run for _, run in recompute_quick(problem, HostLink(bandwidth))]
+    def dropped(bandwidth: float) -> list[BlockSchedule]:
+        return [run for _, run in quick_recompute_runs(problem, HostLink(bandwidth))]
 
     # To send 10 bytes and to bring them back takes 20 seconds by the bandwidth; a takes 1, b 5.
     assert dropped(30.0) == []
-    assert dropped(10.0)[0] == drop(problem, [1])
-    assert dropped(1.0)[0] == drop(problem, [1, 2])
+    assert dropped(10.0)[0] == drop_storages(problem, [1])
+    assert dropped(1.0)[0] == drop_storages(problem, [1, 2])
     assert labels(30.0) == labels(math.inf) == labels(0.0)
 
 
 @settings(deadline=None, max_examples=30)
 @given(tiny_blocks())
-def test_what_leaves_was_kept(problem: Problem) -> None:
+def test_what_leaves_was_kept(problem: PlanningGraph) -> None:
     plain = solve_block("block", problem, "none", EXACT)
     assert solve_block("block", problem, "none", EXACT, HostLink(0.0)) == plain
     options = solve_block("block", problem, "none", EXACT, HostLink(3.0, 0.5))
@@ -170,6 +169,10 @@ def test_what_leaves_was_kept(problem: Problem) -> None:
         assert option.leaving_bytes == sum(sizes) <= option.save
         assert all(sizes) and len(set(option.leaves)) == len(option.leaves)
         order = [*option.forward, problem.loss, *option.backward]
-        later = {s for form in forms(problem, order)[len(option.forward) :] for s in form.inputs}
+        later = {
+            s
+            for form in execution_forms(problem, order)[len(option.forward) :]
+            for s in form.inputs
+        }
         assert later.issuperset(option.leaves)
         assert not any(problem.storages[storage].stays for storage in option.leaves)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.stages.trace.compare import check_against_eager
-from tightfit.stages.device.factory import build
+from tests.stages.trace.eager_comparison import check_against_eager
+from tightfit.stages.torch_utils.model_factory import build_from_factory
 from tightfit.stages.trace.trace import trace
 
 TINY = {"layers": 2, "width": 64, "heads": 2, "vocabulary": 100, "batch": 2, "tokens": 16}
@@ -28,5 +28,5 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_the_file_runs_like_the_model(name: str, tmp_path: Path) -> None:
     function, arguments = MODELS[name]
     spec = f"data.models:{function}"
-    graph = trace(build(spec, arguments, fake=True), name)
-    check_against_eager(graph, build(spec, arguments), tmp_path / "graph.arrow")
+    graph = trace(build_from_factory(spec, arguments, fake=True), name)
+    check_against_eager(graph, build_from_factory(spec, arguments), tmp_path / "graph.arrow")

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from tests.stages.generate.plans import compare, generated, recompute, traced
-from tightfit.schemas.graph import NONE, Graph
-from tightfit.stages.device.check import check_program
-from tightfit.stages.device.recurrent import LAYER, WORKSPACE
+from tightfit.schemas.graph.training_graph import NO_VALUE, Graph
+from tightfit.stages.runtime.operators import RNN_LAYER, RNN_WORKSPACE
+from tightfit.stages.torch_utils.graph_check import check_graph_program
 
 
 class Frozen(nn.Module):
@@ -46,7 +46,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 def check(model: nn.Module, args: tuple[Any, ...], path: Path) -> Graph:
     graph, built = traced((model, (args, {})))
-    check_program(graph, "graph")
+    check_graph_program(graph, "graph")
     compare(generated(graph, path / "all"), built)
     compare(generated(graph, path / "some", recompute(graph, 1)), built)
     return graph
@@ -75,9 +75,9 @@ def test_states_and_inputs_that_are_given_get_their_gradients(
 
 def test_the_workspace_of_an_lstm_has_the_size_that_it_really_has(tmp_path: Path) -> None:
     graph = check(nn.LSTM(16, 32), (torch.randn(10, 8, 16),), tmp_path)
-    [layer] = [op for op in graph.ops if op.target == LAYER]
-    assert layer.outputs[WORKSPACE] != NONE
-    workspace = graph.values[layer.outputs[WORKSPACE]]
+    [layer] = [op for op in graph.ops if op.target == RNN_LAYER]
+    assert layer.outputs[RNN_WORKSPACE] != NO_VALUE
+    workspace = graph.values[layer.outputs[RNN_WORKSPACE]]
     weights = [weight.detach() for weight in nn.LSTM(16, 32).parameters()]
     state = torch.zeros(8, 32)
     real = torch.ops.aten.mkldnn_rnn_layer.default(
@@ -94,7 +94,7 @@ def test_the_workspace_of_an_lstm_has_the_size_that_it_really_has(tmp_path: Path
         False,
         False,
         True,
-    )[WORKSPACE]
+    )[RNN_WORKSPACE]
     assert real.untyped_storage().nbytes() == graph.storages[workspace.storage] > 0
 
 

@@ -13,7 +13,7 @@ import torch
 
 from tests.stages.generate.plans import backward, check_equal, fresh, generated, traced
 from tests.stages.trace.sweep import CASES
-from tightfit.schemas.errors import ModelError
+from tightfit.util.errors import ModelError
 
 REFUSED = {
     "AdaptiveLogSoftmax": "nonzero.* depends on the data of a tensor",

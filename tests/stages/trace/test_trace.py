@@ -14,20 +14,20 @@ from typing import Any
 import pytest
 import torch
 
-from tests.stages.trace import layers, modules, refused
-from tests.stages.trace.compare import check_against_eager
-from tightfit.schemas.errors import ModelError
-from tightfit.schemas.graph import LOSS_TARGET, NONE, Graph
-from tightfit.stages.device.factory import Built, build
+from tests.stages.trace import layers, modules, unsupported_modules
+from tests.stages.trace.eager_comparison import check_against_eager
+from tightfit.schemas.graph.training_graph import LOSS_TARGET, NO_VALUE, Graph
+from tightfit.stages.torch_utils.model_factory import BuiltModel, build_from_factory
 from tightfit.stages.trace.program import FakeConstantError
 from tightfit.stages.trace.trace import trace
+from tightfit.util.errors import ModelError
 
-FILES = (modules, layers, refused)
+FILES = (modules, layers, unsupported_modules)
 
 
-def made(name: str, fake: bool = False) -> Built:
+def made(name: str, fake: bool = False) -> BuiltModel:
     file = next(file for file in FILES if hasattr(file, name))
-    return build(f"{file.__name__}:{name}", {}, fake=fake)
+    return build_from_factory(f"{file.__name__}:{name}", {}, fake=fake)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_without_memory_it_is_the_same_graph(name: str) -> None:
 @pytest.mark.parametrize("p", [0.1, 0.15, 0.42, 1.0])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_dropout_is_that_of_eager(p: float, dtype: str, tmp_path: Path) -> None:
-    built = build(f"{layers.__name__}:dropout", {"p": p, "dtype": dtype})
+    built = build_from_factory(f"{layers.__name__}:dropout", {"p": p, "dtype": dtype})
     check_against_eager(trace(built, "dropout"), built, tmp_path / "graph.arrow")
 
 
@@ -154,7 +154,7 @@ def test_random_generators_and_the_model_are_left_as_they_were() -> None:
 def test_a_loss_leaves_out_what_it_does_not_use() -> None:
     graph = trace(made("heads"), "heads")
     assert graph.has_loss
-    assert [output.tangent != NONE for output in graph.outputs] == [True, False, True]
+    assert [output.tangent != NO_VALUE for output in graph.outputs] == [True, False, True]
     owners = {graph.values[gradient.value].path for gradient in graph.gradients}
     assert owners == {"body.weight", "body.bias", "used.weight", "used.bias"}
     assert len(ops_of(graph, LOSS_TARGET)) == 1
@@ -171,8 +171,8 @@ def test_a_loss_leaves_out_what_it_does_not_use() -> None:
 def test_the_gradient_that_a_loss_is_given_is_held(loss: Any, held: bool) -> None:
     built = replace(made("structured"), loss=loss)
     graph = trace(built, "structured")
-    [output] = [output for output in graph.outputs if output.tangent != NONE][:1]
-    assert (output.tangent in graph.held_values()) == held
+    [output] = [output for output in graph.outputs if output.tangent != NO_VALUE][:1]
+    assert (output.tangent in graph.caller_owned_values()) == held
 
 
 def test_only_draws_are_random() -> None:
@@ -226,15 +226,15 @@ def test_in_place_forms_are_offered_where_an_input_is_alone_in_its_storage() -> 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("branching", ["tests/stages/trace/refused.py:", "depends on the data"]),
+        ("branching", ["tests/stages/trace/unsupported_modules.py:", "depends on the data"]),
         ("overwriting", ["input", "in place"]),
         ("showing", ["buffer 'scale'", "clone"]),
         ("listing", ["does not register", "ModuleList"]),
         ("filling", ["dictionary that it is given"]),
-        ("jumping", ["tests/stages/trace/refused.py:", "Python's random"]),
+        ("jumping", ["tests/stages/trace/unsupported_modules.py:", "Python's random"]),
         ("sparse", ["strided"]),
         ("detached", ["no output of the model depends"]),
-        ("decoding", ["tests/stages/trace/refused.py:", "JSONDecodeError"]),
+        ("decoding", ["tests/stages/trace/unsupported_modules.py:", "JSONDecodeError"]),
     ],
 )
 def test_what_cannot_be_traced_is_told_in_a_sentence(name: str, words: list[str]) -> None:

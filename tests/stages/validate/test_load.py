@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from tests.stages.generate.plans import generated, load_package
-from tightfit.schemas.errors import ArtifactError
-from tightfit.stages.device.factory import Built
-from tightfit.stages.generate.package import signed, write_directory
+from tightfit.stages.generate.package import add_lineage_file, write_directory
+from tightfit.stages.torch_utils.model_factory import BuiltModel
 from tightfit.stages.trace.trace import trace
-from tightfit.stages.validate.load import load_planned, package_files
+from tightfit.stages.validate.load import load_planned_module, package_files
+from tightfit.util.errors import ArtifactError
 
 
 class Shifted(nn.Module):
@@ -34,7 +34,7 @@ class Shifted(nn.Module):
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    graph = trace(Built(Shifted(), [((torch.ones(2, 3),), {})], label="shifted"), "shifted")
+    graph = trace(BuiltModel(Shifted(), [((torch.ones(2, 3),), {})], label="shifted"), "shifted")
     generated(graph, tmp_path / "module")
     shutil.rmtree(tmp_path / "module/__pycache__", ignore_errors=True)
     assert (tmp_path / "module/constants.bin").is_file()
@@ -58,7 +58,7 @@ def test_planted_bytecode_does_not_run(package: Path, tmp_path: Path) -> None:
         plant(package, name, f"open({str(ran)!r}, 'w')")
     before = sorted((package / "__pycache__").iterdir())
     model, x = Shifted(), torch.ones(2, 3)
-    planned = load_planned(package, model)
+    planned = load_planned_module(package, model)
     assert torch.equal(planned(x), model(x))
     assert not ran.exists()
     assert sorted((package / "__pycache__").iterdir()) == before
@@ -69,30 +69,30 @@ def test_planted_bytecode_does_not_run(package: Path, tmp_path: Path) -> None:
 
 def test_nothing_is_written_beside_the_files(package: Path) -> None:
     before = sorted(package.iterdir())
-    load_planned(package, Shifted())
+    load_planned_module(package, Shifted())
     assert sorted(package.iterdir()) == before
 
 
 def test_a_package_is_imported_once_and_anew_when_it_changed(package: Path) -> None:
-    first = type(load_planned(package, Shifted())).forward.__code__
-    assert type(load_planned(package, Shifted())).forward.__code__ is first
+    first = type(load_planned_module(package, Shifted())).forward.__code__
+    assert type(load_planned_module(package, Shifted())).forward.__code__ is first
     text = (package / "step.py").read_text()
     (package / "step.py").write_text(text + "\n")
     loaded = len(sys.modules)
-    load_planned(package, Shifted())
+    load_planned_module(package, Shifted())
     assert len(sys.modules) > loaded
 
 
 @pytest.mark.parametrize("data", [b"", bytes(16), bytes(32), None])
 def test_other_constants_are_refused(package: Path, data: bytes | None) -> None:
-    planned = load_planned(package, Shifted())
+    planned = load_planned_module(package, Shifted())
     file = package / "constants.bin"
     file.unlink()
     if data is not None:
         file.write_bytes(data)
     words = "constants.bin is not the file of constants that the plan was made of$"
     with pytest.raises(ArtifactError, match=words):
-        load_planned(package, Shifted())
+        load_planned_module(package, Shifted())
     with pytest.raises(RuntimeError, match=words):
         planned(torch.ones(2, 3))
 
@@ -102,7 +102,7 @@ def test_what_cannot_be_imported_leaves_nothing(package: Path, source: str) -> N
     loaded = set(sys.modules)
     (package / "facts.py").write_text(source)
     with pytest.raises(ArtifactError, match=r"^[^\n]*importing it fails, [^\n]*$"):
-        load_planned(package, Shifted())
+        load_planned_module(package, Shifted())
     assert not [name for name in set(sys.modules) - loaded if name.startswith("tightfit_module")]
 
 
@@ -117,7 +117,7 @@ def test_files_that_are_none_are_refused(package: Path, name: str) -> None:
     ):
         make(path)
         with pytest.raises(ArtifactError, match="is no regular file"):
-            load_planned(package, Shifted())
+            load_planned_module(package, Shifted())
         remove(path)
 
 
@@ -126,20 +126,20 @@ def test_no_package_is_refused(tmp_path: Path) -> None:
     write_directory(tmp_path / "empty", {})
     for name in ("none", "file", "empty"):
         with pytest.raises(ArtifactError, match="there is no generated package"):
-            load_planned(tmp_path / name, Shifted())
+            load_planned_module(tmp_path / name, Shifted())
     with pytest.raises(ArtifactError, match=r"given a Shifted .* load\(FOLDER, model\)"):
         package_files(Shifted())  # type: ignore[arg-type]
 
 
 def test_a_package_that_was_changed_does_not_run(package: Path) -> None:
     """The manifest is that of a plan's packages; one without it says nothing of its files."""
-    files = signed(package_files(package), *["0" * 64] * 3)
+    files = add_lineage_file(package_files(package), *["0" * 64] * 3)
     changed = {**files, "chain.py": files["chain.py"].replace(b"reversed(", b"sorted(")}
     cut = {name: data for name, data in files.items() if name != "ties.py"}
     assert changed["chain.py"] != files["chain.py"]
     for broken, said in ((changed, "chain.py was changed"), (cut, "lacks ties.py")):
         write_directory(package, broken)
         with pytest.raises(ArtifactError, match=said):
-            load_planned(package, Shifted())
+            load_planned_module(package, Shifted())
     write_directory(package, files)
-    assert isinstance(load_planned(package, Shifted()), Shifted)
+    assert isinstance(load_planned_module(package, Shifted()), Shifted)

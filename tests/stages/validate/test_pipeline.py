@@ -13,7 +13,7 @@ from tests.stages.validate.pipelines import lonely, machine
 from tightfit.__main__ import main
 from tightfit.schemas.pipeline import read_pipeline
 from tightfit.schemas.pipeline_measurement import read_pipeline_measurement
-from tightfit.stages.audit.folder import audit
+from tightfit.stages.audit.audit import audit
 
 
 def commands(

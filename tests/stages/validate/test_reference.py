@@ -12,19 +12,24 @@ import pytest
 import torch
 
 from tests.stages.validate.test_validate import PLAN, command, net, written
-from tightfit.schemas.errors import ArtifactError, ConfigError
-from tightfit.schemas.graph import Graph
-from tightfit.schemas.measurement import read_line, read_measurement
-from tightfit.schemas.reference import Reference, read_reference, write_reference
-from tightfit.stages.device.factory import Built, check_result
-from tightfit.stages.device.identity import describe_device
+from tightfit.schemas.graph.training_graph import Graph
+from tightfit.schemas.measurement import read_measurement, read_memory_timeline
+from tightfit.schemas.reference import ReferenceMeasurement, read_reference, write_reference
+from tightfit.stages.torch_utils.devices import describe_device
+from tightfit.stages.torch_utils.model_factory import BuiltModel, check_factory_result
 from tightfit.stages.trace.trace import trace
-from tightfit.stages.validate import cli, reference_command
-from tightfit.stages.validate.compare import Trail, digests_of, equal_digests, same_bits
+from tightfit.stages.validate import command, reference_command
 from tightfit.stages.validate.comparison import ORIGINAL_STEP, SEED
-from tightfit.stages.validate.reference import Original, measure_original
-from tightfit.stages.validate.rounds import ROUNDS
+from tightfit.stages.validate.measure import OriginalMeasurement, measure_original
+from tightfit.stages.validate.scenarios import SCENARIOS
+from tightfit.stages.validate.step_results import (
+    StepResults,
+    equal_digests,
+    result_digests,
+    same_bits,
+)
 from tightfit.stages.validate.validate import validate
+from tightfit.util.errors import ArtifactError, ConfigError
 
 torch.set_num_threads(1)
 FACTORY = ("--factory", "tests.stages.validate.test_validate:net", "--pairs", "2")
@@ -32,23 +37,23 @@ FACTORY = ("--factory", "tests.stages.validate.test_validate:net", "--pairs", "2
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    return trace(check_result(net(), "net"), "net")
+    return trace(check_factory_result(net(), "net"), "net")
 
 
 @pytest.fixture
-def built() -> Built:
+def built() -> BuiltModel:
     torch.manual_seed(SEED)
-    return check_result(net(), "net")
+    return check_factory_result(net(), "net")
 
 
 @pytest.fixture(scope="module")
-def original(graph: Graph) -> Original:
+def original(graph: Graph) -> OriginalMeasurement:
     torch.manual_seed(SEED)
-    return measure_original(graph, "0" * 64, check_result(net(), "net"), 3, "cpu")
+    return measure_original(graph, "0" * 64, check_factory_result(net(), "net"), 3, "cpu")
 
 
 def measured(
-    graph: Graph, built: Built, folder: Path, body: str, original: Original | None
+    graph: Graph, built: BuiltModel, folder: Path, body: str, original: OriginalMeasurement | None
 ) -> tuple[Any, list[str]]:
     """What validation finds of a module, and what it tells of its steps."""
     told: list[str] = []
@@ -63,7 +68,7 @@ def measured(
 
 
 def test_the_model_is_not_run_beside_a_plan_that_gives_the_same(
-    graph: Graph, built: Built, original: Original, tmp_path: Path
+    graph: Graph, built: BuiltModel, original: OriginalMeasurement, tmp_path: Path
 ) -> None:
     found, told = measured(graph, built, tmp_path, "return model", original)
     measurement = found.measurement
@@ -94,12 +99,12 @@ def test_the_model_is_not_run_beside_a_plan_that_gives_the_same(
     ],
 )
 def test_a_plan_that_differs_is_compared_with_the_model_itself(
-    graph: Graph, built: Built, original: Original, tmp_path: Path, body: str
+    graph: Graph, built: BuiltModel, original: OriginalMeasurement, tmp_path: Path, body: str
 ) -> None:
     """The sentence and the differences are those of a validation that runs both."""
     found, told = measured(graph, built, tmp_path, body, original)
     torch.manual_seed(SEED)
-    alone, _ = measured(graph, check_result(net(), "net"), tmp_path, body, None)
+    alone, _ = measured(graph, check_factory_result(net(), "net"), tmp_path, body, None)
     assert any(what.startswith(ORIGINAL_STEP) for what in told) or body.startswith("model.calls")
     for name in ("output_difference", "gradient_difference", "buffer_difference", "bits_equal"):
         assert getattr(found.measurement, name) == getattr(alone.measurement, name)
@@ -107,9 +112,9 @@ def test_a_plan_that_differs_is_compared_with_the_model_itself(
     assert beginnings[0] == beginnings[1].removesuffix(".") or found.measurement.bits_equal
 
 
-def test_each_round_is_known_but_those_that_another_contains(original: Original) -> None:
-    contained = {one.contains for one in ROUNDS if one.contains}
-    assert set(original.reference.rounds) == {one.name for one in ROUNDS} - contained
+def test_each_round_is_known_but_those_that_another_contains(original: OriginalMeasurement) -> None:
+    contained = {one.contains for one in SCENARIOS if one.contains}
+    assert set(original.reference.rounds) == {one.name for one in SCENARIOS} - contained
     assert all(all(digests.values()) for digests in original.reference.rounds.values())
 
 
@@ -122,16 +127,18 @@ def test_digests_are_equal_where_bits_are() -> None:
         *(torch.tensor([1.5], dtype=torch.bfloat16), torch.tensor([True]), True, 1, 1.0, None),
         *("1", "structure"),
     ]
-    trails = [digests_of(Trail({"thing": thing}, {}, {})) for thing in things]
+    trails = [result_digests(StepResults({"thing": thing}, {}, {})) for thing in things]
     for one, mine in zip(things, trails, strict=True):
         for another, theirs in zip(things, trails, strict=True):
             assert equal_digests(mine, theirs) == same_bits(one, another), (one, another)
     for odd in (object(), math.nan, torch.eye(2).to_sparse()):
-        unknown = digests_of(Trail({"thing": odd}, {}, {}))
+        unknown = result_digests(StepResults({"thing": odd}, {}, {}))
         assert not equal_digests(unknown, unknown)
 
 
-REFERENCE = Reference("a" * 64, describe_device("cpu"), {"": {"x": "b" * 64}, "empty": {}}, 5, 6)
+REFERENCE = ReferenceMeasurement(
+    "a" * 64, describe_device("cpu"), {"": {"x": "b" * 64}, "empty": {}}, 5, 6
+)
 
 
 def test_a_reference_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -171,8 +178,8 @@ def commands(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
 
 def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
-    cli.run(parser.parse_args(words))
+    command.add_arguments(parser)
+    command.run(parser.parse_args(words))
 
 
 def test_the_commands_share_one_reference(
@@ -183,8 +190,8 @@ def test_the_commands_share_one_reference(
     found, known = read_measurement(tmp_path / "measurement.arrow"), read_reference(reference)
     assert found.bits_equal and found.unplanned_peak == known.peak
     assert found.unplanned_time in (*known.seconds, sum(known.seconds) / 2)
-    lines = read_line(tmp_path / "line.arrow")
-    assert [point for point in lines if point.run == "unplanned"] == read_line(
+    lines = read_memory_timeline(tmp_path / "line.arrow")
+    assert [point for point in lines if point.run == "unplanned"] == read_memory_timeline(
         tmp_path / "own/line.arrow"
     )
 
@@ -212,7 +219,7 @@ def test_a_reference_of_another_model_is_refused(
 
 
 def test_a_model_without_memory_on_the_device_has_no_figures(
-    graph: Graph, built: Built, monkeypatch: pytest.MonkeyPatch
+    graph: Graph, built: BuiltModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")

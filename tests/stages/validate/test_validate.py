@@ -13,22 +13,27 @@ from torch import nn
 
 from data import models
 from tests.stages.generate.plans import keep_all, recompute
-from tightfit.schemas.errors import ArtifactError, ConfigError, ModelError
-from tightfit.schemas.graph import Graph, write_graph
-from tightfit.schemas.measurement import read_line, read_measurement
-from tightfit.stages.combine.schedule.opening import open_schedule
-from tightfit.stages.device.factory import Built, check_result
-from tightfit.stages.device.identity import describe_device
-from tightfit.stages.generate.package import package, write_directory
+from tightfit.schemas.graph.training_graph import Graph, write_graph
+from tightfit.schemas.measurement import read_measurement, read_memory_timeline
+from tightfit.stages.combine.lowering.schedule import lower_to_schedule
+from tightfit.stages.generate.package import build_package, write_directory
 from tightfit.stages.profile import measure
-from tightfit.stages.profile.library import open_library
+from tightfit.stages.profile.cost_library import open_cost_library
 from tightfit.stages.profile.profile import profile
-from tightfit.stages.replay.referee import replay
+from tightfit.stages.simulate.simulate import simulate
+from tightfit.stages.torch_utils.devices import describe_device
+from tightfit.stages.torch_utils.model_factory import BuiltModel, check_factory_result
 from tightfit.stages.trace.trace import trace
-from tightfit.stages.validate import cli
-from tightfit.stages.validate.compare import compare, difference, leave_trail, same_bits
-from tightfit.stages.validate.step import Stepper
+from tightfit.stages.validate import command
+from tightfit.stages.validate.step_results import (
+    compare_results,
+    max_abs_difference,
+    record_steps,
+    same_bits,
+)
+from tightfit.stages.validate.training_step import StepRunner
 from tightfit.stages.validate.validate import validate
+from tightfit.util.errors import ArtifactError, ConfigError, ModelError
 
 torch.set_num_threads(1)
 
@@ -79,14 +84,14 @@ def total(output: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.fixture
-def built() -> Built:
+def built() -> BuiltModel:
     torch.manual_seed(1)
-    return check_result(net(), "net")
+    return check_factory_result(net(), "net")
 
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    return trace(check_result(net(), "net"), "net")
+    return trace(check_factory_result(net(), "net"), "net")
 
 
 def written(folder: Path, body: str) -> Path:
@@ -99,14 +104,16 @@ def written(folder: Path, body: str) -> Path:
     return folder
 
 
-def peak_of(graph: Graph, built: Built, folder: Path) -> int:
+def peak_of(graph: Graph, built: BuiltModel, folder: Path) -> int:
     """The peak of the model itself, found by a plan that promises nothing."""
     unplanned = validate(graph, built, PLAN, written(folder / "same", "return model"), pairs=0)
     assert unplanned.measurement.unplanned_peak is not None
     return unplanned.measurement.unplanned_peak
 
 
-def test_a_module_that_does_the_same_passes(graph: Graph, built: Built, tmp_path: Path) -> None:
+def test_a_module_that_does_the_same_passes(
+    graph: Graph, built: BuiltModel, tmp_path: Path
+) -> None:
     plan = {**PLAN, "peak": peak_of(graph, built, tmp_path)}
     told: list[tuple[int, int, str]] = []
     package = written(tmp_path / "same", "return model")
@@ -151,7 +158,7 @@ def test_a_module_that_does_the_same_passes(graph: Graph, built: Built, tmp_path
     ids=["gradient", "buffer", "output"],
 )
 def test_other_numbers_fail(
-    graph: Graph, built: Built, tmp_path: Path, body: str, sentence: str, field: str
+    graph: Graph, built: BuiltModel, tmp_path: Path, body: str, sentence: str, field: str
 ) -> None:
     measured = validate(graph, built, PLAN, written(tmp_path / "m", body), 0).measurement
     assert measured.verdict == "failed" and measured.sentence.startswith(sentence)
@@ -159,7 +166,7 @@ def test_other_numbers_fail(
     assert measured.time_ratio is None and measured.pairs == 0
 
 
-def test_one_bit_is_enough(graph: Graph, built: Built, tmp_path: Path) -> None:
+def test_one_bit_is_enough(graph: Graph, built: BuiltModel, tmp_path: Path) -> None:
     body = (
         "model.second.register_forward_hook("
         "lambda m, i, o: torch.where(o == 0, o, o * (1 + 2**-23)))\nreturn model"
@@ -170,7 +177,7 @@ def test_one_bit_is_enough(graph: Graph, built: Built, tmp_path: Path) -> None:
 
 
 def test_another_draw_of_random_numbers_is_noticed(
-    graph: Graph, built: Built, tmp_path: Path
+    graph: Graph, built: BuiltModel, tmp_path: Path
 ) -> None:
     body = "model.register_forward_hook(lambda m, i, o: torch.rand(1) and None)\nreturn model"
     measured = validate(graph, built, PLAN, written(tmp_path / "m", body), 0).measurement
@@ -178,7 +185,7 @@ def test_another_draw_of_random_numbers_is_noticed(
 
 
 def test_a_missed_prediction_and_a_missed_budget_fail(
-    graph: Graph, built: Built, tmp_path: Path
+    graph: Graph, built: BuiltModel, tmp_path: Path
 ) -> None:
     folder = written(tmp_path / "m", "return model")
     peak = peak_of(graph, built, tmp_path)
@@ -191,7 +198,7 @@ def test_a_missed_prediction_and_a_missed_budget_fail(
 
 
 def test_a_step_that_raises_fails_with_its_reason(
-    graph: Graph, built: Built, tmp_path: Path
+    graph: Graph, built: BuiltModel, tmp_path: Path
 ) -> None:
     body = "model.second.register_forward_hook(lambda m, i, o: o.view(17))\nreturn model"
     measured = validate(graph, built, PLAN, written(tmp_path / "m", body), 0).measurement
@@ -199,14 +206,16 @@ def test_a_step_that_raises_fails_with_its_reason(
     assert "The planned step fails with RuntimeError" in measured.sentence
 
 
-def test_an_infeasible_plan_is_not_run(graph: Graph, built: Built, tmp_path: Path) -> None:
+def test_an_infeasible_plan_is_not_run(graph: Graph, built: BuiltModel, tmp_path: Path) -> None:
     plan = {**PLAN, "verdict": "infeasible", "sentence": "Too small.", "time": None, "peak": None}
     result = validate(graph, built, plan, tmp_path / "absent", 3)
     assert result.line == [] and result.measurement.measured_peak is None
     assert (result.measurement.verdict, result.measurement.sentence) == ("infeasible", "Too small.")
 
 
-def test_wrong_packages_and_plans_are_named(graph: Graph, built: Built, tmp_path: Path) -> None:
+def test_wrong_packages_and_plans_are_named(
+    graph: Graph, built: BuiltModel, tmp_path: Path
+) -> None:
     with pytest.raises(ArtifactError, match="absent: there is no generated package"):
         validate(graph, built, PLAN, tmp_path / "absent", 0)
     with pytest.raises(ArtifactError, match="returns a int"):
@@ -223,7 +232,7 @@ def test_wrong_packages_and_plans_are_named(graph: Graph, built: Built, tmp_path
 
 def test_a_loss_must_be_there_as_it_was_traced(graph: Graph, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="returns a loss"):
-        validate(graph, check_result((*net(), total), "net"), PLAN, tmp_path, 0)
+        validate(graph, check_factory_result((*net(), total), "net"), PLAN, tmp_path, 0)
 
 
 @pytest.mark.sample(2)
@@ -231,54 +240,54 @@ def test_a_loss_must_be_there_as_it_was_traced(graph: Graph, tmp_path: Path) -> 
 def test_replay_predicts_the_peak_to_the_byte(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "SECONDS", 0.0)
+    monkeypatch.setattr(measure, "TIMING_SECONDS", 0.0)
     made = {
         "gpt2": lambda: models.gpt2(1, 32, 2, 50, 2, 8, dropout=0.1),
         "resnet": lambda: models.resnet("resnet10", 2, 32),
         "loss": lambda: (*net(), total),
         "own loss": lambda: (Losing(), ((torch.randn(6, 8),), {}), lambda output: output["loss"]),
     }[name]()
-    built = check_result(made, name)
+    built = check_factory_result(made, name)
     graph = trace(built, name)
-    with open_library(tmp_path, describe_device("cpu")) as library:
+    with open_cost_library(tmp_path, describe_device("cpu")) as library:
         costs = profile(graph, built.loss, library)
     for executions, in_place in (
         (keep_all(graph), False),
         (recompute(graph, 3, 0.7), False),
         (recompute(graph, 4, 0.7), True),
     ):
-        opened = open_schedule(graph, costs, executions, in_place)
-        played = replay(graph, costs, opened)
+        opened = lower_to_schedule(graph, costs, executions, in_place)
+        played = simulate(graph, costs, opened)
         plan = {**PLAN, "peak": played.peak, "budget_bytes": played.peak, "time": played.seconds}
         folder = tmp_path / f"module_{len(executions)}_{in_place}"
-        write_directory(folder, package(graph, played.steps, plan))
+        write_directory(folder, build_package(graph, played.steps, plan))
         measured = validate(graph, built, plan, folder, 0).measurement
         assert (measured.verdict, measured.sentence) == ("feasible", "fits")
-        assert measured.accumulate_peak == replay(graph, costs, opened, accumulate=True).peak
+        assert measured.accumulate_peak == simulate(graph, costs, opened, accumulate=True).peak
 
 
 def test_differences_of_numbers_that_are_none() -> None:
     nan = torch.tensor([1.0, math.nan])
-    assert difference(nan, nan.clone()) == 0.0
-    assert difference(nan, torch.tensor([1.0, 2.0])) == math.inf
-    assert difference(torch.tensor([math.inf]), torch.tensor([math.inf])) == 0.0
-    assert difference(torch.tensor([1.0]), torch.tensor([[1.0]])) == math.inf
-    assert difference(torch.tensor([True]), torch.tensor([False])) == 1.0
-    assert difference(None, nan) == math.inf and difference(None, None) == 0.0
-    assert difference(torch.empty(0), torch.empty(0)) == 0.0
+    assert max_abs_difference(nan, nan.clone()) == 0.0
+    assert max_abs_difference(nan, torch.tensor([1.0, 2.0])) == math.inf
+    assert max_abs_difference(torch.tensor([math.inf]), torch.tensor([math.inf])) == 0.0
+    assert max_abs_difference(torch.tensor([1.0]), torch.tensor([[1.0]])) == math.inf
+    assert max_abs_difference(torch.tensor([True]), torch.tensor([False])) == 1.0
+    assert max_abs_difference(None, nan) == math.inf and max_abs_difference(None, None) == 0.0
+    assert max_abs_difference(torch.empty(0), torch.empty(0)) == 0.0
     assert same_bits(nan, nan.clone()) and not same_bits(torch.tensor(0.0), torch.tensor(-0.0))
     assert same_bits(torch.ones(2, dtype=torch.bool), torch.ones(2, dtype=torch.bool))
 
 
-def test_trails_cover_all_samples_and_steps(graph: Graph, built: Built) -> None:
-    stepper = Stepper.of(graph, built)
-    trail = leave_trail(copy.deepcopy(built.model), stepper, built.samples, 1)
+def test_trails_cover_all_samples_and_steps(graph: Graph, built: BuiltModel) -> None:
+    stepper = StepRunner.of(graph, built)
+    trail = record_steps(copy.deepcopy(built.model), stepper, built.samples, 1)
     assert len(trail.outputs) == 4 * 5
     assert len(trail.gradients) == 4 * (len(list(built.model.parameters())) + 1)
     assert all(gradient is not None for gradient in trail.gradients.values())
     assert len(trail.buffers) == 4 * (3 + 1)  # with the state of random numbers
-    other = leave_trail(copy.deepcopy(built.model), stepper, built.samples, 2)
-    found = compare(trail, other)
+    other = record_steps(copy.deepcopy(built.model), stepper, built.samples, 2)
+    found = compare_results(trail, other)
     assert found.output > 0 and found.gradient > 0 and not found.bits_equal
 
 
@@ -289,7 +298,7 @@ def command(
     write_graph(folder / "graph.arrow", graph)
     (folder / "plan.json").write_text(json.dumps(plan))
     parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
+    command.add_arguments(parser)
     words = ["--factory", "tests.stages.validate.test_validate:net", "--pairs", "1"]
     words += ["--graph", str(folder / "graph.arrow"), "--plan", str(folder / "plan.json")]
     words += ["--module", str(written(folder / "module", "return model"))]
@@ -301,10 +310,10 @@ def test_the_command_builds_no_model_for_an_infeasible_plan(graph: Graph, tmp_pa
     refused = {"verdict": "infeasible", "sentence": "Too small.", "budget_bytes": -57112}
     plan = {**PLAN, **refused, "time": None, "peak": None}
     parser, words = command(graph, plan, tmp_path)
-    cli.run(parser.parse_args([*words, "--factory", "nowhere:net"]))
+    command.run(parser.parse_args([*words, "--factory", "nowhere:net"]))
     measured = read_measurement(tmp_path / "measurement.arrow")
     assert (measured.verdict, measured.sentence) == ("infeasible", "Too small.")
-    assert not read_line(tmp_path / "line.arrow")
+    assert not read_memory_timeline(tmp_path / "line.arrow")
 
 
 @pytest.mark.parametrize(
@@ -327,7 +336,7 @@ def test_what_is_wrong_with_a_plan_names_its_file(
     plan |= {} if "sentence" in changes else {"sentence": ""}
     parser, words = command(graph, plan, tmp_path)
     with pytest.raises(ArtifactError, match=f"^{tmp_path}/plan.json: {said}"):
-        cli.run(parser.parse_args(words))
+        command.run(parser.parse_args(words))
 
 
 def test_the_command_writes_measurement_and_line(
@@ -335,14 +344,17 @@ def test_the_command_writes_measurement_and_line(
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[3])
     parser, words = command(graph, PLAN, tmp_path)
-    assert cli.run(parser.parse_args(words)) == 1
+    assert command.run(parser.parse_args(words)) == 1
     measured = read_measurement(tmp_path / "measurement.arrow")
     assert measured.bits_equal and measured.verdict == "failed"
-    assert {point.run for point in read_line(tmp_path / "line.arrow")} == {"planned", "unplanned"}
+    assert {point.run for point in read_memory_timeline(tmp_path / "line.arrow")} == {
+        "planned",
+        "unplanned",
+    }
     with pytest.raises(ConfigError, match="--pairs"):
-        cli.run(parser.parse_args([*words, "--pairs", "-1"]))
+        command.run(parser.parse_args([*words, "--pairs", "-1"]))
     with pytest.raises(ConfigError, match="--arguments"):
-        cli.run(parser.parse_args([*words, "--arguments", "{"]))
+        command.run(parser.parse_args([*words, "--arguments", "{"]))
 
 
 def test_a_plan_is_validated_with_the_threads_of_its_costs(
@@ -354,10 +366,10 @@ def test_a_plan_is_validated_with_the_threads_of_its_costs(
     with pytest.raises(
         ConfigError, match=r"--threads 1: the costs of .*plan\.json were measured with 2"
     ):
-        cli.run(parser.parse_args([*words, "--threads", "1"]))
+        command.run(parser.parse_args([*words, "--threads", "1"]))
     seen: list[int] = []
     with monkeypatch.context() as patch:
         patch.setattr(torch, "set_num_threads", seen.append)
         for more in ((), ("--threads", "2")):
-            cli.run(parser.parse_args([*words, *more]))
+            command.run(parser.parse_args([*words, *more]))
     assert seen == [2, 2]

@@ -28,9 +28,9 @@ class LogHandlerSettings(LogHandlerSettingsBase):
     )
 
 
-_SOME = ("job did not complete successfully", "because a job execution failed")
+_FAILURE_SUMMARIES = ("job did not complete successfully", "because a job execution failed")
 """What Snakemake says at the end where jobs failed, without their names."""
-_INTERRUPTED = "Terminating processes on user request"
+_INTERRUPT_PREFIX = "Terminating processes on user request"
 """How Snakemake begins what it says of an interrupt. A stage that was interrupted leaves no log."""
 
 
@@ -113,10 +113,10 @@ class LogHandler(LogHandlerBase):
 
     def _other(self, record: logging.LogRecord) -> str:
         text = record.getMessage().strip()
-        self.interrupted = self.interrupted or text.startswith(_INTERRUPTED)
+        self.interrupted = self.interrupted or text.startswith(_INTERRUPT_PREFIX)
         # By the stage itself, and at the end by name.
         told = "CalledProcessError" in text or (
-            bool(self.failed) and any(some in text for some in _SOME)
+            bool(self.failed) and any(some in text for some in _FAILURE_SUMMARIES)
         )
         wanted = record.levelno >= logging.WARNING or text.startswith("Nothing to be done")
         return text if wanted and not told else ""

@@ -10,23 +10,25 @@ from hypothesis import strategies as st
 
 from tests.stages.combine.chains import ways
 from tests.stages.combine.persistent import optimum
+from tightfit.stages.combine.chain.discretize import discretize_chain
+from tightfit.stages.combine.chain.dp_table import fill_chain_table
+from tightfit.stages.combine.chain.dp_table_compiled import fill_chain_table_compiled
 from tightfit.stages.combine.chain.frontier import ChainFrontier
-from tightfit.stages.combine.chain.slots import discretise
-from tightfit.stages.combine.chain.table import fill
-from tightfit.stages.combine.chain.table_compiled import fill_compiled
-from tightfit.stages.combine.chain.ways import Ways
+from tightfit.stages.combine.chain.options import ChainProblem
 
 
 @given(ways(), st.integers(0, 50))
 @settings(max_examples=150, deadline=None)
-def test_equals_exhaustive_search(chain: Ways, budget: int) -> None:
+def test_equals_exhaustive_search(chain: ChainProblem, budget: int) -> None:
     plan = ChainFrontier(chain).within(budget)
     assert (inf if plan is None else plan.seconds) == optimum(chain, budget)
 
 
 @given(ways())
 @settings(max_examples=80, deadline=None)
-def test_the_smallest_budget_is_the_smallest_that_exhaustive_search_can_use(chain: Ways) -> None:
+def test_the_smallest_budget_is_the_smallest_that_exhaustive_search_can_use(
+    chain: ChainProblem,
+) -> None:
     smallest = ChainFrontier(chain).smallest_budget
     assert optimum(chain, smallest) < inf
     assert optimum(chain, smallest - 1) == inf
@@ -34,10 +36,10 @@ def test_the_smallest_budget_is_the_smallest_that_exhaustive_search_can_use(chai
 
 @given(ways(), st.integers(0, 50))
 @settings(max_examples=60, deadline=None)
-def test_more_options_never_cost_time(chain: Ways, budget: int) -> None:
-    fewer = Ways(
+def test_more_options_never_cost_time(chain: ChainProblem, budget: int) -> None:
+    fewer = ChainProblem(
         [type(row)(**{**vars(row), "ways": row.ways[:1]}) for row in chain.positions],
-        chain.throughout,
+        chain.always_resident,
     )
     one, all_ways = ChainFrontier(fewer).within(budget), ChainFrontier(chain).within(budget)
     if one is not None:
@@ -47,7 +49,9 @@ def test_more_options_never_cost_time(chain: Ways, budget: int) -> None:
 @given(ways(longest=40, most_ways=2), st.integers(1, 300), st.integers(1, 60), st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_the_compiled_program_fills_the_same_table(
-    chain: Ways, limit: int, slots: int, optimistic: bool
+    chain: ChainProblem, limit: int, slots: int, optimistic: bool
 ) -> None:
-    in_slots = discretise(chain, limit, slots, optimistic)
-    np.testing.assert_allclose(fill_compiled(in_slots), fill(in_slots), rtol=1e-12, atol=1e-9)
+    in_slots = discretize_chain(chain, limit, slots, optimistic)
+    np.testing.assert_allclose(
+        fill_chain_table_compiled(in_slots), fill_chain_table(in_slots), rtol=1e-12, atol=1e-9
+    )

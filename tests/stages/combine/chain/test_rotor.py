@@ -15,22 +15,22 @@ from hypothesis import strategies as st
 
 from tests.stages.combine.chains import chains
 from tests.stages.combine.persistent import cases, chain_of_case, optimum
-from tightfit.schemas.chain import Chain, Position
-from tightfit.schemas.errors import ArtifactError
-from tightfit.schemas.sequence import Operation
+from tightfit.schemas.chain import Chain, ChainPosition
+from tightfit.schemas.sequence import ChainOperation
 from tightfit.stages.combine.chain import frontier as chain_frontier
+from tightfit.stages.combine.chain.discretize import discretize_chain
+from tightfit.stages.combine.chain.dp_table import build_chain_table
 from tightfit.stages.combine.chain.frontier import ChainFrontier
-from tightfit.stages.combine.chain.least import Least
-from tightfit.stages.combine.chain.replay import chain_replay
-from tightfit.stages.combine.chain.slots import discretise
-from tightfit.stages.combine.chain.table import build_table
-from tightfit.stages.combine.chain.ways import ways_of_chain
+from tightfit.stages.combine.chain.min_memory import ChainMinMemory
+from tightfit.stages.combine.chain.options import build_chain_problem
+from tightfit.stages.combine.chain.simulate import simulate_chain
 from tightfit.stages.combine.strategies import rotor
 from tightfit.stages.combine.strategies.strategy import Candidate
+from tightfit.util.errors import ArtifactError
 
 
 def best(chain: Chain, budget: int, slots: int = 500) -> float:
-    plan = ChainFrontier(ways_of_chain(chain), slots).within(budget)
+    plan = ChainFrontier(build_chain_problem(chain), slots).within(budget)
     return inf if plan is None else plan.seconds
 
 
@@ -38,8 +38,8 @@ def best(chain: Chain, budget: int, slots: int = 500) -> float:
 def test_the_persistent_optimum_of_every_known_case(case: dict) -> None:
     assert case["expected_c_mp"] == case["expected_persistent_opt"]
     expected = inf if case["expected_c_mp"] is None else case["expected_c_mp"]
-    ways = ways_of_chain(chain_of_case(case))
-    table = build_table(ways, case["memory"] - case["a"][0], 500)
+    ways = build_chain_problem(chain_of_case(case))
+    table = build_chain_table(ways, case["memory"] - case["a"][0], 500)
     assert table.slots.exact
     assert table.times.seconds(case["memory"] - case["a"][0]) == expected
     assert best(chain_of_case(case), case["memory"]) == expected
@@ -49,11 +49,13 @@ def test_the_persistent_optimum_of_every_known_case(case: dict) -> None:
 @given(chains(), st.integers(0, 40))
 @settings(max_examples=150, deadline=None)
 def test_equals_exhaustive_search_with_growing_gradients(chain: Chain, budget: int) -> None:
-    assert best(chain, budget) == optimum(ways_of_chain(chain), budget)
+    assert best(chain, budget) == optimum(build_chain_problem(chain), budget)
 
 
 def test_sizes_beyond_all_memory_are_refused() -> None:
-    ways = ways_of_chain(Chain([Position(1, 1.0, 1.0, 1, 1, 1, 0, 0, 0, 0, "")] * 9, 1, 1))
+    ways = build_chain_problem(
+        Chain([ChainPosition(1, 1.0, 1.0, 1, 1, 1, 0, 0, 0, 0, "")] * 9, 1, 1)
+    )
     way = replace(ways.positions[0].ways[0], backward_peak=2**57)
     large = replace(ways.positions[0], ways=[way])
     assert ChainFrontier(replace(ways, positions=[large] * 7)).smallest_budget > 2**57
@@ -64,7 +66,7 @@ def test_sizes_beyond_all_memory_are_refused() -> None:
 @given(chains())
 @settings(max_examples=80, deadline=None)
 def test_the_smallest_budget_is_the_smallest_that_exhaustive_search_can_use(chain: Chain) -> None:
-    ways = ways_of_chain(chain)
+    ways = build_chain_problem(chain)
     smallest = ChainFrontier(ways).smallest_budget
     assert optimum(ways, smallest) < inf
     assert optimum(ways, smallest - 1) == inf
@@ -75,14 +77,14 @@ def test_the_smallest_budget_is_the_smallest_that_exhaustive_search_can_use(chai
 def test_rounding_keeps_within_the_budget_and_bounds_the_optimum(
     chain: Chain, slots: int, budget: int
 ) -> None:
-    ways = ways_of_chain(chain)
+    ways = build_chain_problem(chain)
     frontier = ChainFrontier(ways, slots)
     exact = ChainFrontier(ways, 10_000).within(budget)
     plan = frontier.within(budget)
     if exact is None or plan is None:
         assert exact is None and plan is None
         return
-    assert plan.peak == chain_replay(ways, plan.sequence).peak <= budget
+    assert plan.peak == simulate_chain(ways, plan.sequence).peak <= budget
     assert plan.seconds >= exact.seconds - 1e-9
     bound = frontier.bound(budget)
     assert bound <= exact.seconds + 1e-9
@@ -93,11 +95,11 @@ def test_rounding_keeps_within_the_budget_and_bounds_the_optimum(
 def test_sequences_of_a_rounded_table_need_no_more_than_their_slots(
     chain: Chain, slots: int
 ) -> None:
-    ways = ways_of_chain(chain)
-    table = build_table(ways, 60, slots)
+    ways = build_chain_problem(chain)
+    table = build_chain_table(ways, 60, slots)
     for count in table.times.steps():
-        played = chain_replay(ways, table.sequence(count))
-        assert played.peak - ways.throughout <= count * table.slots.unit
+        played = simulate_chain(ways, table.sequence(count))
+        assert played.peak - ways.always_resident <= count * table.slots.unit
         expected = table.times.seconds(count * table.slots.unit)
         assert played.seconds == pytest.approx(expected, abs=1e-9)
 
@@ -105,7 +107,7 @@ def test_sequences_of_a_rounded_table_need_no_more_than_their_slots(
 @given(chains(longest=8), st.sampled_from([3, 20, 500]))
 @settings(max_examples=60, deadline=None)
 def test_less_budget_is_never_a_higher_peak_or_less_time(chain: Chain, slots: int) -> None:
-    frontier = ChainFrontier(ways_of_chain(chain), slots)
+    frontier = ChainFrontier(build_chain_problem(chain), slots)
     plans = [frontier.within(budget) for budget in range(frontier.smallest_budget, 80, 3)]
     found = [plan for plan in plans if plan is not None]
     assert len(found) == len(plans)
@@ -125,10 +127,10 @@ def test_a_plan_above_the_limit_of_its_table_is_not_forgotten_with_more_budget()
         *((2, 3.25, 0, 5, 4, 2, 0, 0), (5.25, 4, 4, 9, 3, 2, 0, 1), (2, 0, 4, 10, 5, 0, 1, 1)),
     ]
     rows = [
-        Position(p, u_f, u_b, a, abar, delta, o_f, o_b, 0, grad, "")
+        ChainPosition(p, u_f, u_b, a, abar, delta, o_f, o_b, 0, grad, "")
         for p, (u_f, u_b, a, abar, delta, o_f, o_b, grad) in enumerate(sizes, start=1)
     ]
-    frontier = ChainFrontier(ways_of_chain(Chain(rows, 4, 5)), 20)
+    frontier = ChainFrontier(build_chain_problem(Chain(rows, 4, 5)), 20)
     less, more = frontier.within(46), frontier.within(49)
     assert less is not None and more is not None
     assert more.seconds <= less.seconds
@@ -137,7 +139,7 @@ def test_a_plan_above_the_limit_of_its_table_is_not_forgotten_with_more_budget()
 @given(chains(longest=8))
 @settings(max_examples=60, deadline=None)
 def test_plans_of_a_frontier_fall_in_peak_and_rise_in_time(chain: Chain) -> None:
-    frontier = ChainFrontier(ways_of_chain(chain))
+    frontier = ChainFrontier(build_chain_problem(chain))
     plans = frontier.plans()
     for plan, after in pairwise(plans):
         assert plan.peak > after.peak and plan.seconds < after.seconds
@@ -155,9 +157,9 @@ def test_a_parameter_gradient_counts_from_its_backward_on() -> None:
         chain.a_0,
         chain.delta_0,
     )
-    ways, plain = ways_of_chain(grown), ways_of_chain(chain)
+    ways, plain = build_chain_problem(grown), build_chain_problem(chain)
     sequence = ChainFrontier(plain).keep_all.sequence
-    assert chain_replay(ways, sequence).peak > chain_replay(plain, sequence).peak
+    assert simulate_chain(ways, sequence).peak > simulate_chain(plain, sequence).peak
     smallest = ChainFrontier(ways).smallest_budget
     assert 0 < smallest - ChainFrontier(plain).smallest_budget <= 5
 
@@ -173,23 +175,23 @@ def test_nothing_is_rounded_where_sizes_have_a_large_common_divisor() -> None:
         type(row)(**{name: scaled(name, value) for name, value in vars(row).items()})
         for row in chain.positions
     ]
-    ways = ways_of_chain(Chain(rows, chain.a_0 * large, chain.delta_0 * large))
-    chain_in_slots = discretise(ways, 14 * large, 500)
+    ways = build_chain_problem(Chain(rows, chain.a_0 * large, chain.delta_0 * large))
+    chain_in_slots = discretize_chain(ways, 14 * large, 500)
     assert chain_in_slots.exact and chain_in_slots.unit == large
 
 
 def test_walking_a_long_chain_needs_no_recursion() -> None:
     row = chain_of_case(cases()[2]).positions[0]
     rows = [type(row)(**{**vars(row), "position": p, "o_f": 0, "o_b": 0}) for p in range(1, 122)]
-    ways = ways_of_chain(Chain(rows, 0, 0))
-    table, least = build_table(ways, 300, 40), Least(ways)
+    ways = build_chain_problem(Chain(rows, 0, 0))
+    table, least = build_chain_table(ways, 300, 40), ChainMinMemory(ways)
     depth, limit = len(inspect.stack(0)), sys.getrecursionlimit()
     sys.setrecursionlimit(depth + 40)
     try:
         sequences = [table.sequence(table.slots.count), least.sequence()]
     finally:
         sys.setrecursionlimit(limit)
-    assert all(chain_replay(ways, sequence).peak <= 450 for sequence in sequences)
+    assert all(simulate_chain(ways, sequence).peak <= 450 for sequence in sequences)
     assert len(sequences[0]) > 300
 
 
@@ -198,7 +200,7 @@ def test_walking_a_long_chain_needs_no_recursion() -> None:
 def test_a_complete_frontier_has_an_optimum_for_every_budget(
     chain: Chain, shares: list[float]
 ) -> None:
-    ways = ways_of_chain(chain)
+    ways = build_chain_problem(chain)
     frontier = ChainFrontier(ways)
     plans = frontier.plans()
     assert frontier.complete
@@ -211,25 +213,25 @@ def test_a_complete_frontier_has_an_optimum_for_every_budget(
 def alike(count: int) -> Chain:
     """Positions of one size, of which some take a little longer."""
     rows = [
-        Position(p, 1.0 + p % 3 / 100, 2.0, 40, 220, 40, 10, 20, 0, 0, "")
+        ChainPosition(p, 1.0 + p % 3 / 100, 2.0, 40, 220, 40, 10, 20, 0, 0, "")
         for p in range(1, count + 1)
     ]
-    return Chain([*rows, Position(count + 1, 0.5, 0.5, 0, 0, 0, 0, 0, 0, 0, "")], 40, 40)
+    return Chain([*rows, ChainPosition(count + 1, 0.5, 0.5, 0, 0, 0, 0, 0, 0, 0, "")], 40, 40)
 
 
 def test_candidates_are_optimal_where_none_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def plain(step: object, sequence: list[Operation], origin: str) -> Candidate:
+    def plain(step: object, sequence: list[ChainOperation], origin: str) -> Candidate:
         return Candidate([], sequence, origin)
 
-    monkeypatch.setattr(rotor, "candidate_of", plain)
+    monkeypatch.setattr(rotor, "build_candidate", plain)
     step: Any = None
-    short, long = (ways_of_chain(alike(count)) for count in (6, 24))
-    assert all(candidate.optimal for candidate in rotor.candidates_of(step, short))
-    found = rotor.candidates_of(step, long)
+    short, long = (build_chain_problem(alike(count)) for count in (6, 24))
+    assert all(candidate.optimal for candidate in rotor.chain_candidates(step, short))
+    found = rotor.chain_candidates(step, long)
     assert not any(candidate.optimal for candidate in found)
-    fast, slow = (chain_replay(long, candidate.sequence) for candidate in found[:2])
+    fast, slow = (simulate_chain(long, candidate.sequence) for candidate in found[:2])
     between = ChainFrontier(long).within(fast.peak - 1)
     assert between is not None and between.seconds < slow.seconds
     monkeypatch.setattr(chain_frontier, "LEAST_SEQUENCES", 4)
     monkeypatch.setattr(chain_frontier, "MOST_POSITIONS", 0)
-    assert not any(candidate.optimal for candidate in rotor.candidates_of(step, short))
+    assert not any(candidate.optimal for candidate in rotor.chain_candidates(step, short))

@@ -8,21 +8,21 @@ from hypothesis import strategies as st
 
 from tests.stages.combine.chains import QUARTERS, SIZES, chains, ways
 from tightfit.schemas.chain import Chain
-from tightfit.stages.combine.chain.ways import PositionWays, Way
-from tightfit.stages.combine.join.branches import Join
+from tightfit.stages.combine.chain.options import PositionOption, PositionOptions
+from tightfit.stages.combine.join.problem import JoinProblem
 
 
 @st.composite
-def joins(draw: st.DrawFn, most: int = 2, longest: int = 2, most_ways: int = 2) -> Join:
+def joins(draw: st.DrawFn, most: int = 2, longest: int = 2, most_ways: int = 2) -> JoinProblem:
     """Joins of one to `most` branches with ways of their own, and gradients that grow; in some one
     branch goes on at a time."""
     branches = []
     for _ in range(draw(st.integers(1, most))):
         chain = draw(ways(longest=longest, most_ways=most_ways))
         branches.append(replace(chain, positions=chain.positions[:-1], loss=False))
-    way = Way(-1, 0, draw(SIZES), draw(SIZES), draw(QUARTERS), draw(QUARTERS))
-    loss = PositionWays(0, draw(SIZES), draw(st.integers(0, 3)), 0.0, 0, [way])
-    return Join(branches, loss, ordered=draw(st.booleans()))
+    way = PositionOption(-1, 0, draw(SIZES), draw(SIZES), draw(QUARTERS), draw(QUARTERS))
+    loss = PositionOptions(0, draw(SIZES), draw(st.integers(0, 3)), 0.0, 0, [way])
+    return JoinProblem(branches, loss, ordered=draw(st.booleans()))
 
 
 @st.composite

@@ -13,36 +13,40 @@ from hypothesis import assume, given, settings
 from tests.stages.combine.engines import engines_asked
 from tests.stages.combine.strategies.test_strategies import blocks_of
 from tests.stages.partition.steps import random_steps
-from tests.stages.replay.graphs import graph_of
-from tightfit.schemas.errors import ArtifactError, ConfigError
+from tests.stages.simulate.problem_graphs import graph_of
+from tightfit.schemas.block_options import write_block_options
 from tightfit.schemas.frontier import Frontier
 from tightfit.schemas.link import HostLink
-from tightfit.schemas.options import write_options
-from tightfit.stages.combine.chain.ways import Way
-from tightfit.stages.combine.frontier import Subject, frontier
-from tightfit.stages.combine.given import check_options
-from tightfit.stages.combine.making import _check_speed
-from tightfit.stages.combine.moment.solver import Limits
-from tightfit.stages.combine.offmate.positions import Leaving, OffmateChain, OffmateOption
-from tightfit.stages.combine.offmate.program import OffmateSolution, solve_offmate
-from tightfit.stages.combine.schedule.leaving import leaving
-from tightfit.stages.combine.schedule.opening import Opener
-from tightfit.stages.combine.strategies.registry import strategy
-from tightfit.stages.combine.strategies.strategy import TrainingStep
-from tightfit.stages.combine.transfers.search import Linker
-from tightfit.stages.partition.facts import Facts
-from tightfit.stages.replay.condense import condense
-from tightfit.stages.replay.referee import replay
-from tightfit.stages.solve.search import Grid, solve_block
+from tightfit.stages.combine.activation_offload.placement import offloadable_values
+from tightfit.stages.combine.activation_offload.search import TransferSearch
+from tightfit.stages.combine.chain.options import PositionOption
+from tightfit.stages.combine.frontier import FrontierProblem, build_frontier
+from tightfit.stages.combine.frontier_files import _check_link_speed
+from tightfit.stages.combine.frontier_inputs import check_options
+from tightfit.stages.combine.lowering.schedule import ScheduleLowering
+from tightfit.stages.combine.milp import SolverLimits
+from tightfit.stages.combine.offmate.milp import (
+    OffloadableStorages,
+    OffmateChain,
+    OffmateOption,
+    OffmateSolution,
+    solve_offmate,
+)
+from tightfit.stages.combine.strategies.strategy import PlanningProblem, load_strategy
+from tightfit.stages.partition.gradient_flow import GradientFlow
+from tightfit.stages.simulate.planning_graph import build_planning_graph
+from tightfit.stages.simulate.simulate import simulate
+from tightfit.stages.solve.search import OptionGrid, solve_block
+from tightfit.util.errors import ArtifactError, ConfigError
 
-EXACT = Limits(gap=0.0, nodes=10_000, checks=100_000)
+EXACT = SolverLimits(gap=0.0, nodes=10_000, checks=100_000)
 
 
 def option(number: int, save: int, own: int, output: int, again: float = 0.0) -> OffmateOption:
     """Forward and backward take 4 seconds each, and `again` more; nothing is beside what is saved,
     of which so many bytes may leave."""
-    way = Way(number, save, 10, 10, 4.0, 4.0 + again)
-    return OffmateOption(way, Leaving([0], [own]), Leaving([1], [output]))
+    way = PositionOption(number, save, 10, 10, 4.0, 4.0 + again)
+    return OffmateOption(way, OffloadableStorages([0], [own]), OffloadableStorages([1], [output]))
 
 
 def chain(*options: OffmateOption) -> OffmateChain:
@@ -51,7 +55,7 @@ def chain(*options: OffmateOption) -> OffmateChain:
 
 
 def solved(found: OffmateChain, budget: int, link: HostLink) -> OffmateSolution:
-    solution = solve_offmate(found, link, budget + found.throughout, EXACT)
+    solution = solve_offmate(found, link, budget + found.always_resident, EXACT)
     assert solution is not None and not solution.clock
     return solution
 
@@ -105,42 +109,44 @@ def test_the_room_of_the_other_memory() -> None:
 
 
 def test_whole_storages_are_at_least_what_leaves() -> None:
-    found = Leaving([5, 6, 7, 8], [4, 10, 3, 1])
+    found = OffloadableStorages([5, 6, 7, 8], [4, 10, 3, 1])
     assert found.bytes == 18
     assert found.grouped(0.0) == []
     assert found.grouped(0.5) == [8]
     assert found.grouped(10.0) == [6]
     assert found.grouped(13.5) == [6, 7, 8]
     assert found.grouped(17.5) == [6, 5, 7, 8]
-    assert Leaving([], []).grouped(1.0) == []
+    assert OffloadableStorages([], []).grouped(1.0) == []
 
 
-def step_of(facts: Facts, link: HostLink) -> tuple[TrainingStep, Subject]:
+def step_of(facts: GradientFlow, link: HostLink) -> tuple[PlanningProblem, FrontierProblem]:
     """The step of random facts, with options for the link, and what a frontier takes of it."""
     graph, costs = graph_of(facts.problem, views=False)
-    problem, blocks = condense(graph, costs), blocks_of(facts)
+    problem, blocks = build_planning_graph(graph, costs), blocks_of(facts)
     options = {
-        digest: solve_block(digest, block, "none", Grid(), link)
+        digest: solve_block(digest, block, "none", OptionGrid(), link)
         for digest, block in blocks.distinct.items()
     }
-    step = TrainingStep(problem, blocks, options, None, link, graph)
-    return step, Subject(graph, "", costs, problem, link)
+    step = PlanningProblem(problem, blocks, options, None, link, graph)
+    return step, FrontierProblem(graph, "", costs, problem, link)
 
 
 @settings(deadline=None, max_examples=10)
 @given(random_steps(8))
-def test_plans_stay_within_what_they_were_made_for(facts: Facts) -> None:
+def test_plans_stay_within_what_they_were_made_for(facts: GradientFlow) -> None:
     """Played by the referee, in place where that budget asks for it; and as the search takes
     them."""
     step, subject = step_of(facts, HostLink(2.0, 0.25, device="cpu"))
-    opener, problem = Opener(subject.graph, subject.problem), subject.problem
+    opener, problem = ScheduleLowering(subject.graph, subject.problem), subject.problem
     assert step.link is not None
-    mover = Linker(problem, step.link, leaving(subject.graph, problem)).mover
-    for candidate in strategy("offmate").candidates(step):
+    mover = TransferSearch(
+        problem, step.link, offloadable_values(subject.graph, problem)
+    ).timed_search
+    for candidate in load_strategy("offmate").candidates(step):
         if not candidate.ceiling:
             continue
         steps = opener.of_actions(candidate.actions, True, candidate.ceiling)
-        played = replay(subject.graph, subject.costs, steps, link=step.link)
+        played = simulate(subject.graph, subject.costs, steps, link=step.link)
         assert played.peak <= candidate.ceiling
         placed = mover.placed(mover.of_actions(candidate.actions), candidate.ceiling)
         assert placed is not None and placed.seconds <= played.seconds * (1 + 1e-9)
@@ -148,20 +154,20 @@ def test_plans_stay_within_what_they_were_made_for(facts: Facts) -> None:
 
 @settings(deadline=None, max_examples=2)
 @given(random_steps(4))
-def test_the_engine_of_the_step_solves(facts: Facts) -> None:
+def test_the_engine_of_the_step_solves(facts: GradientFlow) -> None:
     step, _ = step_of(facts, HostLink(2.0, device="cpu"))
     with engines_asked() as asked:
-        strategy("offmate").candidates(replace(step, engine="cbc"))
+        load_strategy("offmate").candidates(replace(step, engine="cbc"))
     assume(asked)
     assert asked == {"cbc"}
 
 
 @settings(deadline=None, max_examples=1)
 @given(random_steps(4))
-def test_doctored_options_are_refused(facts: Facts) -> None:
+def test_doctored_options_are_refused(facts: GradientFlow) -> None:
     blocks = blocks_of(facts)
     digest, problem = next(iter(blocks.distinct.items()))
-    rows = solve_block(digest, problem, "none", Grid(), HostLink(2.0))
+    rows = solve_block(digest, problem, "none", OptionGrid(), HostLink(2.0))
     late = problem.nodes[-1].outputs
     for leaves in ([len(problem.storages)], late):
         doctored = {digest: [*rows[:-1], replace(rows[-1], leaves=leaves)]}
@@ -174,22 +180,22 @@ def test_doctored_options_are_refused(facts: Facts) -> None:
 def test_options_for_another_link_are_refused(tmp_path: Path) -> None:
     path, speed = tmp_path / "options.arrow", HostLink(2.0).speed
     for made_for, words in ((None, "for no link"), (HostLink(3.0), "for a link of 3.0 B/s, 0.0 s")):
-        write_options(path, [], {"link": made_for.speed} if made_for else {})
+        write_block_options(path, [], {"link": made_for.speed} if made_for else {})
         with pytest.raises(ConfigError, match=f"{words}, and the machine's is one of 2.0 B/s"):
-            _check_speed(path, speed)
-    write_options(path, [], {"link": speed})
-    _check_speed(path, speed)
+            _check_link_speed(path, speed)
+    write_block_options(path, [], {"link": speed})
+    _check_link_speed(path, speed)
 
 
-def frontier_of(name: str, step: TrainingStep, subject: Subject) -> Frontier:
-    [keep_all] = strategy("unplanned").candidates(step)
-    about = replace(strategy(name).about, name="strategy", optimal_in="")
-    return frontier(subject, about, strategy(name).candidates(step), keep_all)
+def frontier_of(name: str, step: PlanningProblem, subject: FrontierProblem) -> Frontier:
+    [keep_all] = load_strategy("unplanned").candidates(step)
+    about = replace(load_strategy(name).about, name="strategy", optimal_in="")
+    return build_frontier(subject, about, load_strategy(name).candidates(step), keep_all)
 
 
 @settings(deadline=None, max_examples=2)
 @given(random_steps(5))
-def test_no_plan_is_slower_than_without_the_link(facts: Facts) -> None:
+def test_no_plan_is_slower_than_without_the_link(facts: GradientFlow) -> None:
     step, subject = step_of(facts, HostLink(4.0, device="cpu"))
     plain = frontier_of("rockmate", step, replace(subject, link=None))
     linked = frontier_of("offmate", step, subject)
@@ -200,7 +206,7 @@ def test_no_plan_is_slower_than_without_the_link(facts: Facts) -> None:
 
 @settings(deadline=None, max_examples=2)
 @given(random_steps(6))
-def test_without_a_bandwidth_plans_are_those_of_rockmate(facts: Facts) -> None:
+def test_without_a_bandwidth_plans_are_those_of_rockmate(facts: GradientFlow) -> None:
     step, subject = step_of(facts, HostLink(0.0, device="cpu"))
     plain = frontier_of("rockmate", step, replace(subject, link=None))
     assert replace(frontier_of("offmate", step, subject), link=None) == plain

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.stages.audit.towers import solve_tower
-from tests.stages.combine.clusters.trees import rows_of
+from tests.stages.combine.hierarchy.trees import rows_of
 from tests.stages.combine.strategies.test_strategies import blocks_of, check_candidate, options_of
 from tests.stages.partition.steps import random_steps
 from tightfit.__main__ import main
@@ -20,11 +20,11 @@ from tightfit.schemas.config import parse_config
 from tightfit.schemas.frontier import read_frontier
 from tightfit.schemas.link import HostLink
 from tightfit.schemas.plan import read_plan
-from tightfit.schemas.sequence import Operation, OperationKind
-from tightfit.schemas.strategies import STRATEGIES, About
-from tightfit.stages.combine.strategies.registry import strategy as strategy_of
-from tightfit.stages.combine.strategies.strategy import Candidate, TrainingStep
-from tightfit.stages.partition.facts import Facts
+from tightfit.schemas.sequence import ChainOperation, OperationKind
+from tightfit.stages.combine.strategies.strategy import Candidate, PlanningProblem
+from tightfit.stages.combine.strategies.strategy import load_strategy as strategy_of
+from tightfit.stages.partition.gradient_flow import GradientFlow
+from tightfit.util.strategies import STRATEGIES, StrategyInfo
 
 README = Path(__file__).parents[4] / "README.md"
 
@@ -32,11 +32,11 @@ README = Path(__file__).parents[4] / "README.md"
 @pytest.mark.parametrize("name", STRATEGIES)
 @settings(deadline=None, max_examples=25)
 @given(facts=random_steps())
-def test_every_strategy_gives_plans_that_can_run(name: str, facts: Facts) -> None:
+def test_every_strategy_gives_plans_that_can_run(name: str, facts: GradientFlow) -> None:
     strategy = strategy_of(name)
     assert strategy.about is STRATEGIES[name]
     blocks = blocks_of(facts)
-    step = TrainingStep(facts.problem, blocks, options_of(blocks))
+    step = PlanningProblem(facts.problem, blocks, options_of(blocks))
     if strategy.about.clusters:
         assert "came without a hierarchy" in strategy.supports(step)
         step = replace(step, hierarchy=rows_of(facts.problem, [3, 2]))
@@ -64,24 +64,28 @@ def test_the_readme_tells_of_all_strategies() -> None:
 class Halves:
     """Recomputes the first half of the blocks."""
 
-    about = About("halves", "the first half of the blocks is computed again")
+    about = StrategyInfo("halves", "the first half of the blocks is computed again")
 
-    def supports(self, step: TrainingStep) -> str:
+    def supports(self, step: PlanningProblem) -> str:
         return "" if len(step.blocks.blocks) > 1 else "it has a single block"
 
-    def candidates(self, step: TrainingStep) -> list[Candidate]:
-        from tightfit.stages.combine.schedule.executions import captured, executions_of, runs
+    def candidates(self, step: PlanningProblem) -> list[Candidate]:
+        from tightfit.stages.combine.lowering.blocks import (
+            captured_options,
+            lower_to_executions,
+            run_actions,
+        )
 
         last = len(step.blocks.blocks) + 1
         half = last // 2
-        sequence = [Operation("F_ck" if p <= half else "F_all", p) for p in range(1, last)]
-        sequence.append(Operation("loss", last))
+        sequence = [ChainOperation("F_ck" if p <= half else "F_all", p) for p in range(1, last)]
+        sequence.append(ChainOperation("loss", last))
         for position in range(last - 1, 0, -1):
-            again = [Operation("F_all", position)] if position <= half else []
-            sequence += [*again, Operation("B", position)]
-        options = captured(step.blocks, step.options)
-        executions = executions_of(step.problem, step.blocks, options, sequence)
-        actions = runs(step.problem, executions)
+            again = [ChainOperation("F_all", position)] if position <= half else []
+            sequence += [*again, ChainOperation("B", position)]
+        options = captured_options(step.blocks, step.options)
+        executions = lower_to_executions(step.problem, step.blocks, options, sequence)
+        actions = run_actions(step.problem, executions)
         return [Candidate(actions, sequence, "the first half recomputed")]
 
 

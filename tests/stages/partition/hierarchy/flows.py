@@ -9,14 +9,16 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from tightfit.stages.partition.hierarchy.flow import Array, Flow
+from tightfit.stages.partition.hierarchy.arrays import Array, ForwardGraph
 
 Node = tuple[str, list[int], list[int]]
 """A node's label, the values that it reads, and the bytes of those that it makes; values are
 numbered as they are made, from the number of given ones on."""
 
 
-def flow_of(nodes: Sequence[Node], given: Sequence[int] = (), results: Sequence[int] = ()) -> Flow:
+def flow_of(
+    nodes: Sequence[Node], given: Sequence[int] = (), results: Sequence[int] = ()
+) -> ForwardGraph:
     """The forward of a list of nodes, with the values that outlive it."""
     labels = sorted({label for label, _, _ in nodes})
     number = {label: index for index, label in enumerate(labels)}
@@ -24,7 +26,7 @@ def flow_of(nodes: Sequence[Node], given: Sequence[int] = (), results: Sequence[
     read = [value for _, inputs, _ in nodes for value in inputs]
     result = np.zeros(len(sizes), np.bool_)
     result[list(results)] = True
-    return Flow(
+    return ForwardGraph(
         labels=labels,
         kind=np.array([number[label] for label, _, _ in nodes], np.int64),
         input_start=_starts([len(inputs) for _, inputs, _ in nodes]),
@@ -36,7 +38,7 @@ def flow_of(nodes: Sequence[Node], given: Sequence[int] = (), results: Sequence[
     )
 
 
-def relabelled(flow: Flow, order: Array) -> Flow:
+def relabelled(flow: ForwardGraph, order: Array) -> ForwardGraph:
     """The same forward, its node `order[i]` numbered i."""
     inputs = _taken(flow.input_start, flow.input_item, order)
     outputs = _taken(flow.output_start, flow.output_item, order)
@@ -51,7 +53,7 @@ def relabelled(flow: Flow, order: Array) -> Flow:
 
 
 @st.composite
-def random_flows(draw: st.DrawFn, most: int = 40, distinct: bool = False) -> Flow:
+def random_flows(draw: st.DrawFn, most: int = 40, distinct: bool = False) -> ForwardGraph:
     """Nodes of several outputs or none, values given, empty, unread or read twice by a node, and
     results that are given; with `distinct` sizes, no two nodes are alike."""
     given = draw(st.lists(st.integers(0, 9), max_size=2))
@@ -77,7 +79,7 @@ def random_flows(draw: st.DrawFn, most: int = 40, distinct: bool = False) -> Flo
     )
 
 
-def layered(count: int, width: int = 8, seed: int = 0) -> Flow:
+def layered(count: int, width: int = 8, seed: int = 0) -> ForwardGraph:
     """Layers of `width` nodes of random sizes; each node reads one to three of the layer before,
     one in twenty also something older."""
     draw = random.Random(seed)
@@ -93,7 +95,7 @@ def layered(count: int, width: int = 8, seed: int = 0) -> Flow:
     return flow_of(nodes, results=[count - 1])
 
 
-def transformer(count: int) -> Flow:
+def transformer(count: int) -> ForwardGraph:
     """Equal layers of 16 nodes with residual connections between an embedding and a head, all of
     which read one mask."""
     nodes: list[Node] = [("embed", [], [64]), ("mask", [], [16])]
@@ -118,7 +120,7 @@ def transformer(count: int) -> Flow:
     return flow_of(nodes, results=[add("head", stream, sizes=(500,))])
 
 
-def unet(count: int) -> Flow:
+def unet(count: int) -> ForwardGraph:
     """A way down and one up, of levels of four nodes, each level read again on the way up."""
     nodes: list[Node] = [("stem", [], [64])]
     depth = max(1, (count - 1) // 9)
@@ -136,7 +138,7 @@ def unet(count: int) -> Flow:
     return flow_of(nodes, results=[len(nodes) - 1])
 
 
-FAMILIES: dict[str, Callable[[int], Flow]] = {
+FAMILIES: dict[str, Callable[[int], ForwardGraph]] = {
     "layered": layered,
     "transformer": transformer,
     "unet": unet,

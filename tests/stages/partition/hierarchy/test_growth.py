@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bench.hierarchies import HEAD, rows_of_hierarchies
+from tests.benchmarks.hierarchy_partition import HEAD, rows_of_hierarchies
 from tests.stages.partition.hierarchy.flows import FAMILIES
 
 

@@ -1,1 +1,0 @@
-"""The allocators, one file each; `stages/combine/allocate/registry.py` finds them by name."""

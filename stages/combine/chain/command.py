@@ -1,0 +1,248 @@
+"""`chain`: plans a chain, or the branches of a join, that come as files, without a model; with a
+machine, a chain with a link to the host, or a pipeline."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tightfit.stages.combine.chain_offload.command import derived_offload, run_offload
+from tightfit.stages.combine.pipeline.plan_command import (
+    add_pipeline_arguments,
+    check_no_pipeline,
+    derived_pipeline,
+    run_pipeline,
+)
+from tightfit.util.command_line import LineageEntry
+from tightfit.util.errors import ArtifactError, ConfigError
+from tightfit.util.strategies import OFFLOADERS
+
+if TYPE_CHECKING:
+    from tightfit.schemas.block_options import BlockOption
+    from tightfit.schemas.chain import Chain
+    from tightfit.schemas.plan import BaselineBytes, Plan
+    from tightfit.stages.combine.chain.frontier import ChainPlan, ChainPlans
+    from tightfit.stages.combine.strategies.strategy import ChainStrategy
+    from tightfit.util.budget import Budget
+
+TIME_TOLERANCE = 1e-9
+"""Relative difference of two sums of the same times in another order."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    parser.add_argument(
+        "--chain",
+        type=Path,
+        required=True,
+        action="append",
+        help="the chain to plan; several are the branches of a join, and end in the same loss",
+    )
+    parser.add_argument("--options", type=Path, help="options.arrow of its blocks")
+    parser.add_argument("--strategy", required=True, help="how to plan, by name")
+    parser.add_argument("--budget", help="the memory to stay within, such as 8GiB, 145MB or 50%%")
+    parser.add_argument("--slots", type=int, default=500, help="memory slots of the program")
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write into")
+    add_pipeline_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Writes sequence.arrow and plan.json of a chain or a join into the folder `options.out`, or
+    pattern.arrow and plan.json of a pipeline, and prints the verdict.
+
+    A budget too small gives the verdict "infeasible" and an empty sequence. Raises ConfigError or
+    ArtifactError when an option or a file is not what it should be.
+    """
+    if options.strategy in OFFLOADERS:
+        run_offload(options)
+        return
+    if options.machine is not None:
+        run_pipeline(options)
+        return
+    check_no_pipeline(options)
+    if options.budget is None:
+        raise ConfigError("chain needs --budget, or --machine for a pipeline")
+    from tightfit.schemas import store
+    from tightfit.schemas.block_options import read_block_options
+    from tightfit.schemas.chain import CHAIN, read_chain
+    from tightfit.schemas.plan import write_plan
+    from tightfit.schemas.sequence import write_sequence
+    from tightfit.util.budget import parse_budget
+    from tightfit.util.command_line import format_verdict
+
+    strategy = _load_strategy(options)
+    chains = [read_chain(path) for path in options.chain]
+    for path, chain in zip(options.chain[1:], chains[1:], strict=True):
+        _check_loss(options.chain[0], chains[0], path, chain)
+    blocks = read_block_options(options.options) if strategy.about.uses_solved_options else None
+    frontier = _build_frontier(strategy, chains, blocks, options.slots)
+    plan, chosen = plan_chain(chains, frontier, options.strategy, parse_budget(options.budget))
+    digests = " ".join(store.read(path, CHAIN).digest for path in options.chain)
+    write_sequence(options.out / "sequence.arrow", chosen.sequence if chosen else [], digests)
+    write_plan(options.out / "plan.json", plan)
+    print(format_verdict(plan.verdict, plan.sentence))
+
+
+def derived(options: argparse.Namespace) -> list[LineageEntry]:
+    """What `run` made of what."""
+    if options.strategy in OFFLOADERS:
+        return derived_offload(options)
+    if options.machine is not None:
+        return derived_pipeline(options)
+    solved = _load_strategy(options).about.uses_solved_options
+    read = [*options.chain, *([options.options] if solved else [])]
+    settings = {name: getattr(options, name) for name in ("strategy", "budget", "slots")}
+    return [
+        LineageEntry([options.out / "sequence.arrow", options.out / "plan.json"], read, settings)
+    ]
+
+
+def _build_frontier(
+    strategy: ChainStrategy,
+    chains: Sequence[Chain],
+    blocks: dict[str, list[BlockOption]] | None,
+    slots: int,
+) -> ChainPlans:
+    """The plans of a chain, or of a join where there are several."""
+    if len(chains) == 1:
+        from tightfit.stages.combine.chain.options import build_chain_problem
+
+        return strategy.plans_of_chain(build_chain_problem(chains[0], blocks), slots)
+    from tightfit.stages.combine.join.frontier import JoinFrontier
+    from tightfit.stages.combine.join.problem import build_join_problem
+
+    return JoinFrontier(build_join_problem(chains, blocks), slots)
+
+
+def _check_loss(first_path: Path, first: Chain, path: Path, chain: Chain) -> None:
+    """Raises ArtifactError where two branches do not end in the same loss."""
+    known, found = asdict(first.positions[-1]), asdict(chain.positions[-1])
+    for name in known:
+        if name not in ("position", "label") and known[name] != found[name]:
+            raise ArtifactError(
+                f"{path}: its loss has {name} = {found[name]}, that of {first_path} has "
+                f"{known[name]}; the branches of a join end in the same loss"
+            )
+
+
+def plan_chain(
+    chains: Sequence[Chain], frontier: ChainPlans, strategy: str, budget: Budget
+) -> tuple[Plan, ChainPlan | None]:
+    """The plan of a chain, or of the branches of a join, for a budget, with its sequence; None
+    where the budget is too small.
+
+    The budget counts all that the chains count, their inputs included. The lower bound is that of
+    persistent sequences, or of nested ones of a join.
+    """
+    from tightfit.schemas.plan import Plan, PlanCost, optimality_gap
+    from tightfit.stages.combine.chain.frontier import SEQUENCE_CLASSES
+
+    fixed = chain_baseline_bytes(chains)
+    kind = frontier.kind
+    keep_all = frontier.keep_all
+    size = budget.total(fixed.inputs + fixed.gradients + fixed.outputs, keep_all.peak)
+    solver = frontier.solver
+    kept = PlanCost(keep_all.seconds, keep_all.peak)
+    chosen = frontier.within(size)
+    if chosen is None:
+        sentence = (
+            f"No {kind} sequence fits {size:,} bytes; "
+            f"the smallest budget that works is {frontier.smallest_budget:,} bytes."
+        )
+        refusal = Plan(
+            strategy, budget.text, size, size, "infeasible", sentence,
+            smallest_budget=frontier.smallest_budget, keep_all=kept, fixed=fixed, solver=solver,
+        )  # fmt: skip
+        return refusal, None
+    bound = _lower_bound(frontier, size)
+    optimal_in = _proven_class(SEQUENCE_CLASSES[kind], frontier, size, chosen, bound)
+    gap = optimality_gap(chosen.seconds, bound)
+    plan = Plan(
+        strategy,
+        budget.text,
+        size,
+        size,
+        "optimal" if optimal_in else "feasible",
+        _status_message(kind, frontier, size, chosen, gap, optimal_in),
+        time=chosen.seconds,
+        peak=chosen.peak,
+        lower_bound=bound,
+        gap=gap,
+        optimal_in=optimal_in,
+        before_polish=PlanCost(chosen.seconds, chosen.peak),
+        keep_all=kept,
+        fixed=fixed,
+        recomputed=chosen.recomputed,
+        recomputed_time=chosen.seconds - keep_all.seconds,
+        solver=solver,
+    )
+    return plan, chosen
+
+
+def chain_baseline_bytes(chains: Sequence[Chain]) -> BaselineBytes:
+    """The bytes of chains with one loss that no plan changes."""
+    from tightfit.schemas.plan import BaselineBytes
+
+    loss = chains[0].positions[-1]
+    rows = [position for chain in chains for position in chain.positions[:-1]] + [loss]
+    return BaselineBytes(
+        parameters=sum(position.weight for position in rows),
+        gradients=sum(position.grad for position in rows),
+        buffers=0,
+        inputs=sum(chain.a_0 for chain in chains),
+        outputs=loss.a,
+    )
+
+
+def _load_strategy(options: argparse.Namespace) -> ChainStrategy:
+    """The strategy by name; raises ConfigError where a setting is amiss."""
+    from tightfit.stages.combine.strategies.strategy import load_chain_strategy
+
+    strategy = load_chain_strategy(options.strategy)
+    if strategy.about.uses_solved_options and options.options is None:
+        raise ConfigError(f"chain --strategy {options.strategy} needs --options")
+    if len(options.chain) > 1 and not strategy.about.plans_joins:
+        raise ConfigError(f"--strategy {options.strategy} plans one chain, and no join")
+    if options.slots < 1:
+        raise ConfigError(f"--slots {options.slots}: expected 1 or more")
+    return strategy
+
+
+def _lower_bound(frontier: ChainPlans, budget: int) -> float:
+    """The seconds that no sequence of the class within the budget beats."""
+    if budget >= frontier.keep_all.peak:
+        return frontier.keep_all.seconds
+    return frontier.bound(budget)
+
+
+def _proven_class(
+    exact: str, frontier: ChainPlans, budget: int, chosen: ChainPlan, bound: float
+) -> str:
+    """The class in which a plan is proven optimal, "" where it is not: its bound is reached, or
+    the optimum of the dynamic program's rounded sizes is."""
+    if chosen.seconds <= bound * (1 + TIME_TOLERANCE):
+        return exact
+    if chosen.seconds <= frontier.rounded(budget) * (1 + TIME_TOLERANCE):
+        return f"{exact} at {frontier.slots} slots"
+    return ""
+
+
+def _status_message(
+    kind: str,
+    frontier: ChainPlans,
+    budget: int,
+    chosen: ChainPlan,
+    gap: float,
+    optimal_in: str,
+) -> str:
+    from tightfit.stages.combine.chain.frontier import SEQUENCE_CLASSES
+
+    extra = chosen.seconds / frontier.keep_all.seconds - 1 if frontier.keep_all.seconds else 0.0
+    fits = f"The sequence fits {budget:,} bytes with {extra:.1%} more time than keeping everything"
+    if optimal_in == SEQUENCE_CLASSES[kind]:
+        return f"{fits}; no {kind} sequence is faster."
+    rounded = f", and none at {frontier.slots} slots is faster" if optimal_in else ""
+    return f"{fits}; no {kind} sequence is more than {gap:.1%} faster{rounded}."

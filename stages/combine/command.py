@@ -1,0 +1,65 @@
+"""`combine`: makes the frontier of a strategy."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tightfit.schemas.frontier import FRONTIER_BUDGETS
+from tightfit.schemas.machine import machine_path
+from tightfit.stages.combine.frontier_files import FrontierFiles
+from tightfit.util.command_line import LineageEntry, parse_count
+from tightfit.util.solver_engines import ENGINES, HIGHS_ENGINE
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    parser.add_argument("--graph", type=Path, required=True, help="graph.arrow of the model")
+    parser.add_argument("--costs", type=Path, required=True, help="costs.arrow on the device")
+    parser.add_argument("--blocks", type=Path, required=True, help="blocks.arrow of the model")
+    parser.add_argument("--options", type=Path, required=True, help="options.arrow of the blocks")
+    parser.add_argument(
+        "--hierarchy", type=Path, help="hierarchy.arrow of the model, for strategies that take it"
+    )
+    parser.add_argument(
+        "--machine", type=machine_path, help="description with a link, for strategies that take one"
+    )
+    parser.add_argument("--strategy", required=True, help="how to plan, by name")
+    parser.add_argument(
+        "--workers", type=parse_count, default=1, help="threads that polish at a time"
+    )
+    parser.add_argument(
+        "--budgets",
+        type=parse_count,
+        default=FRONTIER_BUDGETS,
+        help=f"how many budgets to plan for at most (default: {FRONTIER_BUDGETS})",
+    )
+    parser.add_argument(
+        "--given", action="store_true", help="only the strategy's own plans, without polish"
+    )
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default=HIGHS_ENGINE,
+        help="what solves the integer programs of the step and of its bound",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the frontier to write")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Writes the frontier. Raises ConfigError where the strategy cannot plan the model."""
+    from tightfit.schemas.frontier import write_frontier
+
+    files = (options.graph, options.costs, options.blocks, options.options, options.hierarchy)
+    makings = FrontierFiles(*files, options.machine, options.engine)
+    found = makings.frontier(options.strategy, options.given, options.workers, options.budgets)
+    write_frontier(options.out, found)
+
+
+def derived(options: argparse.Namespace) -> list[LineageEntry]:
+    """What `run` made of what."""
+    read = [options.graph, options.costs, options.blocks, options.options]
+    read += [path for path in (options.hierarchy, options.machine) if path is not None]
+    settings = {"strategy": options.strategy, "engine": options.engine}
+    settings |= {"given": True} if options.given else {"budgets": options.budgets}
+    return [LineageEntry([options.out], read, settings)]

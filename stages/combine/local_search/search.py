@@ -1,0 +1,214 @@
+"""Searches from given sequences of one problem, as `anneal` does, and what these find."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from tightfit.schemas.graph.planning_graph import PlanningGraph
+from tightfit.stages.combine.local_search.anneal import FAST, SLOW, AnnealingSchedule, anneal
+from tightfit.stages.combine.local_search.arrays import ProblemArrays, build_arrays, weight_by_size
+from tightfit.stages.combine.local_search.liveness import memory_timeline
+from tightfit.stages.combine.local_search.views import ViewTimes
+from tightfit.util.progress import ProgressCounter
+
+WarmStartSource = Callable[[int], Sequence[Sequence[int]]]
+"""Takes a budget in bytes and gives further sequences to start from."""
+START_MOVES, NEIGHBOR_MOVES = 120, 50
+"""Moves per node of a search from a start, and from what another search found."""
+SLOW_MOVES = 600
+"""Moves per node of a patient search (`anneal.PATIENT`)."""
+MIN_MOVES, MAX_WORK = 4000, 3_000_000_000
+"""Moves of a search at least, and moves times nodes at most: a move takes the longer the more
+nodes there are."""
+MAX_NODES = 20_000
+"""Nodes above which no moves are made."""
+
+
+@dataclass(frozen=True)
+class AnnealedSequence:
+    """A sequence of node positions with its peak in bytes and its seconds, where ops run in place
+    as `ceiling` bytes ask for. `start` is the index of the given sequence it came from, None for
+    the captured order."""
+
+    sequence: list[int]
+    peak: int
+    seconds: float
+    start: int | None
+    ceiling: int
+
+
+class SequenceAnnealer:
+    """Searches from sequences of one problem; without `views` these take no time."""
+
+    def __init__(self, problem: PlanningGraph, views: ViewTimes | None = None) -> None:
+        self.arrays: ProblemArrays = build_arrays(problem, in_place=True, views=views)
+        self.size_weighted_arrays: ProblemArrays = weight_by_size(self.arrays)
+        self.nodes = len(problem.nodes)
+        self.keep_all = list(range(self.nodes))
+
+    def measure(self, sequence: Sequence[int], ceiling: int = 0) -> tuple[int, float]:
+        """Peak in bytes and seconds of a sequence of node positions, ops in place where they take
+        no longer, or more than `ceiling` bytes otherwise."""
+        line = np.empty(len(sequence), np.int64)
+        return memory_timeline(
+            self.arrays, np.array(sequence, np.int32), len(sequence), ceiling, line
+        )
+
+    def improve(
+        self,
+        starts: Mapping[int, Sequence[int]],
+        budget: int,
+        drafts: WarmStartSource | None = None,
+    ) -> AnnealedSequence:
+        """The fastest sequence within the budget that the search finds from the starts, by index,
+        and from drafts; where it finds none, the one that is least above it. Keep-all is taken
+        where it fits, and is the start where there is no other. Nothing given is better."""
+        given = [self.polished(self.keep_all, budget, None)]
+        given += [self.polished(sequence, budget, index) for index, sequence in starts.items()]
+        if given[0].peak <= budget:
+            return self.search(given, given[:1], budget, START_MOVES)
+        given += (
+            [self.polished(sequence, budget, None) for sequence in drafts(budget)] if drafts else []
+        )
+        return self.search(given, given[1:] or given, budget, START_MOVES)
+
+    def beside(self, known: Sequence[AnnealedSequence], budget: int) -> AnnealedSequence:
+        """The best for the budget of what is known and of a short search from the best of it."""
+        best = min(known, key=partial(budget_rank, budget))
+        return self.search(known, [best], budget, NEIGHBOR_MOVES)
+
+    def polished(self, sequence: Sequence[int], budget: int, start: int | None) -> AnnealedSequence:
+        """A sequence as it is, its ops in place as the budget asks for."""
+        peak, seconds = self.measure(sequence, budget)
+        return AnnealedSequence(list(sequence), int(peak), float(seconds), start, budget)
+
+    def search(
+        self,
+        known: Sequence[AnnealedSequence],
+        starts: Iterable[AnnealedSequence],
+        budget: int,
+        moves: int,
+        first: int = 0,
+        pace: AnnealingSchedule = FAST,
+    ) -> AnnealedSequence:
+        """The best for the budget of what is known and of what a search from each start finds, of
+        so many moves a node, the first of them with the seed `first`."""
+        best = min(known, key=partial(budget_rank, budget))
+        count = self._moves(moves)
+        if not count:
+            return best
+        a = self.arrays if pace == FAST else self.size_weighted_arrays
+        for seed, start in enumerate(starts, first):
+            if start.sequence == self.keep_all and start.peak <= budget:
+                continue
+            sequence = np.array(start.sequence, np.int32)
+            found = anneal(a, sequence, budget, count, seed, pace)
+            best = min(
+                best,
+                self.polished(found.tolist(), budget, start.start),
+                key=partial(budget_rank, budget),
+            )
+        return best
+
+    def _moves(self, share: int) -> int:
+        """How many moves a search makes of `share` for each node."""
+        if self.nodes > MAX_NODES:
+            return 0
+        return min(max(share * self.nodes, MIN_MOVES), MAX_WORK // self.nodes)
+
+
+def budget_rank(budget: int, polished: AnnealedSequence) -> tuple[int, float]:
+    """What a sequence is the better for the less it is: bytes above the budget, then seconds."""
+    return max(polished.peak - budget, 0), polished.seconds
+
+
+CONTINUATION_MOVES = 200
+"""Moves per node of a search that goes on from the best."""
+MAX_ROUNDS, MAX_IDLE_ROUNDS = 12, 2
+"""How many rounds a refinement has at most, and after how many in a row without a gain it ends."""
+MIN_ROUND_GAIN, MIN_GAP_GAIN = 1e-4, 0.05
+"""What a round has to gain: this part of the time, and of what the best takes beyond what no plan
+goes below."""
+CLOSE_GAP = 2e-3
+"""What part of the time the best may be above what no plan goes below for rounds not to be
+patient."""
+FAR_GAP, SLOW_WARM_STARTS, SEEDS_PER_WARM_START = 2e-2, 2, 4
+"""What part of the time the best may be above what no plan goes below for patient searches from
+drafts not to be made, from how many of the last of these they are made, and how many from each."""
+MAX_SEARCHES = 1 + SEEDS_PER_WARM_START + MAX_ROUNDS
+"""How many searches are told at most."""
+
+
+@dataclass(frozen=True)
+class BudgetRefinement:
+    """The searches for one budget in bytes. No sequence takes less than `least` seconds, inf where
+    that is not known. Each search is `told`, a round as one."""
+
+    searcher: SequenceAnnealer
+    budget: int
+    least: float = math.inf
+    told: ProgressCounter = field(default_factory=ProgressCounter)
+
+    def best(
+        self, starts: Sequence[Sequence[int]], drafts: Sequence[Sequence[int]] = ()
+    ) -> AnnealedSequence:
+        """The best of what is found from the starts and from `drafts`, which may exceed the
+        budget: of one search each, of patient ones from the last drafts where that is far from
+        what no sequence goes below, and of rounds from the best."""
+        sequences = [*starts, *drafts]
+        given = [
+            self.searcher.polished(sequence, self.budget, index)
+            for index, sequence in enumerate(sequences)
+        ]
+        best = self.searcher.search(given, given, self.budget, START_MOVES)
+        self.told()
+        if self._is_beyond(FAR_GAP, best):
+            best = self._from_drafts(best, given[len(starts) :][-SLOW_WARM_STARTS:], len(given))
+        return self._in_rounds(best, len(given))
+
+    def _from_drafts(
+        self, best: AnnealedSequence, drafts: Sequence[AnnealedSequence], first: int
+    ) -> AnnealedSequence:
+        """The best, and of patient searches from drafts, with seeds from the `first` on."""
+        for seed in range(first, first + SEEDS_PER_WARM_START):
+            best = self.searcher.search([best], drafts, self.budget, SLOW_MOVES, seed, SLOW)
+            self.told()
+        return best
+
+    def _in_rounds(self, best: AnnealedSequence, first: int) -> AnnealedSequence:
+        """The best of rounds of searches from it, as long as these gain something; they are patient
+        where nothing fits, or where what no sequence goes below is not nearly met."""
+        idle = 0
+        for number in range(MAX_ROUNDS):
+            before = best
+            best = self._from(best, CONTINUATION_MOVES, first + number)
+            if self._is_beyond(CLOSE_GAP, best):
+                best = self.searcher.search([best], [best], self.budget, SLOW_MOVES, number, SLOW)
+            self.told()
+            idle = 0 if self._has_gained(before, best) else idle + 1
+            if idle == MAX_IDLE_ROUNDS:
+                break
+        return best
+
+    def _from(self, best: AnnealedSequence, moves: int, seed: int) -> AnnealedSequence:
+        return self.searcher.search([best], [best], self.budget, moves, seed)
+
+    def _is_beyond(self, part: float, best: AnnealedSequence) -> bool:
+        """Whether the best does not fit, or takes more than what no sequence goes below by a part
+        of that."""
+        return best.peak > self.budget or best.seconds > (1 + part) * self.least
+
+    def _has_gained(self, before: AnnealedSequence, best: AnnealedSequence) -> bool:
+        """Whether a round gained enough for another one to follow."""
+        excess = before.peak - self.budget
+        if excess > 0:
+            return best.peak - self.budget < (1 - MIN_GAP_GAIN) * excess
+        beyond = before.seconds - self.least if math.isfinite(self.least) else 0.0
+        return before.seconds - best.seconds > max(
+            MIN_ROUND_GAIN * before.seconds, MIN_GAP_GAIN * beyond
+        )

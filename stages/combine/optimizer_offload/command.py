@@ -1,0 +1,242 @@
+"""`whole`: plans a training step with its optimiser for a described machine with two memories."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tightfit.schemas.machine import machine_path
+from tightfit.util.budget import MIN_BUDGET as SMALLEST
+from tightfit.util.command_line import LineageEntry
+from tightfit.util.errors import ConfigError, ScheduleError
+from tightfit.util.solver_engines import ENGINES, HIGHS_ENGINE
+
+if TYPE_CHECKING:
+    from tightfit.schemas.graph.training_graph import Graph
+    from tightfit.schemas.link import HostLink
+    from tightfit.schemas.machine import Machine
+    from tightfit.schemas.optimizer_plan import ParameterUpdateCost
+    from tightfit.stages.combine.optimizer_offload.problem import OffloadProblem
+    from tightfit.stages.combine.optimizer_offload.search import OffloadSearchResult
+
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
+MIN_OFFLOAD_BYTES = 1 << 20
+"""Parameters of fewer bytes stay on the device."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    parser.add_argument(
+        "--graph",
+        type=Path,
+        action="append",
+        required=True,
+        help="graph.arrow of the model; several for microbatches of other sizes, of which the "
+        "fastest is taken",
+    )
+    parser.add_argument(
+        "--costs", type=Path, action="append", required=True, help="costs.arrow of each graph"
+    )
+    parser.add_argument(
+        "--microbatches",
+        type=int,
+        action="append",
+        help="how many of each graph make a step, 1 unless given; gradients are added up",
+    )
+    parser.add_argument(
+        "--machine",
+        type=machine_path,
+        required=True,
+        help="machine.json: a device with its speeds, a memory and the link between them; and, "
+        "where that has no room for all states, a memory linked with it",
+    )
+    parser.add_argument(
+        "--optimizer", choices=OPTIMIZERS, help="of described updates (default: adamw)"
+    )
+    parser.add_argument(
+        "--updates",
+        type=Path,
+        help="updates.json, measured by profile --optimizer: such a plan can be run",
+    )
+    parser.add_argument(
+        "--budget",
+        required=True,
+        help="the bytes of the device for everything, such as 12GB; a share, such as 30%%, of what "
+        "is not there all the time; or min, the least that a plan is known for",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default=HIGHS_ENGINE,
+        help="what solves the integer programs that plans start from (default: highs)",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write into")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Writes schedule.arrow, microbatch.arrow where there are several microbatches, and plan.json,
+    and prints the verdict. Raises ConfigError where no plan is found."""
+    from tightfit.schemas.graph.training_graph import GRAPH
+    from tightfit.schemas.store import read
+    from tightfit.stages.combine.optimizer_offload.plan import write_offload_plan
+    from tightfit.util.command_line import format_verdict
+
+    found: list[tuple[OffloadProblem, OffloadSearchResult, Path]] = []
+    refused = None
+    for graph, costs, count in parse_cases(options):
+        try:
+            task, best = plan_step(
+                *read_offload_problem(options, graph, costs, count), options.budget
+            )
+            found.append((task, best, graph))
+        except ScheduleError as error:
+            raise ConfigError(f"{graph}: no whole step is planned: {error}") from error
+        except ConfigError as error:
+            refused = error
+    if not found:
+        assert refused is not None
+        raise refused
+    task, best, graph = min(found, key=lambda each: each[1].seconds)
+    plan = write_offload_plan(options.out, task, best, options.budget, read(graph, GRAPH).digest)
+    print(format_verdict(plan.verdict, plan.sentence))
+
+
+def parse_cases(options: argparse.Namespace) -> list[tuple[Path, Path, int]]:
+    """The graphs with their costs and how many microbatches of each make a step; raises ConfigError
+    where these are not as many, or a number is below 1."""
+    counts = options.microbatches or [1] * len(options.graph)
+    if not len(options.graph) == len(options.costs) == len(counts):
+        raise ConfigError(
+            f"whole: there are {len(options.graph)} --graph, {len(options.costs)} --costs and "
+            f"{len(counts)} --microbatches"
+        )
+    if min(counts) < 1:
+        raise ConfigError(f"whole: --microbatches is {min(counts)}, expected at least 1")
+    return list(zip(options.graph, options.costs, counts, strict=True))
+
+
+def plan_step(
+    task: OffloadProblem, beyond: HostLink | None, budget: str | None = None
+) -> tuple[OffloadProblem, OffloadSearchResult]:
+    """The plan with the fewest states in the memory `beyond` the other one, and its task, with the
+    budget as written (else that of the task); raises ConfigError where none is found, which names
+    the least budget that one is known for, unless none can fit, which takes no search."""
+    from tightfit.stages.combine.optimizer_offload.budget_search import plan_for_budget as within
+    from tightfit.stages.combine.optimizer_offload.min_memory import BudgetTooSmallError
+    from tightfit.stages.combine.optimizer_offload.state_placement import candidate_problems
+
+    refused: list[ConfigError] = []
+    for each in candidate_problems(task, beyond):
+        try:
+            return within(each, budget or str(task.budget))
+        except ConfigError as error:
+            refused.append(error)
+    if all(isinstance(error, BudgetTooSmallError) for error in refused):
+        raise ConfigError(f"{refused[0]}; the budget min takes the least that a plan is known for")
+    return _plan_known_min_budget(task, budget or str(task.budget), refused[0])
+
+
+def _plan_known_min_budget(
+    task: OffloadProblem, budget: str, refused: ConfigError
+) -> tuple[OffloadProblem, OffloadSearchResult]:
+    """The plan of the least budget that one is known for, where that is within a budget for which
+    none was found; else raises what was said of that, with the least."""
+    from dataclasses import replace
+
+    from tightfit.stages.combine.optimizer_offload.budget_search import (
+        parse_total_bytes,
+        plan_for_min_budget,
+    )
+
+    try:
+        sized, found = plan_for_min_budget(task)
+    except ConfigError:
+        raise refused from None
+    total = parse_total_bytes(task, budget) if budget != SMALLEST else sized.budget
+    if sized.budget <= total:
+        return replace(sized, budget=total), found
+    raise ConfigError(
+        f"{refused}; the smallest budget known to work is {sized.budget:,} bytes"
+    ) from refused
+
+
+def read_offload_problem(
+    options: argparse.Namespace, traced: Path, paid: Path, microbatches: int
+) -> tuple[OffloadProblem, HostLink | None]:
+    """The task of a graph, and the link to a third memory where there is one; raises ConfigError
+    where it cannot be planned."""
+    from dataclasses import replace
+
+    from tightfit.schemas.costs import read_costs
+    from tightfit.schemas.graph.training_graph import read_graph
+    from tightfit.schemas.link import read_host_link, second_tier_link
+    from tightfit.schemas.machine import read_machine
+    from tightfit.schemas.optimizer_plan import read_optimizer_costs
+    from tightfit.stages.combine.optimizer_offload.budget_search import parse_total_bytes
+    from tightfit.stages.combine.optimizer_offload.optimizer_in_backward import costs_by_value
+    from tightfit.stages.combine.optimizer_offload.problem import build_offload_problem
+
+    graph, costs = read_graph(traced), read_costs(paid)
+    machine = read_machine(options.machine)
+    link = read_host_link(machine, options.machine)
+    device = machine.devices[0]
+    measured = None if options.updates is None else read_optimizer_costs(options.updates)
+    if measured is None:
+        updates = _read_spec_costs(options, graph, machine, link)
+    elif options.optimizer is not None:
+        raise ConfigError(
+            f"whole: {options.updates} says of which optimiser it is, not --optimizer"
+        )
+    else:
+        updates = costs_by_value(graph, measured.costs)
+    own = replace(link, device=graph.device)
+    task = build_offload_problem(
+        graph, costs, own, updates, device.memory, MIN_OFFLOAD_BYTES, microbatches, measured
+    )
+    task = replace(task, engine=options.engine)
+    budget = (
+        device.memory if options.budget == SMALLEST else parse_total_bytes(task, options.budget)
+    )
+    if budget > device.memory:
+        raise ConfigError(
+            f"{options.machine}: {device.name} has {device.memory:,} bytes, less than the budget "
+            f"of {budget:,}"
+        )
+    return task, second_tier_link(machine, link, options.machine)
+
+
+def _read_spec_costs(
+    options: argparse.Namespace, graph: Graph, machine: Machine, link: HostLink
+) -> dict[int, ParameterUpdateCost]:
+    """What updates take by the description of a machine; raises ConfigError where that has no
+    speeds."""
+    from tightfit.stages.combine.optimizer_offload.optimizer_in_backward import (
+        update_costs_from_spec,
+    )
+
+    beside = next(memory for memory in machine.memories if memory.name == link.to)
+    device = machine.single_device(options.machine)
+    return update_costs_from_spec(graph, device, beside.bandwidth, options.optimizer or "adamw")
+
+
+def derived(options: argparse.Namespace) -> list[LineageEntry]:
+    """What `run` made of what."""
+    from tightfit.stages.combine.optimizer_offload.plan import MICROBATCH_SCHEDULE, OUTPUTS
+
+    outputs = [options.out / name for name in OUTPUTS]
+    read = [*options.graph, *options.costs, options.machine]
+    read += [options.updates] if options.updates is not None else []
+    outputs += [path for path in (options.out / MICROBATCH_SCHEDULE,) if path.exists()]
+    return [
+        LineageEntry(
+            outputs,
+            read,
+            {
+                "budget": options.budget,
+                "optimizer": options.optimizer or "",
+                "microbatches": options.microbatches or [],
+                "engine": options.engine,
+            },
+        )
+    ]

@@ -1,0 +1,153 @@
+"""What is said of a whole step that was found, and what is written of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tightfit.schemas.actions import UpdateOnHost
+from tightfit.schemas.graph.fused_groups import count_executed_groups
+from tightfit.schemas.lineage import remove_with_lineage
+from tightfit.schemas.plan import Plan, PlanCost, optimality_gap, write_plan
+from tightfit.schemas.schedule import write_schedule
+from tightfit.stages.combine.memory_budget import baseline_bytes
+from tightfit.stages.combine.optimizer_offload.gradient_accumulation import accumulation_peaks
+from tightfit.stages.combine.optimizer_offload.lower_bound import lower_bound_seconds
+from tightfit.stages.combine.optimizer_offload.problem import OffloadProblem
+from tightfit.stages.combine.optimizer_offload.search import OffloadSearchResult
+from tightfit.stages.combine.plan_summary import describe_cost_source, describe_link_source
+from tightfit.stages.simulate.liveness import simulate_executions
+from tightfit.stages.simulate.simulate import simulate, sum_microbatches
+
+OUTPUTS = ("schedule.arrow", "plan.json")
+MICROBATCH_SCHEDULE = "microbatch.arrow"
+"""The schedule of each microbatch but the last one."""
+
+
+def write_offload_plan(
+    folder: Path, task: OffloadProblem, found: OffloadSearchResult, budget: str, digest: str
+) -> Plan:
+    """Writes the schedule of what was found, that of the microbatches that only add where there are
+    some, and the plan, which it returns; `digest` is that of the graph."""
+    steps = found.replay.steps
+    write_schedule(folder / OUTPUTS[0], steps, digest, task.link, found.updates)
+    remove_with_lineage(folder / MICROBATCH_SCHEDULE)
+    if found.adding is not None:
+        adds = task.played(found.updates.there, here=False, adds=True)
+        write_schedule(folder / MICROBATCH_SCHEDULE, found.adding.steps, digest, task.link, adds)
+    plan = build_offload_plan(task, found, budget)
+    write_plan(folder / OUTPUTS[1], plan)
+    return plan
+
+
+def build_offload_plan(task: OffloadProblem, found: OffloadSearchResult, budget: str) -> Plan:
+    """The plan with its bound. Parameters that live in the other memory are not fixed, and keeping
+    everything means to have them on the device, with all states."""
+
+    played, fixed = found.replay, baseline_bytes(task.graph)
+    groups, compiled = count_executed_groups(task.graph, (step.action for step in played.steps))
+    moving = sum(task.graph.storages[storage] for storage in task.remote)
+    # States that stay on the device, and sums of gradients, are there as parameters are.
+    beside = task.fixed - (fixed.bytes_before_step - moving)
+    fixed = replace(fixed, parameters=fixed.parameters - moving + beside)
+    seconds = found.seconds
+    bound = min(lower_bound_seconds(replace(task, resident=frozenset())), seconds)
+    gap = optimality_gap(seconds, bound)
+    all_of_it = sum_microbatches(played, found.adding, task.microbatches)
+    most = all_of_it.peak
+    total = total_device_bytes(task, found)
+    there, count = all_of_it.transfers, task.microbatches
+    parts = f" in {count} microbatches" if count > 1 else ""
+    waited = there.waited if there else 0.0
+    sentence = (
+        f"feasible: {total:,} bytes of the device{_resident_states_message(task)} for the whole step{parts}, in "
+        f"{seconds / task.keep_all_seconds:.3f} times the predicted time of having everything "
+        f"there{_host_updates_message(task, found)}, no plan is more than {gap:.1%} faster; "
+        f"{there.host_peak if there else 0:,} bytes in {task.link.other}{_second_tier_message(task)}, and "
+        f"computations wait for {waited / seconds:.1%} of the time"
+        f"{describe_link_source(task.link)}{describe_cost_source(task.graph, task.costs)}"
+    )
+    return Plan(
+        strategy="whole",
+        budget=budget,
+        budget_total=task.budget,
+        budget_bytes=task.room,
+        verdict="feasible",
+        sentence=sentence,
+        time=seconds,
+        peak=most,
+        lower_bound=bound,
+        gap=gap,
+        keep_all=PlanCost(task.keep_all_seconds, moving + _keep_all_step_bytes(task)),
+        fixed=fixed,
+        recomputed=played.repeated,
+        recomputed_time=played.repeated_seconds,
+        solver="local search",
+        transfers=there,
+        kernels="fused" if groups else "eager",
+        groups=groups,
+        compiled=compiled,
+    )
+
+
+def total_device_bytes(task: OffloadProblem, found: OffloadSearchResult) -> int:
+    """The bytes of the device that a plan takes in all, as budgets count them."""
+    return task.fixed + found.updates.staging + found.updates.bench + max_step_bytes(task, found)
+
+
+def max_step_bytes(task: OffloadProblem, found: OffloadSearchResult) -> int:
+    """The most bytes that budgets count of the device, above what is there all the time: in first
+    steps, too, where these are known, and where gradients add up."""
+    most = 0
+    several = [(found.replay, found.updates)]
+    if found.adding is not None:
+        adds = task.played(found.updates.there, here=False, adds=True)
+        several.append((found.adding, adds))
+    for played, updates in several:
+        most = max(most, played.peak)
+        more = (task.graph, task.costs, played.steps)
+        if task.measured is not None:
+            begun = simulate(*more, link=task.link, updates=replace(updates, first=True))
+            most = max(most, begun.peak - (task.sums if updates.adds else 0))
+        if task.accumulating:
+            adding = accumulation_peaks(*more, task.link, updates)
+            most = max(most, adding.most - adding.gradients)
+    return most
+
+
+def _host_updates_message(task: OffloadProblem, found: OffloadSearchResult) -> str:
+    """What a sentence says of updates in the other memory, which take no time of the device: with
+    them a step can take less than with everything there."""
+    away = sum(isinstance(step.action, UpdateOnHost) for step in found.replay.steps)
+    if not away:
+        return ""
+    return (
+        f" and updated there, while {away} of {len(task.updates)} updates are done beside "
+        f"{task.link.other} meanwhile"
+    )
+
+
+def _resident_states_message(task: OffloadProblem) -> str:
+    """What a sentence says of states that were chosen to stay on the device."""
+    size = sum(task.updates[value].states for value in task.resident)
+    return f", {size:,} of them for states that stay there," if size else ""
+
+
+def _second_tier_message(task: OffloadProblem) -> str:
+    """What a sentence says of a third memory."""
+    far = task.far
+    return "" if far is None else f" and {far.states(task.updates):,} in {far.link.other}"
+
+
+def keep_all_bytes(task: OffloadProblem) -> int:
+    """The bytes of the device where everything is there, with all states."""
+    return baseline_bytes(task.graph).bytes_before_step + _keep_all_step_bytes(task)
+
+
+def _keep_all_step_bytes(task: OffloadProblem) -> int:
+    """The most bytes of the step where everything is on the device, with all states."""
+
+    captured = range(len(task.problem.nodes))
+    played = simulate_executions(task.problem, captured, in_place=False)
+    states = sum(cost.states for cost in task.updates.values())
+    return max(each.peak for each in played) + states

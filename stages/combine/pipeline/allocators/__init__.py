@@ -1,0 +1,1 @@
+"""The allocators, one file each; `stages/combine/pipeline/allocator.py` finds them by name."""

@@ -1,0 +1,385 @@
+"""Chooses the point of a frontier for a budget, and says what the choice is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.frontier import TIME_TOLERANCE, Frontier, ParetoPoint
+from tightfit.schemas.graph.planning_graph import PlanningGraph
+from tightfit.schemas.graph.training_graph import Graph
+from tightfit.schemas.link import HostLink
+from tightfit.schemas.plan import CompetingPlan, Plan, PlanCost, Verdict, optimality_gap
+from tightfit.schemas.schedule import ScheduleStep
+from tightfit.stages.combine.activation_offload.bound import TransferBoundSolver
+from tightfit.stages.combine.activation_offload.placement import offloadable_values
+from tightfit.stages.combine.bounds.cuts import TARGET_GAP
+from tightfit.stages.combine.bounds.lower_bounds import (
+    ProvenBound,
+    locate_peak_lower_bound,
+    peak_lower_bound,
+    prove_time_lower_bound,
+    time_lower_bound,
+    total_view_seconds,
+)
+from tightfit.stages.combine.bounds.transfer_bound import time_lower_bound_with_transfers
+from tightfit.stages.combine.memory_budget import BudgetAccounting, describe_allocator_overhead
+from tightfit.stages.combine.milp import SolverLimits
+from tightfit.stages.combine.plan_summary import (
+    describe_cost_source,
+    describe_link_source,
+    describe_peak,
+    describe_peak_bound,
+)
+from tightfit.stages.combine.refine_plan import (
+    PointSimulator,
+    max_refinement_searches,
+    refine_point,
+)
+from tightfit.stages.simulate.simulate import SimulationResult
+from tightfit.util.budget import NO_BUDGET
+from tightfit.util.progress import ProgressCallback, ProgressCounter
+from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
+
+BOUND_SEARCHES = 1
+"""Searches that a bound is counted as."""
+
+
+def select_plan(
+    graph: Graph,
+    costs: Costs,
+    problem: PlanningGraph,
+    frontier: Frontier,
+    budget: str,
+    search: bool = True,
+    total: int | None = None,
+    engine: SolverEngine = HIGHS_ENGINE,
+    report: ProgressCallback | None = None,
+) -> tuple[Plan, ParetoPoint | None, list[ScheduleStep]]:
+    """The plan for a budget as written, the point that it is, and its schedule with times and
+    memory filled in; `total` are the bytes of the budget where these are another step's.
+
+    The point is the frontier's or, with `search`, a faster one (`refine`), and the bound that of
+    the programs of an `engine`; "none" takes the frontier's fastest. On CUDA it may be a slower
+    one, whose reserved bytes are within the budget. When nothing fits, the verdict is `infeasible`,
+    the point None and the schedule empty. `report` is told of each search that is done. Raises
+    ConfigError when the budget is no size, or the costs are of settings of CUDA's allocator that
+    are not followed, ArtifactError when the frontier does not say what its plans replay to.
+    """
+    in_all = BudgetAccounting.of_step(graph, costs, problem, frontier.link)
+    elsewhere = total is not None
+    if total is None and budget != NO_BUDGET:
+        total = in_all.budget(budget, frontier)
+    asked = _BudgetRequest(budget, total, in_all, frontier, elsewhere)
+    in_all.player.check_keep_all(asked.keep_all)
+    in_all.player.played(frontier.points[-1])
+    rounds = 1 if asked.own is None or frontier.within(asked.own) else 2
+    most = rounds * (BOUND_SEARCHES + max_refinement_searches(frontier.link)) + in_all.max_searches(
+        frontier
+    )
+    told = ProgressCounter(report, most)
+    first, limit = _select_within_budget(in_all.player, frontier, asked.own, search, engine, told)
+    point = first
+    if total is not None and in_all.counts_reserved_bytes:
+        proven = limit.proven
+        starts, least = ([], math.inf) if proven is None else (proven.sequences, proven.seconds)
+        if search:
+            point = replace(in_all, engine=engine, told=told).search_fitting_point(
+                frontier, first, total, starts, least
+            )
+        else:
+            point = in_all.fitting(frontier, total)
+    if point is None:
+        return asked.infeasible_plan(), None, []
+    played = in_all.player.played(point)
+    return asked.chosen(point, played, limit, point is first), point, played.steps
+
+
+@dataclass(frozen=True)
+class _BudgetRequest:
+    """A budget as written, for the plans of a frontier; `total` are its bytes, None for none. A
+    percentage is of another step where it is counted `elsewhere`."""
+
+    budget: str
+    total: int | None
+    accounting: BudgetAccounting
+    frontier: Frontier
+    elsewhere: bool
+
+    @property
+    def own(self) -> int | None:
+        """The bytes of the step alone."""
+        return None if self.total is None else self.total - self.accounting.fixed.bytes_before_step
+
+    @property
+    def keep_all(self) -> PlanCost:
+        """The step that keeps everything."""
+        return PlanCost(self.frontier.keep_all_seconds, self.frontier.keep_all_peak)
+
+    def infeasible_plan(self) -> Plan:
+        """What is known where nothing fits."""
+        in_all, frontier = self.accounting, self.frontier
+        fixed, player = in_all.fixed, in_all.player
+        least = in_all.least(frontier)
+        smallest = in_all.of(least)
+        last = player.played(least)
+        memory = in_all.memory(last.steps, frontier, smallest - 1)
+        parts = describe_peak(player.graph, last, fixed)
+        room = in_all.keep_all(frontier) - fixed.floor
+        share = "" if self.elsewhere else _format_percentage(smallest - fixed.floor, room)
+        measured = _format_budget(self.budget, smallest, share)
+        sentence = (
+            f"infeasible: {_describe_budget(self.budget, self.total or 0)}, the smallest budget known to "
+            f"work for {player.graph.model} with {frontier.strategy} is {measured}; "
+            f"at the peak of the step these are {parts}{describe_allocator_overhead(memory)}"
+            f"{self._floor(room)}{describe_cost_source(player.graph, player.costs)}{_describe_time_limit(frontier)}"
+        )
+        return Plan(
+            frontier.strategy, self.budget, self.total, self.own, "infeasible", sentence,
+            smallest_budget=smallest, keep_all=self.keep_all, fixed=fixed, solver="none",
+            gpu=memory,
+        )  # fmt: skip
+
+    def _floor(self, room: int) -> str:
+        """What no plan takes less than, as a share of `room` too where the budget is of this step,
+        and what asks for that."""
+        player, fixed = self.accounting.player, self.accounting.fixed
+        own, position = locate_peak_lower_bound(player.opener.problem)
+        size = fixed.bytes_before_step + own
+        beyond = max(size - fixed.floor, 0)
+        known = 0 <= beyond <= room and room and not self.elsewhere
+        share = f"{100 * beyond // room}%" if known else ""
+        what = describe_peak_bound(player.graph, player.opener.problem, position)
+        return f"; no plan takes less than {_format_budget(self.budget, size, share)}, {what}"
+
+    def chosen(
+        self, point: ParetoPoint, played: SimulationResult, limit: _TimeBound, is_first: bool
+    ) -> Plan:
+        """The plan that a point is; the frontier's or its refinement where it `is_first`, else one
+        with fewer bytes in all."""
+        in_all, frontier = self.accounting, self.frontier
+        memory = in_all.memory(played.steps, frontier, self.total)
+        bound, clock = limit.bound_for(played.seconds)
+        gap = optimality_gap(played.seconds, bound)
+        verdict: Verdict = "optimal" if gap <= TIME_TOLERANCE else "feasible"
+        words = self._words(verdict, point, gap)
+        said = f"{words}{_describe_transfers(played, frontier)}{describe_cost_source(in_all.player.graph, in_all.player.costs)}"
+        return Plan(
+            strategy=frontier.strategy,
+            budget=self.budget,
+            budget_total=self.total,
+            budget_bytes=self.own,
+            verdict=verdict,
+            sentence=f"{said}{_describe_time_limit(frontier)}{describe_allocator_overhead(memory)}{clock}",
+            time=played.seconds,
+            peak=played.peak,
+            lower_bound=bound,
+            gap=gap,
+            optimal_in=_optimality_class(verdict, point, frontier, is_first),
+            smallest_budget=min(in_all.of(frontier.points[-1]), in_all.of(point)),
+            before_polish=PlanCost(point.before_seconds, point.before_peak),
+            keep_all=self.keep_all,
+            fixed=in_all.fixed,
+            recomputed=played.repeated,
+            recomputed_time=played.repeated_seconds,
+            solver="local search" if point.polished else "none",
+            gpu=memory,
+            transfers=played.transfers,
+        )
+
+    def _words(self, verdict: Verdict, point: ParetoPoint, gap: float) -> str:
+        """A plan in words; its bytes are those of a budget, with what is there before the step."""
+        there_before = self.accounting.fixed.bytes_before_step
+        slower = point.seconds / self.frontier.keep_all_seconds
+        most = math.ceil(gap * 1000) / 1000
+        worth = "" if verdict == "optimal" else f", no plan is more than {most:.1%} faster"
+        return (
+            f"{verdict}: {there_before + point.peak:,} bytes in all where keeping everything takes "
+            f"{there_before + self.frontier.keep_all_peak:,}, {slower:.3f} times its predicted time"
+            f"{worth}"
+        )
+
+
+@dataclass(frozen=True)
+class _TimeBound:
+    """What no plan within a budget goes below: in short, and closer where that was asked for."""
+
+    simple_bound: float
+    proven: ProvenBound | None = None
+
+    def bound_for(self, seconds: float) -> tuple[float, str]:
+        """The limit of a plan that takes so many seconds, and what a verdict says of it.
+
+        The simple one stands where the closer one is above the plan, which is then wrong: no plan
+        is called optimal for it, and the verdict says so."""
+        if self.proven is None:
+            return min(self.simple_bound, seconds), ""
+        if self.proven.seconds > seconds * (1 + TIME_TOLERANCE):
+            said = "; the plan is below a closer bound, which is left out of the gap"
+            return min(self.simple_bound, seconds), said
+        clock = "; the clock, not the work, ended the search for a bound"
+        return min(self.proven.seconds, seconds), clock if self.proven.clock else ""
+
+
+def _select_within_budget(
+    player: PointSimulator,
+    frontier: Frontier,
+    budget: int | None,
+    search: bool,
+    engine: SolverEngine,
+    told: ProgressCounter,
+) -> tuple[ParetoPoint | None, _TimeBound]:
+    """The point for a budget, the frontier's fastest without one, with what limits it: the simple
+    limit where a point meets it, which is not refined then, and where nothing is to be searched."""
+    graph, costs, problem = player.graph, player.costs, player.opener.problem
+    fastest = frontier.points[0]
+    asked = fastest.peak if budget is None else budget
+    point = fastest if budget is None else frontier.within(budget)
+    link = frontier.link if frontier.link is not None and frontier.link.bandwidth > 0 else None
+    if link is None:
+        simple = time_lower_bound(graph, costs, problem, asked)
+    else:
+        simple = time_lower_bound_with_transfers(problem, asked, link) + total_view_seconds(
+            graph, costs
+        )
+    met = point is not None and simple >= point.seconds * (1 - TIME_TOLERANCE)
+    if met or not search or asked < peak_lower_bound(problem):
+        return point, _TimeBound(simple)
+    known = math.inf if point is None else point.seconds
+    prove = partial(prove_time_lower_bound, graph, costs, problem, asked, engine)
+    proven = prove(known)
+    told()
+    if budget is not None:
+        look = partial(refine_point, player, frontier, budget, engine=engine, told=told)
+        point = look(proven.sequences, least=proven.seconds)
+        if point is not None and known == math.inf and _is_far_from_bound(point, proven):
+            point, proven = _tighten_bound(point, proven, prove, look)
+            told()
+    if link is None:
+        return point, _TimeBound(simple, proven)
+    # The programs with a link know one form of a further run.
+    closer = None if problem.alternatives else _prove_transfer_bound(player, link, asked, engine)
+    return point, _TimeBound(simple, closer)
+
+
+def _is_far_from_bound(point: ParetoPoint, proven: ProvenBound) -> bool:
+    """Whether a bound that no plan was known for is so far below one that it would be widened."""
+    return optimality_gap(point.seconds, proven.seconds) > TARGET_GAP
+
+
+def _tighten_bound(
+    point: ParetoPoint,
+    proven: ProvenBound,
+    prove: Callable[[float], ProvenBound],
+    look: Callable[..., ParetoPoint | None],
+) -> tuple[ParetoPoint, ProvenBound]:
+    """A point and its bound once more, now that a plan is known: with the better bound, and with
+    what the search finds from its further starts."""
+    closer = prove(point.seconds)
+    starts = [each for each in closer.sequences if each not in proven.sequences]
+    best = max(proven, closer, key=lambda each: each.seconds)
+    further = look(starts, least=best.seconds) if starts else None
+    return min(filter(None, (point, further)), key=lambda each: each.seconds), best
+
+
+def _prove_transfer_bound(
+    player: PointSimulator, link: HostLink, budget: int, engine: SolverEngine
+) -> ProvenBound:
+    """What no plan with transfers goes below."""
+    problem = player.opener.problem
+    given = offloadable_values(player.graph, problem)
+    bound = TransferBoundSolver(problem, link, given, SolverLimits(engine=engine)).bound(budget)
+    return ProvenBound(
+        bound.seconds + total_view_seconds(player.graph, player.costs), [], bound.clock
+    )
+
+
+def _optimality_class(verdict: Verdict, point: ParetoPoint, frontier: Frontier, asked: bool) -> str:
+    """The class that a plan is optimal in: the strategy's only where the plan is its own, and the
+    one for the bytes that were `asked`."""
+    if verdict == "optimal":
+        return "all plans of this graph"
+    return frontier.optimal_in if point.given and asked else ""
+
+
+def _format_percentage(part: int, whole: int) -> str:
+    """A budget as a percentage, rounded up; "" where it is none."""
+    return f"{-(-100 * part // whole) or 1}%" if 0 <= part <= whole and whole else ""
+
+
+def _describe_budget(budget: str, total: int) -> str:
+    """What was asked for in bytes, with the budget as written where that says it otherwise."""
+    size = f"{total:,} bytes" if total != 1 else "1 byte"
+    return f"the budget is {size}" if budget.rstrip("B").isdigit() else f"{budget} is {size}"
+
+
+def _format_budget(budget: str, size: int, share: str) -> str:
+    """A budget in bytes and as a percentage, first in the measure that was asked in."""
+    if not share:
+        return f"{size:,} bytes"
+    first, second = (f"{size:,} bytes", share)[:: -1 if budget.endswith("%") else 1]
+    return f"{first} ({second})"
+
+
+def _describe_transfers(played: SimulationResult, frontier: Frontier) -> str:
+    """What a verdict says of transfers."""
+    moved, link = played.transfers, frontier.link
+    if moved is None or link is None:
+        return ""
+    waited, busy = (
+        each / played.seconds if played.seconds else 0.0 for each in (moved.waited, played.overhead)
+    )
+    taken = f", and transfers take {busy:.1%} of it from them" if busy else ""
+    return (
+        f"; {moved.left:,} bytes wait in {link.other}, and computations wait for the link for "
+        f"{waited:.1%} of the time{taken}{describe_link_source(link)}"
+    )
+
+
+def _describe_time_limit(frontier: Frontier) -> str:
+    """What a verdict says where the clock decided: another run may come to another plan."""
+    if not frontier.clock:
+        return ""
+    return f"; the clock, not the work, ended {frontier.clock} of the blocks' solves"
+
+
+def is_better_plan(other: Plan, plan: Plan) -> bool:
+    """Whether a plan of eager's kernels takes less time than one of fused ones, or fits alone; of
+    two that do not fit, whether it is the one that would in fewer bytes."""
+    if other.time is not None and plan.time is not None:
+        return other.time < plan.time
+    if other.feasible or plan.feasible or None in (other.smallest_budget, plan.smallest_budget):
+        return other.feasible
+    return other.smallest_budget < plan.smallest_budget  # type: ignore[operator]
+
+
+def choose_kernels(plan: Plan, other: Plan) -> Plan:
+    """Of a plan of fused kernels and the one of eager's for the same bytes, the one that is taken:
+    for the budget that the first was asked for, and with the other one as its rival. Without a
+    budget that is the plan of fused kernels."""
+    if plan.budget == NO_BUDGET or not is_better_plan(other, plan):
+        return replace(plan, rival=competing_plan_of(other))
+    said = other.sentence + _describe_kernel_choice(plan, other)
+    return replace(other, budget=plan.budget, sentence=said, rival=competing_plan_of(plan))
+
+
+def competing_plan_of(plan: Plan) -> CompetingPlan:
+    """What the other plan says of this one."""
+    return CompetingPlan(
+        kernels=plan.kernels or "eager",
+        time=plan.time,
+        peak=plan.peak,
+        smallest_budget=plan.smallest_budget,
+        keep_all_total=plan.keep_all_total,
+    )
+
+
+def _describe_kernel_choice(plan: Plan, other: Plan) -> str:
+    """Why the plan is one of eager's kernels, for people."""
+    if plan.time is None or other.time is None:
+        return f"; with eager's kernels, as fused ones need {plan.smallest_budget:,} bytes"
+    share = f"{plan.time / other.time:.3f}"
+    return f"; with eager's kernels, as fused ones would take {share} times as long in these bytes"

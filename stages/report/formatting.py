@@ -1,0 +1,73 @@
+"""How the report says sizes, times and ratios. Sizes are in decimal units: MB is 1e6 bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tightfit.schemas.graph.fused_groups import is_fused_group, read_group_body
+from tightfit.schemas.graph.training_graph import Op
+from tightfit.util.command_line import format_duration as format_duration
+
+_SIZES = ((1e9, "GB", 2), (1e6, "MB", 1), (1e3, "kB", 1))
+
+
+def format_bytes(amount: float) -> str:
+    """Bytes with one decimal in the largest unit that fits: "144.7 MB"."""
+    for unit, name, decimals in _SIZES:
+        if abs(amount) >= unit * (1 - 0.5 * 10.0 ** -(decimals + 3)):
+            return f"{amount / unit:.{decimals}f} {name}"
+    return f"{amount:.0f} B"
+
+
+def trim_decimals(words: str) -> str:
+    """A size or time without an idle decimal, as an axis says it: "100 MB"."""
+    return re.sub(r"\.0+(?=\D|$)", "", words)
+
+
+def format_exact_bytes(amount: int) -> str:
+    """Bytes to the last one: "144,737,240 bytes"."""
+    return f"{amount:,} bytes"
+
+
+def format_ratio(value: float, scattered: bool = False) -> str:
+    """A time relative to another: "1.05x", or "1.05x?" where the runs it is of are `scattered`."""
+    return f"{value:.2f}x" + ("?" if scattered else "")
+
+
+def format_percent(share: float) -> str:
+    """A share of one: "4.9%"."""
+    return f"{100 * share:.1f}%"
+
+
+def format_count(number: int, noun: str) -> str:
+    """A number of things: "1 op", "12 ops"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def format_list(items: Sequence[str], most: int = 4) -> str:
+    """Items with commas, the rest counted: "a, b and 3 more"."""
+    if len(items) <= most:
+        return ", ".join(items)
+    return f"{', '.join(items[:most])} and {len(items) - most} more"
+
+
+def short_op_name(target: str) -> str:
+    """The short name of an op: "aten.addmm.default" is "addmm"."""
+    parts = target.split(".")
+    if len(parts) == 3 and parts[0] in ("aten", "prims", "tightfit"):
+        return parts[1] if parts[2] == "default" else f"{parts[1]}.{parts[2]}"
+    return parts[1] if len(parts) == 2 and parts[0] == "tightfit" else target
+
+
+def op_label(op: Op) -> str:
+    """The short name of an op; that of a group has those of the ops in it."""
+    if not is_fused_group(op.target):
+        return short_op_name(op.target)
+    calls = [short_op_name(call.target).split(".")[0] for call in read_group_body(op).calls]
+    return f"group of {format_list([*dict.fromkeys(calls)])}"
+
+
+def module_pattern(path: str) -> str:
+    """A module path with its numbers left open, so that like layers read alike: "h.*.mlp"."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)

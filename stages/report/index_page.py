@@ -1,0 +1,235 @@
+"""The index of a run: a row for each plan and for each failure, of all models together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from tightfit.stages.report.axes import AxisScale, fit_scale, staircase_path
+from tightfit.stages.report.load import MODEL_PAGE_FILE, NOT_PLANNED_YET, ModelResults, PlanResult
+from tightfit.stages.report.model_page import panel_id
+from tightfit.stages.report.tradeoff_plot import (
+    model_frontiers,
+    relative_points,
+    strategy_colors,
+    strategy_order,
+)
+from tightfit.stages.report.verdicts import (
+    Severity,
+    optimality_label,
+    plan_outcome,
+    reason_not_validated,
+)
+from tightfit.util.budget import NO_BUDGET
+
+_MARGIN = 0.08
+
+
+@dataclass(frozen=True)
+class Sparkline:
+    """A model's small curve: the best times that any strategy or plan predicts, as path data in
+    thousandths of the picture. `id` names it on the page."""
+
+    id: str
+    path: str
+
+
+@dataclass(frozen=True)
+class IndexRow:
+    """One plan, or one failure where there is no plan. `link` leads to the model's page, `spark`
+    names its small curve and `dot` is where the plan lies beside it, as it was predicted, in
+    thousandths; "" and None where there is none. `scattered` is that of its outcome."""
+
+    model: str
+    strategy: str
+    budget: str
+    budget_bytes: int | None
+    link: str
+    ink: int
+    state: Severity
+    word: str
+    predicted: int | None
+    measured: int | None
+    ratio: float | None
+    scattered: bool
+    gap: float | None
+    words: str
+    spark: str
+    dot: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class RunIndex:
+    """The index: `tally` counts models and plans by what became of them."""
+
+    rows: list[IndexRow]
+    sparks: list[Sparkline]
+    tally: list[tuple[str, int]]
+    models: list[str]
+    strategies: list[str]
+    words: list[str]
+
+
+def build_run_index(models: Sequence[ModelResults]) -> RunIndex:
+    """The index of a run, models in the order given."""
+    rows: list[IndexRow] = []
+    sparks = []
+    colours = strategy_colors(sorted({name for model in models for name in strategy_order(model)}))
+    for number, model in enumerate(models):
+        spark, scales = _build_sparkline(model, f"curve-{number}")
+        if spark is not None:
+            sparks.append(spark)
+        rows += _model_rows(model, colours, spark.id if spark else "", scales)
+    return RunIndex(
+        rows=rows,
+        sparks=sparks,
+        tally=_count_outcomes(models, rows),
+        models=[model.name for model in models],
+        strategies=sorted({row.strategy for row in rows if row.strategy}),
+        words=sorted({row.word for row in rows}),
+    )
+
+
+def _build_sparkline(
+    model: ModelResults, name: str
+) -> tuple[Sparkline | None, tuple[AxisScale, AxisScale] | None]:
+    points = [
+        point for found in model_frontiers(model).values() for point in relative_points(*found)
+    ]
+    points += [place for place in map(_predicted_place, model.plans) if place is not None]
+    points.sort()
+    best: list[tuple[int, float]] = []
+    for peak, height in points:
+        if not best or height < best[-1][1]:
+            best.append((peak, height))
+    if not best:
+        return None, None
+    x = fit_scale([peak for peak, _ in points], _MARGIN)
+    y = fit_scale([1.0, *(height for _, height in points)], _MARGIN, flipped=True)
+    best.append((points[-1][0], best[-1][1]))
+    return Sparkline(name, staircase_path([(x.at(p), y.at(h)) for p, h in best])), (x, y)
+
+
+def _predicted_place(result: PlanResult) -> tuple[int, float] | None:
+    """The predicted peak of a plan and its predicted time beside the unplanned step's, None where
+    there is no plan."""
+    plan, relative = result.plan, result.relative
+    if not plan.feasible or plan.peak is None or relative is None:
+        return None
+    return plan.peak, relative
+
+
+def _model_rows(
+    model: ModelResults,
+    colours: dict[str, int],
+    spark: str,
+    scales: tuple[AxisScale, AxisScale] | None,
+) -> list[IndexRow]:
+    order = strategy_order(model)
+    link = f"{quote(model.name)}/{MODEL_PAGE_FILE}" if model.shown else ""
+    rows = []
+    if model.error:
+        rows.append(_failure_row(model.name, "", "", link, 0, model.error))
+    for folder, sentence in sorted(model.failures.items()):
+        strategy, _, budget = folder.partition("/")
+        rows.append(
+            _failure_row(model.name, strategy, budget, link, colours.get(strategy, 0), sentence)
+        )
+    plans = sorted(
+        model.plans,
+        key=lambda result: (
+            order.index(result.plan.strategy),
+            -(result.plan.budget_bytes or 0),
+            result.folder,
+        ),
+    )
+    rows += [_plan_row(model.name, plan, link, colours, spark, scales) for plan in plans]
+    return rows
+
+
+def _failure_row(
+    model: str, strategy: str, budget: str, link: str, ink: int, sentence: str
+) -> IndexRow:
+    return IndexRow(
+        model=model,
+        strategy=strategy,
+        budget=_budget_text(budget),
+        budget_bytes=None,
+        link=link,
+        ink=ink,
+        state="bad",
+        word="not planned" if sentence == NOT_PLANNED_YET else "failed",
+        predicted=None,
+        measured=None,
+        ratio=None,
+        scattered=False,
+        gap=None,
+        words=sentence,
+        spark="",
+        dot=None,
+    )
+
+
+def _plan_row(
+    model: str,
+    result: PlanResult,
+    link: str,
+    colours: dict[str, int],
+    spark: str,
+    scales: tuple[AxisScale, AxisScale] | None,
+) -> IndexRow:
+    plan, found, place = result.plan, plan_outcome(result), _predicted_place(result)
+    dot = None
+    if scales is not None and place is not None:
+        x, y = scales
+        dot = (10 * x.at(place[0]), 10 * y.at(place[1]))
+    return IndexRow(
+        model=model,
+        strategy=plan.strategy,
+        budget="" if plan.budget == NO_BUDGET else plan.budget,
+        budget_bytes=plan.budget_bytes,
+        link=f"{link}#{quote(panel_id(result.folder))}" if link else "",
+        ink=colours[plan.strategy],
+        state=found.state,
+        word=found.word,
+        predicted=plan.peak,
+        measured=found.peak if found.measured else None,
+        ratio=found.ratio,
+        scattered=found.scattered,
+        gap=plan.gap if plan.feasible else None,
+        words=found.sentence if found.state == "bad" else _row_note(result),
+        spark=spark,
+        dot=dot,
+    )
+
+
+def _budget_text(directory: str) -> str:
+    """A budget as it was written, of the name of its folder."""
+    return "" if directory == NO_BUDGET else re.sub("pct$", "%", directory)
+
+
+def _row_note(result: PlanResult) -> str:
+    """How good a plan is proven to be, and why it is not validated where it will not be."""
+    return "; ".join(filter(None, [optimality_label(result.plan), reason_not_validated(result)]))
+
+
+def _count_outcomes(
+    models: Sequence[ModelResults], rows: Sequence[IndexRow]
+) -> list[tuple[str, int]]:
+    """Counts to show above the table; zeros are left out but for the first two."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row.word] = counts.get(row.word, 0) + 1
+    plans = sum(len(model.plans) for model in models)
+    known = (
+        *("fits", "should fit", "over budget", "over device", "infeasible"),
+        *("not planned", "failed"),
+    )
+    kinds = [(word, counts[word]) for word in known if word in counts]
+    return [
+        ("model" if len(models) == 1 else "models", len(models)),
+        ("plan" if plans == 1 else "plans", plans),
+        *kinds,
+    ]

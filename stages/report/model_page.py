@@ -1,0 +1,444 @@
+"""The page of one model: what the artifacts say, put into the shapes that the template shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tightfit.schemas.measurement import Measurement
+from tightfit.schemas.plan import GpuMemory, Plan
+from tightfit.stages.report.formatting import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_exact_bytes,
+    format_ratio,
+)
+from tightfit.stages.report.load import ModelResults, PlanResult
+from tightfit.stages.report.memory_plot import MemoryPlot, plot_memory
+from tightfit.stages.report.memory_timeline import StepTimeline, build_timeline
+from tightfit.stages.report.model_breakdown import (
+    BlockRow,
+    ModuleShare,
+    PlanColumn,
+    RecomputedOps,
+    block_rows,
+    build_module_tree,
+    find_recomputed_ops,
+)
+from tightfit.stages.report.stream_plot import StreamPlot, plot_streams
+from tightfit.stages.report.tradeoff_plot import (
+    TradeoffPlot,
+    plan_name,
+    plot_tradeoff,
+    strategy_colors,
+    strategy_order,
+)
+from tightfit.stages.report.verdicts import (
+    BudgetCard,
+    PlanOutcome,
+    build_cards,
+    describe_bound,
+    optimality_label,
+    plan_outcome,
+    reason_not_validated,
+)
+from tightfit.stages.simulate.simulate import simulate
+
+Fact = tuple[str, str]
+"""A label and what it says."""
+
+
+@dataclass(frozen=True)
+class PlanPanel:
+    """All about one plan; `id` names it on the page."""
+
+    id: str
+    name: str
+    ink: int
+    plan: Plan
+    outcome: PlanOutcome
+    proof: str
+    bound: str
+    memory: MemoryPlot | None
+    lanes: StreamPlot | None
+    repeated: list[RecomputedOps]
+    facts: list[Fact]
+
+
+@dataclass(frozen=True)
+class BlockMatrix:
+    """What each block keeps and repeats, a column for each plan that has a schedule."""
+
+    panels: list[PlanPanel]
+    rows: list[BlockRow]
+
+
+@dataclass(frozen=True)
+class ModelPage:
+    """A model's page.
+
+    `subtitle` says where it was planned. `ids` names the panels, `first` is the panel that is open
+    at first, and `outcomes` has the verdicts by the folder of their plan. `failures` are points
+    that have no plan, with the sentence of what went wrong; `notes` say what is missing.
+    """
+
+    title: str
+    subtitle: str
+    error: str
+    failures: list[Fact]
+    cards: list[BudgetCard]
+    curve: TradeoffPlot | None
+    panels: list[PlanPanel]
+    ids: dict[str, str]
+    outcomes: dict[str, PlanOutcome]
+    first: str
+    matrix: BlockMatrix | None
+    tree: ModuleShare | None
+    provenance: list[Fact]
+    digests: list[Fact]
+    notes: list[str]
+
+
+def build_model_page(results: ModelResults) -> ModelPage:
+    """The page of a model, with whatever its artifacts allow."""
+    strategies = strategy_order(results)
+    plans = sorted(results.plans, key=lambda result: _plan_order(result, strategies))
+    lines = _plan_timelines(results, plans)
+    ids = {result.folder: panel_id(result.folder) for result in plans}
+    colours = strategy_colors(strategies)
+    keep_all = _unplanned_timeline(plans, lines)
+    panels = [
+        _build_panel(
+            results, result, ids[result.folder], colours, lines.get(result.folder), keep_all
+        )
+        for result in plans
+    ]
+    found = build_cards(plans, lines)
+    shown = [card.best for card in found if card.outcome.fits][-1:] or plans[:1]
+    graph, costs = results.graph, results.costs
+    return ModelPage(
+        title=results.graph.model if results.graph else results.name,
+        subtitle=_subtitle(results),
+        error=results.error,
+        failures=sorted(results.failures.items()),
+        cards=found,
+        curve=plot_tradeoff(results, ids),
+        panels=panels,
+        ids=ids,
+        outcomes={result.folder: plan_outcome(result) for result in plans},
+        first=ids[shown[0].folder] if shown else "",
+        matrix=_build_matrix(results, plans, panels, lines),
+        tree=build_module_tree(graph, costs) if graph and costs else None,
+        provenance=_provenance(results),
+        digests=sorted(results.digests.items()),
+        notes=_notes(results),
+    )
+
+
+def panel_id(folder: str) -> str:
+    """The name of a plan's panel on the page: "plan-rockmate-50pct"."""
+    return "plan-" + re.sub(r"[^A-Za-z0-9._]+", "-", folder)
+
+
+def _plan_order(result: PlanResult, strategies: Sequence[str]) -> tuple[int, int, str]:
+    return strategies.index(result.plan.strategy), -(result.plan.budget_bytes or 0), result.folder
+
+
+def _plan_timelines(results: ModelResults, plans: Sequence[PlanResult]) -> dict[str, StepTimeline]:
+    lines = {}
+    for plan in plans:
+        graph = results.graph_of(plan)
+        if graph is not None and plan.steps:
+            lines[plan.folder] = build_timeline(graph, plan.steps, updates=plan.updates)
+    return lines
+
+
+def _unplanned_timeline(
+    plans: Sequence[PlanResult], lines: dict[str, StepTimeline]
+) -> StepTimeline | None:
+    """The memory line of the unplanned step, where the run has it."""
+    found = [lines.get(plan.folder) for plan in plans if plan.plan.strategy == "unplanned"]
+    return next((line for line in found if line is not None), None)
+
+
+def _build_panel(
+    results: ModelResults,
+    result: PlanResult,
+    name: str,
+    colours: dict[str, int],
+    line: StepTimeline | None,
+    keep_all: StepTimeline | None,
+) -> PlanPanel:
+    graph, plan = results.graph_of(result), result.plan
+    memory = None
+    if graph is not None and line is not None:
+        own = line is keep_all or results.is_eager_fallback(result)
+        other = None if own else keep_all
+        memory = plot_memory(graph, line, plan.budget_bytes, other, result.line)
+    return PlanPanel(
+        id=name,
+        name=plan_name(plan),
+        ink=colours[plan.strategy],
+        plan=plan,
+        outcome=plan_outcome(result),
+        proof=optimality_label(plan),
+        bound=describe_bound(result),
+        memory=memory,
+        lanes=_plan_streams(results, result),
+        repeated=find_recomputed_ops(graph, line) if graph is not None and line is not None else [],
+        facts=[*_plan_facts(result), *_measured_facts(result.measurement, result.fused)],
+    )
+
+
+def _plan_streams(results: ModelResults, result: PlanResult) -> StreamPlot | None:
+    """The lanes of a plan that has several. States that pass are seen where costs are there."""
+    graph, costs, steps = results.graph_of(result), results.costs_of(result), result.steps
+    if steps is None or graph is None:
+        return None
+    if result.updates is None or costs is None:
+        found = result.measurement
+        took = None if found is None else found.measured_time
+        return plot_streams(steps, ran=result.line or (), took=took or 0.0)
+    played = simulate(graph, costs, steps, link=result.link, updates=result.updates)
+    return plot_streams(steps, played.passing, result.updates.stays(graph))
+
+
+def _plan_facts(result: PlanResult) -> list[Fact]:
+    plan, facts = result.plan, []
+    if plan.budget_total is not None and plan.budget_bytes is not None:
+        step = f"{format_bytes(max(plan.budget_bytes, 0))} of it for the step itself"
+        facts.append(("Budget", f"{format_bytes(plan.budget_total)} in all, {step}"))
+    if plan.time is not None and plan.peak is not None:
+        facts.append(
+            (
+                "Predicted",
+                f"{format_exact_bytes(plan.peak)}, {format_duration(plan.time)} ({format_ratio(result.relative or 1.0)})",
+            )
+        )
+    if plan.transfers is not None and plan.feasible:
+        moved = plan.transfers
+        there = f"{format_exact_bytes(moved.host_peak)} at most, {format_bytes(moved.left)} leave in a step"
+        facts.append(
+            ("In the other memory", f"{there}, waited for {format_duration(moved.waited)}")
+        )
+    if plan.gpu is not None and plan.feasible:
+        facts += _gpu_facts(plan.gpu)
+    if plan.before_polish is not None and plan.time is not None:
+        before = plan.before_polish
+        facts.append(
+            ("Before polish", f"{format_exact_bytes(before.peak)}, {format_duration(before.time)}")
+        )
+    keep_all = plan.keep_all
+    facts.append(
+        (
+            "Keeping everything",
+            f"{format_exact_bytes(keep_all.peak)}, {format_duration(keep_all.time)}",
+        )
+    )
+    if plan.feasible:
+        repeated = f"{format_count(plan.recomputed, 'op')}, {format_duration(plan.recomputed_time)}"
+        facts.append(("Run again", repeated if plan.recomputed else "nothing"))
+    if plan.lower_bound is not None:
+        facts.append(("Least possible time", format_duration(plan.lower_bound)))
+    if plan.optimal_in:
+        facts.append(("Optimal among", plan.optimal_in))
+    if plan.smallest_budget is not None:
+        facts.append(
+            ("Smallest budget known to work", f"{format_bytes(plan.smallest_budget)} in all")
+        )
+    if plan.solver != "none":
+        facts.append(("Derived by", plan.solver))
+    return [*facts, *_kernel_facts(result)]
+
+
+def _kernel_facts(result: PlanResult) -> list[Fact]:
+    """Which kernels a plan runs, and what a plan of the other ones would take."""
+    plan, facts = result.plan, []
+    if plan.kernels == "fused" and plan.groups is not None:
+        run = f"fused, {format_count(plan.groups, 'group')} by {format_count(plan.compiled or 0, 'kernel')}"
+        facts.append(("Kernels", run))
+    rival = plan.rival
+    if rival is not None:
+        facts += [] if facts else [("Kernels", f"{plan.kernels}'s")]
+        told = "need more bytes"
+        if rival.time is not None and rival.peak is not None:
+            told = f"{format_exact_bytes(rival.peak)}, {format_duration(rival.time)}"
+        elif rival.smallest_budget is not None:
+            told = f"need {format_bytes(rival.smallest_budget)} in all"
+        facts.append((f"Predicted with {rival.kernels} kernels", told))
+    return facts
+
+
+def _gpu_facts(gpu: GpuMemory) -> list[Fact]:
+    """What a plan takes of a GPU, with all that is there before the step."""
+    kept = (
+        f", {format_bytes(gpu.workspaces)} of them libraries' workspaces" if gpu.workspaces else ""
+    )
+    ahead = (
+        f", {format_bytes(gpu.arena)} of it at once, ahead of the first step" if gpu.arena else ""
+    )
+    return [
+        ("Requested of the GPU in all", f"{format_exact_bytes(gpu.requested)}{kept}"),
+        ("Allocated in blocks", format_exact_bytes(gpu.allocated)),
+        ("Reserved, without CUDA's context", f"{format_exact_bytes(gpu.reserved)}{ahead}"),
+        (
+            "Reserved on new inputs each step, which the budget bounds",
+            format_exact_bytes(gpu.renewed),
+        ),
+    ]
+
+
+def _measured_facts(found: Measurement | None, fused: bool) -> list[Fact]:
+    if found is None:
+        return []
+    facts: list[Fact] = []
+    if found.measured_peak is not None:
+        words = format_exact_bytes(found.measured_peak)
+        if found.predicted_peak is not None:
+            words += f", {_describe_difference(found.measured_peak - found.predicted_peak)}"
+        facts.append(("Measured peak", words))
+    if found.accumulate_peak is not None:
+        facts.append(
+            ("Peak while accumulating gradients", format_exact_bytes(found.accumulate_peak))
+        )
+    for name, taken, foretold in (
+        ("Allocated, measured", found.allocated_peak, found.predicted_allocated),
+        ("Reserved, measured", found.reserved_peak, found.predicted_reserved),
+    ):
+        if taken is not None:
+            known = "" if foretold is None else f", {_describe_difference(taken - foretold)}"
+            facts.append((name, format_exact_bytes(taken) + known))
+    if found.context is not None:
+        facts.append(
+            ("CUDA's context and other processes, measured", format_exact_bytes(found.context))
+        )
+    if found.slow_peak is not None and found.predicted_slow is not None:
+        beside = _describe_difference(found.slow_peak - found.predicted_slow)
+        facts.append(
+            (
+                f"In the {found.slow_memory}, measured",
+                f"{format_exact_bytes(found.slow_peak)}, {beside}",
+            )
+        )
+    if found.waited is not None:
+        waits = format_duration(found.predicted_waited or 0.0)
+        words = f"{format_duration(found.waited)} a step where {waits} was predicted"
+        facts.append(("Waiting for transfers, measured", words))
+    if found.measured_time is not None and found.unplanned_time is not None:
+        pair = f"{format_duration(found.measured_time)} against {format_duration(found.unplanned_time)}"
+        facts.append(("Measured time", f"{pair} unplanned"))
+    if found.time_ratio is not None:
+        words = f"{found.time_ratio:.3f} over {format_count(found.pairs, 'run')} of each"
+        low, high = found.time_ratio_first_quartile, found.time_ratio_third_quartile
+        if low is not None and high is not None:
+            words += f", quartiles {low:.3f} to {high:.3f}"
+        facts.append(("Time ratio", words))
+    facts.append(("Same results", _describe_equality(found, fused)))
+    if found.plan_seconds is not None:
+        facts.append(("Planning took", format_duration(found.plan_seconds)))
+    return [fact for fact in facts if fact[1]]
+
+
+def _describe_difference(extra: int) -> str:
+    if extra == 0:
+        return "as predicted to the byte"
+    return f"{abs(extra):,} bytes {'more' if extra > 0 else 'less'} than predicted"
+
+
+def _describe_equality(found: Measurement, fused: bool) -> str:
+    if found.bits_equal:
+        those = " those of the same kernels unplanned" if fused else ""
+        return f"outputs, gradients and buffers are equal{those} bit for bit"
+    parts = [
+        f"{name} {value:.2g}"
+        for name, value in (
+            ("outputs", found.output_difference),
+            ("gradients", found.gradient_difference),
+            ("buffers", found.buffer_difference),
+        )
+        if value is not None
+    ]
+    if parts:
+        return f"largest differences: {', '.join(parts)}"
+    return "not compared" if found.measured_peak is not None else ""
+
+
+def _build_matrix(
+    results: ModelResults,
+    plans: Sequence[PlanResult],
+    panels: Sequence[PlanPanel],
+    lines: dict[str, StepTimeline],
+) -> BlockMatrix | None:
+    chosen = [
+        pair
+        for pair in zip(plans, panels, strict=True)
+        if pair[0].folder in lines and not results.is_eager_fallback(pair[0])
+    ]
+    if results.graph is None or results.blocks is None or not chosen:
+        return None
+    columns = [PlanColumn(lines[plan.folder], plan.sequence) for plan, _ in chosen]
+    rows = block_rows(results.graph, results.blocks, results.options, columns)
+    return BlockMatrix([panel for _, panel in chosen], rows)
+
+
+def _subtitle(results: ModelResults) -> str:
+    graph, costs = results.graph, results.costs
+    parts = []
+    if costs is not None:
+        device = costs.device
+        how = "described" if device.described else format_count(device.threads, "thread")
+        parts.append(f"{device.name} ({device.type}, {how})")
+    elif graph is not None:
+        parts.append(graph.device)
+    if graph is not None:
+        parts.append(f"PyTorch {graph.torch}")
+        parts.append(f"{format_count(len(graph.ops), 'op')} a step")
+    return " · ".join(parts)
+
+
+def _provenance(results: ModelResults) -> list[Fact]:
+    graph, costs = results.graph, results.costs
+    facts: list[Fact] = []
+    if graph is not None:
+        facts.append(("PyTorch that traced it", graph.torch))
+        facts.append(("Loss", "traced with the step" if graph.has_loss else "left to the caller"))
+    if costs is not None:
+        device = costs.device
+        facts.append(("Device", f"{device.type}: {device.name}"))
+        if not device.described:
+            facts += [("Build", device.build), ("Threads", str(device.threads))]
+        facts.append(
+            ("Costs are", f"by roofline of {device.name}" if device.described else device.source)
+        )
+    solvers = sorted({plan.plan.solver for plan in results.plans if plan.plan.solver != "none"})
+    if solvers:
+        facts.append(("Solvers", ", ".join(solvers)))
+    return facts
+
+
+def _notes(results: ModelResults) -> list[str]:
+    notes = []
+    if results.error and results.plans:
+        notes.append("The plans on this page are from before the failure.")
+    missing = [
+        (results.graph is None, "There is no traced graph, so nothing is shown by op or module."),
+        (results.costs is None, "There is no profile, so no times are shown by module."),
+        (results.blocks is None, "There are no blocks, so what they keep is not shown."),
+        (not results.plans, "No plan was chosen yet."),
+    ]
+    notes += [sentence for absent, sentence in missing if absent]
+    unmeasured = [
+        plan_name(result.plan)
+        for result in results.plans
+        if result.plan.feasible and result.measurement is None and not result.error
+    ]
+    described = next((plan for plan in results.plans if reason_not_validated(plan)), None)
+    if described is not None:
+        notes.append(
+            f"The plans are {reason_not_validated(described)}. Times follow from its description."
+        )
+    elif unmeasured:
+        notes.append(f"Not measured yet: {', '.join(unmeasured)}.")
+    return notes

@@ -1,0 +1,364 @@
+"""`summary`: the plans of a run as a table in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from tightfit.schemas.config import Config, read_config
+from tightfit.schemas.measurement import Measurement
+from tightfit.schemas.plan import GpuMemory, Plan
+from tightfit.stages.report.formatting import (
+    format_bytes,
+    format_duration,
+    format_percent,
+    format_ratio,
+)
+from tightfit.stages.report.load import (
+    MODEL_PAGE_FILE,
+    ModelResults,
+    PlanResult,
+    latest_error_log,
+    load_model_results,
+    model_error_log,
+    read_error,
+    upstream_error_log,
+)
+from tightfit.stages.report.verdicts import plan_outcome, reason_not_validated
+from tightfit.util.budget import NO_BUDGET
+from tightfit.util.errors import ConfigError
+from tightfit.util.processes import is_file_locked
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+GPU_TITLE = "Of the GPU in all, with parameters and inputs"
+GPU_HEADS = ("requested", "allocated", "reserved", "on new inputs", "ahead", "context")
+OFFLOAD_TITLE = "Transfers to another memory, predicted and measured"
+OFFLOAD_HEADS = ("in the other memory", "measured", "step", "measured", "of it waiting", "measured")
+
+
+class SummaryTableRow(Protocol):
+    """One plan in such a table."""
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Its model, strategy and budget."""
+
+    def cells(self) -> list[str]:
+        """What stands behind these, below the table's heads."""
+
+
+def build_rich_table(title: str, heads: Sequence[str], rows: Sequence[SummaryTableRow]) -> Table:
+    """The table of some plans."""
+    from rich.table import Table
+
+    table = Table(header_style="bold", title=title)
+    for name in ("model", "strategy"):
+        table.add_column(name, overflow="fold")
+    for name in ("budget", *heads):
+        table.add_column(name, justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*row.place, *row.cells())
+    return table
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    """What one plan takes of a GPU, and what was measured of it; budgets bound what is reserved on
+    new inputs."""
+
+    place: tuple[str, str, str]
+    predicted: GpuMemory
+    found: Measurement | None
+
+    def cells(self) -> list[str]:
+        """The cells below `GPU_HEADS`: what was foretold and, where it was measured, found."""
+        gpu, found = self.predicted, self.found
+        allocated = None if found is None else found.allocated_peak
+        reserved = None if found is None else found.reserved_peak
+        context = None if found is None else found.context
+        return [
+            format_bytes(gpu.requested),
+            _predicted_and_measured(gpu.allocated, allocated),
+            _predicted_and_measured(gpu.reserved, reserved),
+            format_bytes(gpu.renewed),
+            format_bytes(gpu.arena) if gpu.arena else "",
+            "not measured" if context is None else format_bytes(context),
+        ]
+
+
+@dataclass(frozen=True)
+class OffloadRow:
+    """One plan with transfers, and what was measured of it."""
+
+    place: tuple[str, str, str]
+    plan: Plan
+    found: Measurement | None
+
+    def cells(self) -> list[str]:
+        """The cells below `SLOW_HEADS`, each figure as predicted and as measured."""
+        moved, found = self.plan.transfers, self.found
+        there = None if moved is None else moved.host_peak
+        waited = None if moved is None else moved.waited
+        return [
+            "" if there is None else format_bytes(there),
+            "" if found is None or found.slow_peak is None else format_bytes(found.slow_peak),
+            _format_seconds(self.plan.time),
+            _format_seconds(None if found is None else found.measured_time),
+            _format_seconds(waited),
+            _format_seconds(None if found is None else found.waited),
+        ]
+
+
+def _predicted_and_measured(foretold: int, measured: int | None) -> str:
+    return (
+        format_bytes(foretold)
+        if measured is None
+        else f"{format_bytes(foretold)}, measured {format_bytes(measured)}"
+    )
+
+
+def _format_seconds(seconds: float | None) -> str:
+    return "" if seconds is None else format_duration(seconds)
+
+
+TABLE_WIDTH = 140
+"""Columns of the table where the output is no terminal."""
+
+SCATTERED_NOTE = (
+    "?: a quarter of the measured runs takes half again as long as another quarter, or other work "
+    "took a fifth of their time: measure again while nothing else runs, or with more pairs"
+)
+
+RUNNING = "running"
+"""What is told of a plan that a stage works on, or on what it waits for."""
+
+STATE_COLORS = {"good": "green", "warning": "yellow", "bad": "red"}
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """One line of the table, as text; `gap` is that of the plan to its bound, `state` is "good",
+    "warning" or "bad", `note` a sentence that belongs below the table. `kernels` are told where a
+    model's are fused, and `judged` is the verdict of the plan itself, as it was measured."""
+
+    model: str
+    strategy: str
+    budget: str
+    verdict: str
+    predicted: str
+    measured: str
+    time: str
+    gap: str
+    report: str
+    state: str
+    note: str = ""
+    gpu: GpuRow | None = None
+    slow: OffloadRow | None = None
+    kernels: str = ""
+    plan_verdict: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the stage."""
+    parser.add_argument("results", type=Path, nargs="?", help="the results of a run")
+    parser.add_argument(
+        "--configuration", type=Path, help="tell of all plans of this configuration, and no others"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the table and, below it, a sentence for each plan that failed, with the log that has
+    it. Returns the exit code: 1 where the configuration asks for that (`fail_on`)."""
+    config = read_config(options.configuration) if options.configuration else None
+    if options.results is None and config is None:
+        raise ConfigError("summary needs a folder of results or --configuration")
+    folder = options.results or Path(config.results if config else "")
+    lines = [
+        line
+        for name in _model_names(folder, config)
+        for line in _summary_rows(folder / name, config)
+    ]
+    print_summary(lines, folder)
+    return int(config is not None and any(line.plan_verdict in config.fail_on for line in lines))
+
+
+def print_summary(lines: list[SummaryRow], folder: Path) -> None:
+    """Prints lines as a table, what they take of a GPU and send to another memory as others,
+    sentences and the path of the index below."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=TABLE_WIDTH)
+    if not lines:
+        console.print(f"{folder} has no plans yet", markup=False, highlight=False, soft_wrap=True)
+        return
+    table = Table(header_style="bold", title="Plans, by peak of the step without parameters")
+    told = [("kernels", "left")] if any(line.kernels for line in lines) else []
+    for name, justify in [
+        ("model", "left"),
+        ("strategy", "left"),
+        ("budget", "right"),
+        *told,
+        ("verdict", "left"),
+        ("predicted peak", "right"),
+        ("measured peak", "right"),
+        ("time", "right"),
+        ("gap", "right"),
+        ("report", "left"),
+    ]:
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    before = None
+    for line in lines:
+        if before not in (None, line.model):
+            table.add_section()
+        first = line.model != before
+        table.add_row(
+            line.model if first else "",
+            line.strategy,
+            line.budget,
+            *([line.kernels] if told else []),
+            f"[{STATE_COLORS[line.state]}]{line.verdict}[/]",
+            line.predicted,
+            line.measured,
+            line.time,
+            line.gap,
+            line.report if first else "",
+        )
+        before = line.model
+    console.print(table)
+    if any(line.time.endswith("?") for line in lines):
+        console.print(SCATTERED_NOTE, markup=False, highlight=False, soft_wrap=True)
+    on_gpu = [line.gpu for line in lines if line.gpu is not None]
+    if on_gpu:
+        console.print(build_rich_table(GPU_TITLE, GPU_HEADS, on_gpu))
+    sending = [line.slow for line in lines if line.slow is not None]
+    if sending:
+        console.print(build_rich_table(OFFLOAD_TITLE, OFFLOAD_HEADS, sending))
+    for sentence, places in _group_notes(lines).items():
+        console.print(
+            f"{', '.join(places)}: {sentence}", markup=False, highlight=False, soft_wrap=True
+        )
+    if (folder / "index.html").exists():
+        console.print(f"All reports: {folder / 'index.html'}", markup=False, highlight=False)
+
+
+def _group_notes(lines: list[SummaryRow]) -> dict[str, list[str]]:
+    """The plans that each sentence is about; the model alone where it is about all of them."""
+    notes: dict[str, list[SummaryRow]] = {}
+    for line in lines:
+        if line.note:
+            notes.setdefault(line.note, []).append(line)
+    places = {}
+    for sentence, about in notes.items():
+        model = about[0].model
+        if len(about) > 1 and about == [line for line in lines if line.model == model]:
+            places[sentence] = [model]
+        else:
+            places[sentence] = [
+                " ".join([line.model, line.strategy, line.budget]) for line in about
+            ]
+    return places
+
+
+def _model_names(folder: Path, config: Config | None) -> list[str]:
+    if config is not None:
+        return list(config.models)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: there is no such folder of results")
+    return sorted(path.parent.name for path in folder.glob("*/graph.arrow"))
+
+
+def _summary_rows(folder: Path, config: Config | None) -> Iterator[SummaryRow]:
+    """The lines of one model: the points of the configuration, or whatever was planned."""
+    results = _load_results(folder)
+    plans = {plan.folder: plan for plan in results.plans} if results else {}
+    report = str(folder / MODEL_PAGE_FILE) if (folder / MODEL_PAGE_FILE).exists() else ""
+    if config is None:
+        for plan in plans.values():
+            yield _plan_summary(folder, plan, report)
+        return
+    for request in config.requests(folder.name):
+        plan_here = plans.get(f"{request.strategy}/{request.directory}")
+        if plan_here is not None:
+            yield _plan_summary(folder, plan_here, report)
+        else:
+            place = folder / request.strategy / request.directory
+            log = latest_error_log(place) or upstream_error_log(place)
+            budget, runs = _format_budget(request.budget), is_file_locked(log)
+            yield SummaryRow(
+                folder.name,
+                request.strategy,
+                budget,
+                RUNNING if runs else "not planned" if log is None else "failed",
+                "",
+                "",
+                "",
+                "",
+                report,
+                "warning" if runs else "bad",
+                "" if log is None or runs else f"{read_error(log)} (see {log})",
+            )
+
+
+def _load_results(folder: Path) -> ModelResults | None:
+    return load_model_results(folder, whole=False) if list(folder.glob("*/*/plan.json")) else None
+
+
+def _plan_summary(folder: Path, result: PlanResult, report: str) -> SummaryRow:
+    model, place = folder.name, folder / result.folder
+    plan, found, validated = result.plan, plan_outcome(result), result.measurement
+    measured = validated.measured_peak if validated else None
+    log = None
+    if result.error:
+        log = latest_error_log(place) or upstream_error_log(place) or model_error_log(place)
+    note, runs = found.sentence if found.state == "bad" else "", is_file_locked(log)
+    if runs:
+        note = ""
+    elif result.error:
+        note += f" (see {log})"
+    note = note or (reason_not_validated(result) if plan.feasible and not runs else "")
+    if not note and validated is not None and measured is not None and not validated.bits_equal:
+        note = validated.sentence
+    budget = _format_budget(plan.budget)
+    timed = found.measured or reason_not_validated(result)
+    named = (model, plan.strategy, budget)
+    gpu = None
+    if plan.gpu is not None and plan.feasible:
+        gpu = GpuRow(named, plan.gpu, validated)
+    slow = None
+    if plan.transfers is not None and plan.feasible:
+        slow = OffloadRow(named, plan, validated)
+    return SummaryRow(
+        model,
+        plan.strategy,
+        budget,
+        RUNNING if runs else found.word,
+        "" if plan.peak is None else format_bytes(plan.peak),
+        "" if measured is None else format_bytes(measured),
+        format_ratio(found.ratio, found.scattered) if found.ratio is not None and timed else "",
+        format_percent(plan.gap) if plan.feasible and plan.gap is not None else "",
+        report,
+        "warning" if runs else found.state,
+        note,
+        gpu,
+        slow,
+        _kernel_kind(plan),
+        plan.verdict if validated is None else validated.verdict,
+    )
+
+
+def _kernel_kind(plan: Plan) -> str:
+    """The kernels of a plan where there are several to choose from, else ""."""
+    return plan.kernels or "" if plan.kernels == "fused" or plan.rival is not None else ""
+
+
+def _format_budget(written: str) -> str:
+    return "-" if written == NO_BUDGET else written

@@ -1,0 +1,177 @@
+"""The memory of the host as the slow memory of a GPU: one pinned tensor, allocated once.
+
+A stream for each direction does the transfers in the order of issue. Tensors are made and freed on
+the stream that computes, which waits for a transfer by its event; so the allocator gives the bytes
+of what has left to nobody before they have left. A thread of the host computes beside: who waits
+for that stands still, and so does who begins a transfer that comes after it.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from ..backward_tracker import error_summary
+from .disk_target import DiskTarget
+from .target import OffloadTarget, TargetAccess, TargetWork, TransferHandle, check_region
+
+_ALIGNED = 64
+
+
+class HostTarget:
+    """`size` bytes of the host's memory, with streams to and from them; see `Slow`."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.size = size
+        self.device = device
+        self.failure = ""
+        self.bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        self.streams = [torch.cuda.Stream(device), torch.cuda.Stream(device)]
+        self.worker = ThreadPoolExecutor(1, "tightfit-beside-host")
+        self.moving: set[TransferHandle] = set()
+
+    @property
+    def healthy(self) -> bool:
+        """See `Slow.sound`."""
+        return not self.failure
+
+    def write(self, tensor: torch.Tensor, offset: int, *after: TransferHandle) -> TransferHandle:
+        """See `Slow.write`; it begins when what is issued so far is through."""
+        return self._issue(0, tensor, offset, after)
+
+    def read(self, tensor: torch.Tensor, offset: int, *after: TransferHandle) -> TransferHandle:
+        """See `Slow.read`; it begins when what is issued so far is through."""
+        return self._issue(1, tensor, offset, after)
+
+    def beside(self, work: TargetWork, *after: TransferHandle) -> TransferHandle:
+        """See `Slow.beside`."""
+        earlier = [ticket.done for ticket in after]
+        ticket = TransferHandle(self.worker.submit(_run_work, earlier, work, self.reach()), None)
+        self.moving.add(ticket)
+        return ticket
+
+    def reach(self) -> TargetAccess:
+        """See `Slow.reach`."""
+        return _HostAccess(self.bytes)
+
+    def wait(self, ticket: TransferHandle) -> None:
+        """The stream that computes goes on when a transfer is through, and this returns at once;
+        for what computes beside, it returns when that is through."""
+        if isinstance(ticket.done, Future):
+            try:
+                ticket.done.result()
+            except Exception as error:
+                self.failure = self.failure or error_summary(error)
+                raise
+        else:
+            torch.cuda.current_stream(self.device).wait_event(ticket.done)
+        ticket.tensor = None
+        self.moving.discard(ticket)
+
+    def now(self) -> torch.cuda.Event:
+        """See `Slow.now`; the device takes the time when it comes there."""
+        return _record_event(torch.cuda.current_stream(self.device))
+
+    def passed(self, ticket: TransferHandle) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        """See `Slow.passed`."""
+        return ticket.began, ticket.done
+
+    @staticmethod
+    def seconds(first: torch.cuda.Event, last: torch.cuda.Event) -> float:
+        """See `Slow.seconds`; returns when the device has come to both."""
+        first.synchronize()
+        last.synchronize()
+        return first.elapsed_time(last) / 1e3
+
+    def idle(self) -> None:
+        """Returns when all transfers are through."""
+        for ticket in list(self.moving):
+            if isinstance(ticket.done, Future):
+                error = ticket.done.exception()
+                self.failure = self.failure or ("" if error is None else error_summary(error))
+            else:
+                ticket.done.synchronize()
+            ticket.tensor = None
+        self.moving.clear()
+
+    def close(self) -> None:
+        """Waits for all transfers and gives the host its memory back."""
+        self.idle()
+        self.worker.shutdown()
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+        self.size = 0
+
+    def _issue(
+        self, lane: int, tensor: torch.Tensor, offset: int, after: tuple[TransferHandle, ...]
+    ) -> TransferHandle:
+        size = check_region(tensor, offset, self.size)
+        here = self.bytes[offset : offset + size]
+        flat = tensor.detach().view(-1).view(torch.uint8)
+        stream = self.streams[lane]
+        stream.wait_event(torch.cuda.current_stream(self.device).record_event())
+        for earlier in after:
+            if isinstance(earlier.done, Future):
+                earlier.done.result()
+            else:
+                stream.wait_event(earlier.done)
+        with torch.cuda.stream(stream):
+            began = _record_event(stream)
+            (here if lane == 0 else flat).copy_(flat if lane == 0 else here, non_blocking=True)
+            ticket = TransferHandle(_record_event(stream), tensor, began)
+        self.moving.add(ticket)
+        return ticket
+
+
+def _record_event(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """The moment at which what is issued to a stream so far is through."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(stream)
+    return event
+
+
+class _HostAccess:
+    """The host's memory for what computes beside it; see `Access`."""
+
+    def __init__(self, whole: torch.Tensor) -> None:
+        self.whole = whole
+
+    def here(self, buffer: torch.Tensor, offset: int) -> torch.Tensor:
+        """See `Access.here`; what begins at an odd place is put into the buffer."""
+        return buffer if offset % _ALIGNED else self._here(buffer, offset)
+
+    def read(self, buffer: torch.Tensor, offset: int) -> torch.Tensor:
+        """See `Access.read`; what begins at an odd place comes in the buffer."""
+        here = self._here(buffer, offset)
+        return buffer.copy_(here) if offset % _ALIGNED else here
+
+    def write(self, tensor: torch.Tensor, offset: int) -> None:
+        """See `Access.write`."""
+        here = self._here(tensor, offset)
+        if here.data_ptr() != tensor.data_ptr():
+            here.copy_(tensor)
+
+    def _here(self, tensor: torch.Tensor, offset: int) -> torch.Tensor:
+        size = check_region(tensor, offset, self.whole.numel())
+        return self.whole[offset : offset + size]
+
+
+def _run_work(earlier: list[Any], work: TargetWork, reach: TargetAccess) -> None:
+    for done in earlier:
+        if isinstance(done, Future):
+            done.result()
+        else:
+            done.synchronize()
+    work(reach)
+
+
+def create_offload_target(
+    device: torch.device, size: int, folder: str | os.PathLike[str] | None = None
+) -> OffloadTarget:
+    """Bytes of the slow memory of a device: of the disk in a folder for the CPU, else the host's.
+
+    Raises RuntimeError, in one sentence, where there is no room for them.
+    """
+    return DiskTarget(size, folder) if device.type == "cpu" else HostTarget(size, device)

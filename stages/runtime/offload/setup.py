@@ -1,0 +1,296 @@
+"""Moves parameters into a slow memory, with an optimiser that updates them in the backward."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..autograd_chain import StepProgram
+from ..interface import Interface
+from ..mismatch import PlanMismatch
+from .backward_optimizer import make_backward_optimizer as _stepping
+from .host_target import create_offload_target
+from .host_update import HostUpdater
+from .parameter_pieces import split_into_pieces, states_per_parameter
+from .parameter_store import ParameterStore
+from .piecewise_optimizer import STAGING_BUFFER_COUNT, PiecewiseOptimizer
+from .second_tier import (
+    BOUNCE_BYTES,
+    SECOND_TIER_OPTION,
+    TIER_BUFFERS,
+    SecondTier,
+    SecondTierStore,
+    TieredStates,
+)
+from .staging import StateTarget
+from .supported_optimizers import check_supported_optimizer
+from .target import TargetSlice
+
+
+@dataclass(frozen=True)
+class OffloadSpec:
+    """What a plan says of an optimiser whose parameters live in a slow memory, in part.
+
+    `optimizer` is its class, `paths` are those of the parameters that live there, of which `there`
+    are on the device between two steps, too (as places in `paths`), and `updated` those that a step
+    updates. States are updated in pieces of `piece` bytes of a parameter, and pass through
+    `staging` bytes of the device. In the slow memory parameters take `parameters` bytes, `states`
+    the states of those that are updated, and `copies` what a step sends beside them.
+    A step takes `peak` bytes of the device above what was there before, the first `first_peak`.
+    Those `away` (as `there`) are updated in the slow memory; where that is a disk, this takes
+    `bench` bytes of the device. Where a step is planned as several `microbatches`, each but the
+    last one adds its gradients up, in `sums` bytes of the slow memory, and takes `adding_peak`
+    bytes of the device, the first one of a step `first_adding_peak`. Of those `far`, updated in
+    the slow memory, `far_states` bytes of states are on a disk behind it, and pass through
+    `far_staging` bytes of it, which are among its `states`. The states of those that are
+    `resident`, by path, stay on the device, and take `resident_states` bytes of it.
+    """
+
+    optimizer: str
+    paths: tuple[str, ...]
+    there: tuple[int, ...]
+    updated: tuple[str, ...]
+    piece: int
+    staging: int
+    parameters: int
+    states: int
+    copies: int
+    peak: int
+    first_peak: int
+    away: tuple[int, ...] = ()
+    bench: int = 0
+    microbatches: int = 1
+    sums: int = 0
+    adding_peak: int = 0
+    first_adding_peak: int = 0
+    far: tuple[int, ...] = ()
+    far_states: int = 0
+    far_staging: int = 0
+    resident: tuple[str, ...] = ()
+    resident_states: int = 0
+
+
+def offload_parameters(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    lodging: OffloadSpec,
+    folder: str | os.PathLike[str] | None = None,
+    far_folder: str | os.PathLike[str] | None = None,
+) -> tuple[ParameterStore, Any]:
+    """The home of a model's parameters and the optimiser that takes the place of another one.
+
+    Raises RuntimeError, in one sentence, where the optimiser is another one than that of the plan,
+    where parameters cannot live elsewhere, and where there is no room; all is then as it was.
+    """
+    if lodging.far and not far_folder:
+        raise RuntimeError(
+            f"the plan has states on a disk behind the memory of parameters: name its folder, "
+            f"{SECOND_TIER_OPTION}"
+        )
+    check_supported_optimizer(optimizer)
+    known = dict(model.named_parameters())
+    missing = [path for path in lodging.paths if path not in known]
+    if missing:
+        raise RuntimeError(f"the plan moves the parameter {missing[0]}, which this model has not")
+    apart = _parameter_numbers(known, optimizer, [lodging.paths[place] for place in lodging.far])
+    resident = _parameter_numbers(known, optimizer, lodging.resident)
+    near = _offloaded_state_bytes(known, optimizer, lodging, apart, resident)
+    parameters = [known[path] for path in lodging.paths]
+    # What is computed where it is begins at a multiple of 64, whatever parameters take.
+    sizes = (lodging.far_staging, near, lodging.parameters, lodging.copies, lodging.sums)
+    if sum(p.numel() * p.element_size() for p in parameters) != lodging.parameters:
+        raise RuntimeError("the plan was made for parameters of other sizes or dtypes")
+    device = next(p.device for group in optimizer.param_groups for p in group["params"])
+    memory = create_offload_target(device, sum(sizes), folder)
+    begins = [sum(sizes[:number]) for number in range(len(sizes))]
+    _, beside, own, copies, sums = (
+        TargetSlice(memory, b, s) for b, s in zip(begins, sizes, strict=True)
+    )
+    home = None
+    far: SecondTierStore | None = None
+    try:
+        home = ParameterStore(parameters, lodging.paths, lodging.there, own, copies)
+        passed: StateTarget = beside
+        if lodging.far and far_folder:
+            each = lodging.far_staging // TIER_BUFFERS
+            size, bounce = lodging.far_states, min(BOUNCE_BYTES, each)
+            behind = SecondTier(memory, size, far_folder, near, bounce)
+            far = SecondTierStore(memory, behind, 0, each)
+            passed = TieredStates(beside, far)
+        kind, groups = type(optimizer), optimizer.param_groups
+        updates = PiecewiseOptimizer(
+            kind, groups, None, lodging.piece, lambda _: passed, home, apart, resident
+        )
+        updates.far = far
+        stepping = _stepping(optimizer, updates)
+        home.stepping = weakref.ref(stepping)
+        if lodging.away:
+            home.lane = updates.lane = _make_host_updater(home, updates, lodging, beside, sums)
+        return home, stepping
+    except BaseException:
+        if home is not None:
+            home.close()
+        if far is not None:
+            far.behind.close()
+        memory.close()
+        raise
+
+
+def _make_host_updater(
+    home: ParameterStore,
+    updates: PiecewiseOptimizer,
+    lodging: OffloadSpec,
+    states: TargetSlice,
+    sums: TargetSlice,
+) -> HostUpdater:
+    """What updates parameters where they live."""
+    own = {id(parameter) for parameter in updates.parameters}
+    for number in lodging.away:
+        if id(home.parameters[number]) not in own:
+            raise RuntimeError(f"{home.paths[number]} is in no group of the optimiser")
+    if home.device.type != "cpu" and any(
+        s.param_groups[0].get("fused") for s in updates.shadow_optimizers
+    ):
+        raise RuntimeError(
+            "an optimiser with fused=True keeps its steps on the device, and parameters are "
+            "updated in the host's memory: leave fused out"
+        )
+    lane = HostUpdater(home, updates, lodging.away, states, sums)
+    size = lane.bench.bytes + (0 if updates.far is None else updates.far.bytes)
+    if home.device.type == "cpu" and size > lodging.bench:
+        raise RuntimeError(
+            f"updates on the disk pass through {size} bytes, in the plan "
+            f"{lodging.bench}: plan again with the optimiser's settings"
+        )
+    return lane
+
+
+def _parameter_numbers(
+    known: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, paths: Sequence[str]
+) -> frozenset[int]:
+    """The numbers, in an optimiser, of the parameters of some paths; raises RuntimeError where one
+    is not there."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+    for path in paths:
+        if id(known.get(path)) not in numbers:
+            raise RuntimeError(f"{path} has a gradient, and is in no group of the optimiser")
+    return frozenset(numbers[id(known[path])] for path in paths)
+
+
+def _offloaded_state_bytes(
+    known: Mapping[str, torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    lodging: OffloadSpec,
+    apart: Collection[int],
+    resident: Collection[int],
+) -> int:
+    """The bytes of the states that an optimiser has in the slow memory, without those of the
+    numbers `apart` and `resident`; raises RuntimeError where it is not the plan's."""
+    kind, groups = type(optimizer), optimizer.param_groups
+    if kind.__name__ != lodging.optimizer:
+        raise RuntimeError(
+            f"the plan was made for {lodging.optimizer}, and the optimiser is {kind.__name__}"
+        )
+    parameters = [p for group in groups for p in group["params"]]
+    counts = [states_per_parameter(kind, group) for group in groups for _ in group["params"]]
+    pieces = split_into_pieces(parameters, counts, lodging.piece)
+    sizes = {id(p): [each.size for each in own] for p, own in zip(parameters, pieces, strict=True)}
+    for path in lodging.updated:
+        if id(known.get(path)) not in sizes:
+            raise RuntimeError(f"{path} has a gradient, and is in no group of the optimiser")
+    far = [size for number in apart for size in sizes[id(parameters[number])]]
+    through = TIER_BUFFERS * max(far, default=0)
+    stay = [size for number in resident for size in sizes[id(parameters[number])]]
+    elsewhere = sum(far) + sum(stay)
+    found = sum(sum(sizes[id(known[path])]) for path in lodging.updated) - elsewhere + through
+    staging = STAGING_BUFFER_COUNT * max(size for own in sizes.values() for size in own)
+    planned = (lodging.states, lodging.staging, lodging.far_states, lodging.far_staging)
+    if (found, staging, sum(far), through, sum(stay)) != (*planned, lodging.resident_states):
+        raise RuntimeError(
+            f"the optimiser's states take {found} bytes and pass through {staging}, in the plan "
+            f"{lodging.states} and {lodging.staging}: plan again with its settings"
+        )
+    return sum(map(sum, sizes.values())) - elsewhere
+
+
+@dataclass(frozen=True)
+class OffloadedModule:
+    """The home of such parameters, and the `positions` of these among the tensors of a call; of
+    several microbatches each but the last one runs the step `adding`, with its facts."""
+
+    home: ParameterStore
+    positions: tuple[int, ...]
+    adding: tuple[StepProgram, Interface] | None = None
+
+    def program(self, step: StepProgram, interface: Interface) -> tuple[StepProgram, Interface]:
+        """What a call runs, and its facts."""
+        home = self.home
+        optimizer = home.optimizer
+        if self.adding is not None and optimizer is not None and optimizer.adding:
+            step, interface = self.adding
+        return functools.partial(step, home), interface
+
+    def plain(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors of a call without these parameters; raises PlanMismatch where another one is
+        in the place of such a parameter."""
+        home = self.home
+        for number, position in enumerate(self.positions):
+            if tensors[position] is not home.parameters[number]:
+                raise PlanMismatch(
+                    f"{home.paths[number]} is another object than when its values were moved to "
+                    f"another memory; undo it, or load the plan again"
+                )
+        remote = set(self.positions)
+        return [tensor for position, tensor in enumerate(tensors) if position not in remote]
+
+    def members(self, base: type) -> dict[str, Any]:
+        """The methods of such a module, of a class derived from `base`."""
+        home = self.home
+        own: Any = base
+
+        def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+            """As that of the model, with copies of all tensors, those that stay on the device
+            among them, until the optimiser is closed: what was saved is of one step, whatever is
+            trained later."""
+            with home.states():
+                found = own.state_dict(self, *args, **kwargs)
+            own_ones = kwargs.get("keep_vars") or home.left
+            return found if own_ones else _copy_resident_tensors(found, self, home)
+
+        def load_state_dict(
+            self: Any, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+        ) -> Any:
+            """As that of the model; a parameter goes to where it lives."""
+            if assign and not home.left:
+                raise RuntimeError(
+                    "load_state_dict(assign=True) would replace parameters that live in another "
+                    "memory: leave assign out"
+                )
+            with home.states():
+                return own.load_state_dict(self, state_dict, strict, assign)
+
+        def gathered(self: Any) -> contextlib.AbstractContextManager[None]:
+            """Within it all parameters are on the device; see the optimiser's `gathered`."""
+            return home.gathered()
+
+        return {"state_dict": state_dict, "load_state_dict": load_state_dict, "gathered": gathered}
+
+
+def _copy_resident_tensors(found: Any, module: torch.nn.Module, home: ParameterStore) -> Any:
+    """A `state_dict` with copies in place of what the module has on the device."""
+    own = (
+        each for each in (*module.parameters(), *module.buffers()) if type(each) is not home.kind
+    )
+    shown = {each.untyped_storage().data_ptr() for each in own}
+    for name, value in found.items():
+        if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in shown:
+            found[name] = value.clone()
+    return found

@@ -1,0 +1,89 @@
+"""`tightfit trace`: a factory's model as a graph file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tightfit.stages.torch_utils.operators_option import add_operators_argument, operators_setting
+from tightfit.util.command_line import LineageEntry
+from tightfit.util.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tightfit.schemas.graph.training_graph import Graph
+    from tightfit.stages.torch_utils.model_factory import BuiltModel
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the stage."""
+    parser.add_argument("--factory", required=True, help="package.module:function")
+    parser.add_argument("--arguments", default="{}", help="keyword arguments, a JSON object")
+    parser.add_argument("--name", required=True, help="the model's label")
+    parser.add_argument("--device", default="cpu", help="the device that will train it")
+    parser.add_argument("--out", required=True, help="the graph file to write")
+    parser.add_argument(
+        "--search-path", action="append", default=[], help="a directory with the factory's package"
+    )
+    parser.add_argument(
+        "--ones", action="store_true", help="rest on inputs that hold nothing but ones"
+    )
+    parser.add_argument(
+        "--channels-last",
+        action="store_true",
+        help="convolutions on such tensors, for fused kernels",
+    )
+    add_operators_argument(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Builds the model without memory where it can be, captures it and writes the graph. Where it
+    may rest on ones, the model is built with memory: inputs without have no contents."""
+    from tightfit.schemas.graph.training_graph import write_graph
+    from tightfit.stages.torch_utils.custom_operators import register_operators
+    from tightfit.stages.torch_utils.model_factory import build_from_factory
+    from tightfit.stages.trace.program import FakeConstantError
+
+    arguments = parse_arguments(options.arguments)
+    where = (options.search_path, options.device)
+    with register_operators(options.operators, options.search_path):
+        try:
+            built = build_from_factory(options.factory, arguments, not options.ones, *where)
+            graph = _trace_built(built, options)
+        except FakeConstantError:
+            built = build_from_factory(options.factory, arguments, False, *where)
+            graph = _trace_built(built, options)
+    write_graph(options.out, graph)
+
+
+def _trace_built(built: BuiltModel, options: argparse.Namespace) -> Graph:
+    from tightfit.stages.trace.trace import trace
+
+    given = replace(built, ones=options.ones)
+    return trace(given, options.name, options.device, options.channels_last)
+
+
+def derived(options: argparse.Namespace) -> list[LineageEntry]:
+    """What `run` made of what."""
+    settings = {
+        "factory": options.factory,
+        "arguments": parse_arguments(options.arguments),
+        "name": options.name,
+        "device": options.device,
+        **({"ones": True} if options.ones else {}),
+        **({"channels_last": True} if options.channels_last else {}),
+        **operators_setting(options),
+    }
+    return [LineageEntry([options.out], [], settings, options.factory, options.search_path)]
+
+
+def parse_arguments(text: str) -> dict[str, Any]:
+    """The factory's keyword arguments; raises ConfigError when the text is no JSON object."""
+    try:
+        arguments = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--arguments is not JSON ({error})") from error
+    if not isinstance(arguments, dict):
+        raise ConfigError("--arguments is not a JSON object")
+    return arguments

@@ -1,0 +1,316 @@
+"""`validate`: runs a planned module against the original model and writes what it measured."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tightfit.schemas import store
+from tightfit.schemas.graph.training_graph import Graph, has_fused_kernels, read_graph
+from tightfit.schemas.measurement import write_measurement, write_memory_timeline
+from tightfit.schemas.package_manifest import check_package_sources, module_digest
+from tightfit.schemas.plan import plan_digest
+from tightfit.stages.torch_utils.operators_option import add_operators_argument, operators_setting
+from tightfit.util.budget import NO_BUDGET
+from tightfit.util.command_line import LineageEntry, parse_count
+from tightfit.util.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tightfit.stages.torch_utils.model_factory import BuiltModel
+    from tightfit.stages.validate.measure import OriginalMeasurement
+    from tightfit.stages.validate.validate import Validation
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, runs: int, timed: str) -> None:
+    """Adds their options; `runs` is how often it is timed by default, `timed` what is."""
+    parser.add_argument("--factory", required=True, help="the model's factory, module:function")
+    parser.add_argument("--arguments", default="{}", help="JSON object of the factory's arguments")
+    parser.add_argument("--search-path", action="append", default=[], help="where factories are")
+    add_operators_argument(parser)
+    parser.add_argument("--device", default="cpu", help="the device to run on (default: cpu)")
+    parser.add_argument(
+        "--threads", type=parse_count, help="threads of the CPU (default: PyTorch's)"
+    )
+    parser.add_argument("--pairs", type=int, default=runs, help=f"{timed} (default: {runs})")
+
+
+def parse_factory_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """The factory's arguments; raises ConfigError where they are not JSON."""
+    try:
+        arguments: dict[str, Any] = json.loads(options.arguments)
+    except ValueError as error:
+        raise ConfigError(f"--arguments: is not JSON ({error})") from error
+    return arguments
+
+
+def memory_line_path(options: argparse.Namespace) -> Path:
+    """The file of memory lines that is to be written."""
+    return Path(options.line or Path(options.out).with_name("line.arrow"))
+
+
+def lineage_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The options by name, for the record of what was made of what."""
+    return {
+        "factory": options.factory,
+        "arguments": parse_factory_arguments(options),
+        "device": options.device,
+        "pairs": options.pairs,
+        **operators_setting(options),
+        **({} if options.threads is None else {"threads": options.threads}),
+    }
+
+
+@contextlib.contextmanager
+def prepare_model(options: argparse.Namespace, graph: Graph) -> Iterator[BuiltModel]:
+    """Within it the model is there, with its operators registered and the threads that were asked
+    for. Raises ConfigError where the graph is of another kind of device."""
+    import torch
+
+    from tightfit.stages.torch_utils.custom_operators import register_operators
+    from tightfit.stages.torch_utils.devices import require_device
+    from tightfit.stages.torch_utils.model_factory import build_from_factory
+    from tightfit.stages.validate.comparison import SEED
+
+    require_device(options.device)
+    if torch.device(options.device).type != graph.device:
+        raise ConfigError(f"--device {options.device}: the graph was traced for {graph.device}")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    arguments = parse_factory_arguments(options)
+    torch.manual_seed(SEED)
+    with register_operators(options.operators, options.search_path):
+        place = {"search_path": options.search_path, "device": options.device}
+        yield build_from_factory(options.factory, arguments, **place)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the stage."""
+    add_model_arguments(parser, 15, "timed pairs of steps, or with --reference timed steps")
+    parser.add_argument(
+        "--graph",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="graph.arrow of the model; of several the one that the module was made from is taken, "
+        "and that of a plan of eager's kernels beside",
+    )
+    parser.add_argument("--plan", required=True, help="plan.json of the planned module")
+    parser.add_argument(
+        "--pipeline", type=Path, help="the folder that `split` wrote, where the module is one"
+    )
+    parser.add_argument("--module", required=True, help="directory of the planned module")
+    parser.add_argument(
+        "--unplanned",
+        help="directory of the module that runs fused kernels unplanned; not for eager's",
+    )
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        help="reference.arrow of the model, with line.arrow beside it: the model's own step is not "
+        "run again where the plan gives what it gave",
+    )
+    parser.add_argument(
+        "--disk", help="the folder of a disk that a plan sends to (default: that of TIGHTFIT_DISK)"
+    )
+    parser.add_argument(
+        "--far-disk", help="the folder of a third memory, where the plan has states in one"
+    )
+    parser.add_argument("--plan-seconds", type=float, help="how long planning took, to record")
+    parser.add_argument(
+        "--out", required=True, help="measurement.arrow to write, of a pipeline measurement.json"
+    )
+    parser.add_argument("--line", help="memory lines to write (default: line.arrow beside --out)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the stage, prints the verdict, and returns the exit code: 1 for a plan that failed,
+    unless many are validated at a time. Of a plan without a program (verdict "infeasible") nothing
+    is built."""
+    from tightfit.schemas.package_manifest import find_package_graph
+    from tightfit.stages.validate.predictions import predicted_measurement, read_predictions
+    from tightfit.util.command_line import is_standalone, print_verdict
+
+    if options.pipeline is not None:
+        _run_pipeline(options)
+        return 0
+    path = find_package_graph(options.module, options.graph)
+    graph, plan = read_graph(path), read_predictions(options.plan)
+    check_package_sources(options.module, store.read_header(path).digest, plan_digest(options.plan))
+    if options.pairs < 0:
+        raise ConfigError(f"--pairs {options.pairs}: must be 0 or more")
+    if any(map(has_fused_kernels, options.graph)) != (options.unplanned is not None):
+        raise ConfigError(
+            "--unplanned: is for graphs of fused kernels, and needed there (the module of the "
+            "strategy unplanned)"
+        )
+    if plan.get("gpu") and graph.device == "cpu":
+        raise ConfigError(
+            f"{options.plan}: is a plan for a GPU by its description, which is not here: there is "
+            "nothing to validate it on"
+        )
+    digest = module_digest(options.module)
+    if plan.get("verdict") == "infeasible":
+        write_memory_timeline(memory_line_path(options), [])
+        found = predicted_measurement(graph, plan, options.plan_seconds)
+    else:
+        result = _run_validation(options, path, graph, plan)
+        write_memory_timeline(memory_line_path(options), result.line)
+        found = result.measurement
+    write_measurement(options.out, found, digest)
+    print_verdict(found.verdict, found.sentence, options)
+    return int(found.verdict == "failed" and is_standalone(options))
+
+
+def _run_validation(
+    options: argparse.Namespace, path: Path, graph: Graph, plan: dict[str, Any]
+) -> Validation:
+    """What a module of the graph at `path` is found to do."""
+    from tightfit.stages.validate.load import use_disk_folder
+    from tightfit.stages.validate.offloaded_parameters import (
+        has_offloaded_parameters,
+        validate_offloaded_step,
+    )
+    from tightfit.stages.validate.validate import validate
+    from tightfit.util.progress import ProgressPrinter
+
+    _set_plan_threads(options, plan)
+    asked = "" if plan["budget"] == NO_BUDGET else f" {plan['budget']}"
+    report = ProgressPrinter(f"{graph.model}: running {plan['strategy']}{asked}", "steps at most")
+    with prepare_model(options, graph) as built, use_disk_folder(options.disk):
+        if has_offloaded_parameters(options.module):
+            return validate_offloaded_step(
+                graph,
+                built,
+                plan,
+                options.module,
+                options.pairs,
+                options.device,
+                far_folder=options.far_disk,
+                report=report,
+            )
+        result = validate(
+            graph,
+            built,
+            plan,
+            options.module,
+            options.pairs,
+            options.plan_seconds,
+            options.device,
+            options.unplanned if has_fused_kernels(path) else None,
+            report,
+            _load_original(options),
+        )
+        return _add_eager_fallback(options, built, result)
+
+
+def _set_plan_threads(options: argparse.Namespace, plan: Mapping[str, Any]) -> None:
+    """Runs with the threads that a plan's bytes hold for. Raises ConfigError where others are asked
+    for: some operators take other workspaces then."""
+    threads = plan.get("threads")
+    if options.threads not in (None, threads) and threads is not None:
+        raise ConfigError(
+            f"--threads {options.threads}: the costs of {options.plan} were measured with "
+            f"{threads}, and its bytes hold for as many: leave --threads out, or plan again from "
+            f"costs of `tightfit profile --threads {options.threads}`"
+        )
+    options.threads = threads if options.threads is None else options.threads
+
+
+def _load_original(options: argparse.Namespace) -> OriginalMeasurement | None:
+    """What was measured of the model's own step, None where nothing is given, or where it was
+    measured on another device, with another build of PyTorch or other threads. Raises ConfigError
+    where it is another model's."""
+    from tightfit.schemas.measurement import read_memory_timeline
+    from tightfit.schemas.reference import read_reference
+    from tightfit.stages.validate.measure import OriginalMeasurement
+
+    if options.reference is None:
+        return None
+    reference = read_reference(options.reference)
+    if reference.graph not in [store.read_header(path).digest for path in options.graph]:
+        raise ConfigError(
+            f"--reference {options.reference}: was measured of another graph than "
+            f"{options.graph[0]}, measure it again with `tightfit reference`"
+        )
+    found = OriginalMeasurement(
+        reference, read_memory_timeline(options.reference.with_name("line.arrow"))
+    )
+    return found if found.matches_device(options.device) else None
+
+
+def _add_eager_fallback(
+    options: argparse.Namespace, built: BuiltModel, result: Validation
+) -> Validation:
+    """The result with what is found of a plan of eager's kernels that the module carries."""
+    from tightfit.schemas.measurement import FAILED_VERDICT
+    from tightfit.stages.validate.validate import check_eager_fallback, has_eager_fallback
+
+    found = result.measurement
+    if found.verdict == FAILED_VERDICT or not has_eager_fallback(options.module):
+        return result
+    own = [path for path in options.graph if not has_fused_kernels(path)]
+    if not own:
+        raise ConfigError(
+            f"{options.module}: carries a plan of eager's kernels, give its graph as --graph, too"
+        )
+    wrong, told = check_eager_fallback(read_graph(own[0]), built, options.module, options.device)
+    if wrong:
+        return replace(result, measurement=replace(found, verdict=FAILED_VERDICT, sentence=wrong))
+    said = f"{found.sentence} {told}".strip()
+    return replace(result, measurement=replace(found, sentence=said))
+
+
+def _run_pipeline(options: argparse.Namespace) -> None:
+    """Runs the ranks of a pipeline on this machine."""
+    from tightfit.schemas.graph.training_graph import GRAPH
+    from tightfit.schemas.pipeline import PIPELINE_FILE, read_pipeline
+    from tightfit.schemas.pipeline_measurement import FAILED_VERDICT, write_pipeline_measurement
+    from tightfit.schemas.pipeline_plan import read_pipeline_plan
+    from tightfit.stages.torch_utils.custom_operators import register_operators
+    from tightfit.stages.validate.load import load_package
+    from tightfit.stages.validate.pipeline import ModelSource, validate_pipeline
+    from tightfit.util.errors import ModelError
+    from tightfit.util.progress import ProgressPrinter
+
+    pipeline, plan = (
+        read_pipeline(options.pipeline / PIPELINE_FILE),
+        read_pipeline_plan(options.plan),
+    )
+    if [store.read(path, GRAPH).digest for path in options.graph] != [pipeline.graph]:
+        raise ConfigError(f"{options.pipeline}: is the pipeline of another graph")
+    load_package(options.module)
+    source = ModelSource(options.factory, parse_factory_arguments(options), options.search_path)
+    with register_operators(options.operators, options.search_path):
+        report = ProgressPrinter(f"{pipeline.model}: running its pipeline", "steps")
+        measured = validate_pipeline(source, pipeline, plan, Path(options.module), report)
+    write_pipeline_measurement(options.out, measured)
+    print(measured.sentence)
+    if measured.verdict == FAILED_VERDICT:
+        raise ModelError(measured.sentence)
+
+
+def derived(options: argparse.Namespace) -> list[LineageEntry]:
+    """What `run` made of what."""
+    far = {} if options.far_disk is None else {"far_disk": options.far_disk}
+    from tightfit.schemas.package_manifest import find_package_graph
+
+    graph = options.graph[0]
+    if options.pipeline is None:
+        graph = find_package_graph(options.module, options.graph)
+    read = [graph, options.plan, options.module]
+    read += (
+        [options.unplanned] if options.unplanned is not None and has_fused_kernels(graph) else []
+    )
+    read += [] if options.reference is None else [options.reference]
+    if options.pipeline is not None:
+        from tightfit.schemas.pipeline import PIPELINE_FILE
+
+        read.append(str(options.pipeline / PIPELINE_FILE))
+    outputs = [options.out, *([] if options.pipeline is not None else [memory_line_path(options)])]
+    settings = lineage_settings(options) | far
+    return [LineageEntry(outputs, read, settings, options.factory, options.search_path)]

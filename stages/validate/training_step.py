@@ -1,0 +1,195 @@
+"""One training step of a module, run in the way that all memory figures assume."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tightfit.schemas.graph.training_graph import NO_VALUE, Graph
+from tightfit.stages.runtime.pytree import flatten
+from tightfit.stages.torch_utils.model_factory import BuiltModel, Sample, map_leaves
+from tightfit.util.errors import ModelError
+
+MakeOutputGradient = Callable[[Tensor], Tensor]
+"""Makes the gradient that arrives at an output."""
+
+
+@dataclass(frozen=True)
+class StepRunner:
+    """Runs steps of a model or of its plan.
+
+    `receives` are the positions, among the leaves of the output, that get a gradient, each tensor
+    once. Without a loss their gradients are made after the forward; outputs, these gradients and
+    the loss are held by the caller until the step has ended.
+    """
+
+    outputs_with_gradient: Sequence[int]
+    loss: Callable[[Any], Tensor] | None
+
+    @classmethod
+    def of(cls, graph: Graph, built: BuiltModel) -> StepRunner:
+        """The stepper of a traced model; raises ModelError when the loss is not the traced one."""
+        if graph.has_loss != (built.loss is not None):
+            raise ModelError(
+                f"{built.label} returns {'no' if graph.has_loss else 'a'} loss, unlike when "
+                f"{graph.model} was traced"
+            )
+        first: dict[int, int] = {}
+        for index, output in enumerate(graph.outputs):
+            if output.tangent != NO_VALUE:
+                first.setdefault(output.tangent, index)
+        return cls(list(first.values()), built.loss)
+
+    def run(
+        self, module: nn.Module, sample: Sample, tangent: MakeOutputGradient = torch.ones_like
+    ) -> tuple[Any, Any]:
+        """One forward and backward; gives the output, and the loss or the gradients it received."""
+        output = self.forward(module, sample)
+        return output, self.backward(output, tangent)
+
+    def forward(self, module: nn.Module, sample: Sample) -> Any:
+        """The output of one forward."""
+        args, kwargs = sample
+        return module(*args, **kwargs)
+
+    def backward(self, output: Any, tangent: MakeOutputGradient = torch.ones_like) -> Any:
+        """One backward; gives the loss or the gradients that the output received."""
+        if self.loss is not None:
+            value = self.loss(output)
+            with _disable_autocast(value.device.type):
+                value.backward()
+            return value
+        leaves, _ = flatten(output)
+        receiving = [leaves[index] for index in self.outputs_with_gradient]
+        del leaves
+        tangents = [tangent(leaf) for leaf in receiving]
+        device = receiving[0].device.type if receiving else "cpu"
+        with _disable_autocast(device):
+            torch.autograd.backward(receiving, tangents)
+        return tangents
+
+
+def _disable_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
+    """A backward runs outside of autocast, also where the forward is within it."""
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return contextlib.nullcontext()
+
+
+def random_output_gradients(seed: int) -> MakeOutputGradient:
+    """Makes the same normally distributed tangents whenever it is used anew, without touching the
+    default generator."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def make(leaf: Tensor) -> Tensor:
+        dtype = torch.complex64 if leaf.is_complex() else torch.float32
+        numbers = torch.randn(leaf.shape, generator=generator, dtype=dtype, device="cpu")
+        return torch.empty_like(leaf).copy_(numbers)
+
+    return make
+
+
+def detach_sample(sample: Sample) -> Sample:
+    """A sample whose tensors that require gradients are leaves of their own, without gradient."""
+
+    def renew(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            return leaf.detach().clone().requires_grad_()
+        return leaf
+
+    return map_leaves(renew, sample)
+
+
+def clear_gradients(module: nn.Module, sample: Sample) -> None:
+    """Sets `.grad` of all parameters and inputs to None."""
+    module.zero_grad(set_to_none=True)
+    for leaf in flatten(sample)[0]:
+        if isinstance(leaf, Tensor):
+            leaf.grad = None
+
+
+def randomize_sample(sample: Sample, seed: int, tied: bool = False) -> Sample:
+    """A sample of the same shapes, strides and dtypes with other contents.
+
+    Numbers with a fraction are drawn anew between the smallest and the largest that were there, so
+    that probabilities stay such; all others, marks and what is not finite are arranged in another
+    order. A tensor that the sample holds in several places becomes several tensors, unless `tied`.
+    The default generators are left alone. `sample` itself keeps its tensors.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    known: dict[int, Tensor] = {}
+
+    def renew(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if tied and id(leaf) in known:
+            return known[id(leaf)]
+        known[id(leaf)] = filled = _copy_with_layout(leaf, _random_values(leaf.detach(), generator))
+        return filled
+
+    return map_leaves(renew, sample)
+
+
+def copy_sample(sample: Sample) -> Sample:
+    """The same contents in tensors of their own, which are leaves without gradient; what was one
+    tensor in several places stays one."""
+    known: dict[int, Tensor] = {}
+
+    def copied(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if id(leaf) not in known:
+            known[id(leaf)] = _copy_with_layout(leaf, leaf.detach())
+        return known[id(leaf)]
+
+    return map_leaves(copied, sample)
+
+
+def _random_values(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    if tensor.layout != torch.strided or not tensor.numel():
+        return tensor
+    if not _is_continuous(tensor):
+        order = torch.randperm(tensor.numel(), generator=generator, device="cpu").to(tensor.device)
+        return tensor.reshape(-1)[order].view(tensor.shape)
+    if tensor.is_complex():
+        parts = torch.view_as_real(tensor.resolve_conj().contiguous())
+        return torch.view_as_complex(_draw_uniform(parts, generator).contiguous())
+    return _draw_uniform(tensor, generator)
+
+
+def _is_continuous(tensor: Tensor) -> bool:
+    if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.isfinite().all():
+        return False
+    if tensor.is_complex():
+        return True
+    first = tensor.reshape(-1)[0]
+    others = tensor[tensor != first]
+    return bool(others.numel()) and bool((others != others[0]).any())
+
+
+def _draw_uniform(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    low, high = tensor.min().double(), tensor.max().double()
+    numbers = torch.rand(tensor.shape, generator=generator, dtype=torch.float64, device="cpu")
+    return (low + (high - low) * numbers.to(tensor.device)).to(tensor.dtype)
+
+
+def _copy_with_layout(tensor: Tensor, values: Tensor) -> Tensor:
+    """Values in a new tensor of the layout of another; where its elements share bytes, values of
+    dimensions that do are those of their first place."""
+    if tensor.layout != torch.strided:
+        return values.clone().requires_grad_(tensor.requires_grad)
+    filled = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    target = filled
+    for dimension, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            target = target.narrow(dimension, 0, 1)
+            values = values.narrow(dimension, 0, 1)
+    target.copy_(values)
+    return filled.requires_grad_(tensor.requires_grad)

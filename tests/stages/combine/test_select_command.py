@@ -1,0 +1,122 @@
+"""`choose` from a strategy's own plans, and what it goes on to where these lead to none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.stages.audit.towers import solve_tower, stage
+from tightfit.__main__ import main
+from tightfit.schemas.frontier import read_frontier
+from tightfit.schemas.plan import Plan, read_plan
+from tightfit.stages.combine.frontier_files import FrontierFiles
+from tightfit.stages.combine.select_command import FAR_GAP, OUTPUT_FILES
+
+STRATEGY = ("--strategy", "rotor")
+LEAST = "1B"
+
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with the own plans and the whole frontier of a strategy."""
+    folder = tmp_path_factory.mktemp("solved")
+    solve_tower(folder, folder / "store")
+    for name, more in (("given", ["--given"]), ("frontier", [])):
+        words = (*STRATEGY, *makings(folder), *more, "--out", folder / f"{name}.arrow")
+        stage("combine", *files(folder), *words)
+    return folder
+
+
+def files(folder: Path) -> tuple[object, ...]:
+    return ("--graph", folder / "graph.arrow", "--costs", folder / "costs.arrow")
+
+
+def makings(folder: Path) -> tuple[object, ...]:
+    return ("--blocks", folder / "blocks.arrow", "--options", folder / "options.arrow")
+
+
+def chosen(folder: Path, out: Path, name: str, budget: str, *more: object) -> Plan:
+    words = ("--frontier", folder / f"{name}.arrow", "--budget", budget, "--out", out)
+    stage("choose", *files(folder), *words, *more)
+    return read_plan(out / "plan.json")
+
+
+def same(one: Path, other: Path) -> bool:
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in OUTPUT_FILES)
+
+
+def test_where_own_plans_lead_to_none_the_whole_frontier_is_made(
+    solved: Path, tmp_path: Path
+) -> None:
+    alone = chosen(solved, tmp_path / "alone", "given", LEAST)
+    whole = chosen(solved, tmp_path / "whole", "frontier", LEAST)
+    further = chosen(solved, tmp_path / "further", "given", LEAST, *makings(solved))
+    assert alone.smallest_budget and whole.smallest_budget
+    assert not alone.feasible and alone.smallest_budget > whole.smallest_budget
+    assert further == whole and same(tmp_path / "further", tmp_path / "whole")
+    assert further.smallest_budget is not None
+    least = chosen(
+        solved, tmp_path / "least", "given", f"{further.smallest_budget}B", *makings(solved)
+    )
+    assert least.feasible and least.peak == read_frontier(solved / "frontier.arrow").points[-1].peak
+
+
+def test_where_they_lead_to_one_it_is_not_made(
+    solved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = chosen(solved, tmp_path / "before", "given", "90%")
+    assert before.gap is not None and before.gap <= FAR_GAP
+    monkeypatch.setattr("tightfit.stages.combine.frontier_files.FrontierFiles.frontier", None)
+    found = chosen(solved, tmp_path / "found", "given", "90%", *makings(solved))
+    assert found.feasible and found == before and same(tmp_path / "found", tmp_path / "before")
+    unplanned = chosen(solved, tmp_path / "all", "given", "none", *makings(solved))
+    assert unplanned.feasible
+    unsearched = chosen(solved, tmp_path / "none", "given", LEAST, *makings(solved), "--no-search")
+    assert not unsearched.feasible
+
+
+def test_a_plan_far_from_its_bound_is_compared_with_that_from_the_whole_frontier(
+    solved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = chosen(solved, tmp_path / "alone", "given", "90%")
+    whole = chosen(solved, tmp_path / "whole", "frontier", "90%")
+    monkeypatch.setattr("tightfit.stages.combine.select_command.FAR_GAP", -1.0)
+    found = chosen(solved, tmp_path / "found", "given", "90%", *makings(solved))
+    assert alone.time is not None and whole.time is not None
+    assert found == (whole if whole.time < alone.time else alone)
+    made = FrontierFiles.frontier
+    monkeypatch.setattr(FrontierFiles, "frontier", lambda self, name: made(self, "unplanned"))
+    kept = chosen(solved, tmp_path / "kept", "given", "90%", *makings(solved))
+    assert kept == alone and same(tmp_path / "kept", tmp_path / "alone")
+
+
+def test_what_a_frontier_is_made_of_is_read_and_recorded(solved: Path, tmp_path: Path) -> None:
+    chosen(solved, tmp_path / "plan", "given", "90%", *makings(solved))
+    record = json.loads((tmp_path / "plan" / "lineage" / "plan.json.json").read_text())
+    names = {Path(entry["path"]).name for entry in record["inputs"]}
+    assert names == {"graph.arrow", "costs.arrow", "given.arrow", "blocks.arrow", "options.arrow"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--blocks", "blocks.arrow"), "--blocks and --options together"),
+        (("--options", "options.arrow"), "--blocks and --options together"),
+        (("--hierarchy", "hierarchy.arrow"), "and with them what else"),
+        (("--blocks", "nowhere", "--options", "nowhere"), "nowhere: cannot be read"),
+        (("--machine", "machine.json"), "and with them what else"),
+        (("--eager-blocks", "blocks.arrow"), "--eager-graph, --eager-costs"),
+    ],
+)
+def test_what_is_not_whole_is_refused(
+    solved: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    said: str,
+) -> None:
+    given = ("--frontier", solved / "given.arrow", "--budget", "90%", "--out", tmp_path / "plan")
+    assert main([str(word) for word in ("choose", *files(solved), *given, *words)]) == 1
+    assert said in capsys.readouterr().err and not (tmp_path / "plan").exists()

@@ -1,0 +1,124 @@
+"""What a planned module sends to a disk: counted as it runs, and held to what its plan says."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.stages.generate.plans import PLAN, traced
+from tests.stages.runtime.offload.test_transfers import LINK, leaves
+from tests.stages.trace import modules
+from tightfit.schemas.graph.training_graph import Graph
+from tightfit.schemas.measurement import FAILED_VERDICT
+from tightfit.schemas.plan import TransferTotals
+from tightfit.stages.generate.package import build_package, write_directory, zero_time_costs
+from tightfit.stages.simulate.simulate import simulate
+from tightfit.stages.torch_utils.model_factory import BuiltModel
+from tightfit.stages.validate.load import load_planned_module
+from tightfit.stages.validate.predictions import predicted_transfers
+from tightfit.stages.validate.transfer_check import check_transfers
+from tightfit.stages.validate.validate import validate
+from tightfit.util.errors import ArtifactError
+
+
+@pytest.fixture(scope="module")
+def made(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Graph, BuiltModel, dict[str, Any], Path]:
+    """A graph with its model, a plan that sends, and the folder of its module."""
+    torch.manual_seed(0)
+    graph, built = traced(modules.shared(), "shared")
+    costs = zero_time_costs(graph)
+    found = simulate(graph, costs, leaves(graph, costs, 2, 1.0), link=LINK)
+    folder = tmp_path_factory.mktemp("sent") / "module"
+    assert found.transfers is not None and found.transfers.left > 0
+    plan = {**PLAN, "peak": found.peak, "budget_bytes": None, "gap": None, "time": 0.5}
+    plan |= {"transfers": asdict(replace(found.transfers, waited=0.25))}
+    write_directory(folder, build_package(graph, found.steps, plan))
+    return graph, built, plan, folder
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIGHTFIT_DISK", str(tmp_path))
+
+
+def moved(plan: dict[str, Any]) -> TransferTotals:
+    return TransferTotals(**plan["transfers"])
+
+
+def test_bytes_and_waits_are_those_of_the_run(made: Any) -> None:
+    graph, built, plan, folder = made
+    found = validate(graph, built, plan, folder, pairs=2)
+    measured, said = found.measurement, moved(plan)
+    assert (measured.slow_memory, measured.slow_peak) == ("disk", said.host_peak)
+    assert measured.predicted_slow == said.host_peak and measured.predicted_waited == 0.25
+    assert measured.waited is not None and measured.measured_time is not None
+    assert 0 < measured.waited < measured.measured_time
+    assert f"has {said.host_peak:,} bytes in the disk at most, as predicted, and waits for" in (
+        measured.sentence
+    )
+    assert "where 250.0 ms were predicted" in measured.sentence
+    lines = {run: [p for p in found.line if p.run == run] for run in ("slow", "leaving", "waiting")}
+    assert max(point.live for point in lines["slow"]) == said.host_peak
+    assert lines["slow"][-1].live == 0 and sum(p.live for p in lines["leaving"]) == said.left
+    assert all(point.live >= 0 for point in found.line if point.run != "planned")
+    waited = sum(b.seconds - a.seconds for a, b in zip(*[iter(lines["waiting"])] * 2, strict=True))
+    assert waited < measured.measured_time * 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"host_peak": 8}, "bytes where 8 were predicted"),
+        ({"left": 8}, "a step sends to the disk"),
+        ({"returned": 8}, "a step brings back from the disk"),
+    ],
+)
+def test_other_bytes_than_predicted_are_told(made: Any, changes: dict[str, int], said: str) -> None:
+    graph, built, plan, folder = made
+    planned = load_planned_module(folder, built.model)
+    other = {**plan, "transfers": plan["transfers"] | changes}
+    assert said in check_transfers(graph, built, planned, moved(other))[0]
+    wrong, words = check_transfers(graph, built, planned, moved(plan))
+    assert not wrong and f"has {moved(plan).host_peak:,} bytes in the disk" in words
+
+
+def test_a_module_that_sends_what_no_plan_says_fails(made: Any) -> None:
+    graph, built, plan, folder = made
+    found = validate(graph, built, {**plan, "transfers": None}, folder, pairs=0).measurement
+    assert found.verdict == FAILED_VERDICT and "bytes where 0 were predicted" in found.sentence
+    assert (found.predicted_slow, found.slow_peak) == (0, moved(plan).host_peak)
+
+
+@pytest.mark.parametrize(
+    "transfers",
+    [
+        {"left": 1},
+        [],
+        {"left": 1, "returned": 1, "host_peak": 1.5, "waited": 0.0},
+        {"left": 1, "returned": 1, "host_peak": 1, "waited": "long"},
+        {"left": 1, "returned": 1, "host_peak": 10**30, "waited": 0.0},
+        {"left": -1, "returned": 1, "host_peak": 1, "waited": 0.0},
+        {"left": 1, "returned": 1, "host_peak": True, "waited": 0.0},
+        {"left": 1, "returned": 1, "host_peak": 1, "waited": 10**400},
+    ],
+)
+def test_a_plan_that_does_not_say_what_it_sends(transfers: Any) -> None:
+    with pytest.raises(ArtifactError, match="the plan does not say what it sends"):
+        predicted_transfers({"transfers": transfers})
+
+
+def test_the_folder_is_the_one_that_load_is_given(made: Any, tmp_path: Path) -> None:
+    _, built, _, folder = made
+    other = tmp_path / "other"
+    other.mkdir()
+    planned = load_planned_module(folder, built.model, disk=str(other))
+    for module in (planned, copy.deepcopy(planned)):
+        sending: Any = module._tightfit_sending
+        assert sending.folder == str(other)

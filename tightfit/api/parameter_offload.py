@@ -1,0 +1,394 @@
+"""Plans of a whole step whose parameters live in another memory, in part: made, checked, loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tightfit.api.backward_optimizer import GradientSettings, OptimizerSetup, measure_optimizer
+from tightfit.api.plan_arguments import OffloadLocations, check_folder, free_disk_bytes
+from tightfit.api.plan_result import ChosenPlan
+from tightfit.api.stage_runner import FUSED_KERNELS, StageRunner
+from tightfit.api.verification import check_optimizer_steps
+from tightfit.schemas.optimizer_plan import OptimizerPlan, OptimizerStepPrediction
+from tightfit.util.budget import MAX_BUDGET_BYTES
+from tightfit.util.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from tightfit.schemas.frontier import Frontier
+    from tightfit.schemas.link import HostLink
+    from tightfit.stages.combine.optimizer_offload.problem import OffloadProblem
+    from tightfit.stages.combine.optimizer_offload.search import OffloadSearchResult
+    from tightfit.stages.torch_utils.model_factory import BuiltModel
+
+ParameterPlacement = Literal["device", "away"]
+MicrobatchCounts = int | Sequence[int]
+"""How many microbatches make a step: of the sample, or of each shape, of which one is chosen."""
+MAX_ROOM_RETRIES = 4
+"""How often a plan is looked for with less room in the other memory where one takes too much."""
+MIN_OFFLOADED_BYTES = 1 << 20
+"""Parameters of fewer bytes stay on the device."""
+
+
+def check_parameter_offload(
+    parameters: str,
+    optimizer: object,
+    route: StageRunner,
+    otherwise: str,
+    cuda_graphs: bool,
+    shapes: int,
+    microbatches: MicrobatchCounts,
+) -> None:
+    """Raises ConfigError where parameters cannot live where they are to live."""
+    if parameters not in ("device", "away"):
+        raise ConfigError(f'plan: parameters is {parameters!r}, expected "device" or "away"')
+    counts = _microbatch_counts(microbatches, shapes)
+    if parameters == "device" and max(counts) > 1:
+        raise ConfigError(
+            'plan: microbatches: their gradients add up in another memory, for parameters="away": '
+            "on the device they add up anyway"
+        )
+    if parameters == "device":
+        return
+    for wrong, said in (
+        (optimizer is None, "needs the optimizer, which updates them in the backward"),
+        (
+            shapes > 1 and isinstance(microbatches, int),
+            "is for samples of one shape, or for as many numbers of microbatches",
+        ),
+        (route.strategy != "auto", "has a strategy of its own: leave strategy out"),
+        (route.machine is not None, "measures the link itself: leave machine out"),
+        (route.kernels == FUSED_KERNELS, "is not made with fused kernels yet"),
+        (cuda_graphs, "is not made of CUDA graphs"),
+        (otherwise == "original", "has no original to run, which needs all of them"),
+    ):
+        if wrong:
+            raise ConfigError(f'plan: parameters="away": {said}')
+
+
+def _microbatch_counts(microbatches: MicrobatchCounts, shapes: int) -> list[int]:
+    """How many microbatches of each shape make a step; raises ConfigError where that is no number,
+    or not one for each."""
+    several = isinstance(microbatches, Sequence) and not isinstance(microbatches, str)
+    counts: list[int] = [*microbatches] if several else [microbatches]  # type: ignore[misc, list-item]
+    for count in counts:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ConfigError(f"plan: microbatches is {count!r}, expected a number from 1 on")
+    if several and len(counts) != shapes:
+        raise ConfigError(
+            "plan: microbatches needs a number for each shape of samples: given are "
+            f"{_counted(len(counts), 'number')} for {_counted(shapes, 'shape')}"
+        )
+    return counts
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+@dataclass(frozen=True)
+class _OffloadCandidate:
+    """What was found for the samples of one shape, and what it was made of."""
+
+    built: BuiltModel
+    graph: Path
+    costs: Path
+    updating: OptimizerSetup
+    task: OffloadProblem
+    found: OffloadSearchResult
+    whole: OptimizerStepPrediction
+
+
+def _fastest_candidate(
+    route: StageRunner,
+    given: Sequence[BuiltModel],
+    written: str,
+    optimizer: torch.optim.Optimizer,
+    memories: OffloadLocations,
+    counts: Sequence[int],
+    gradients: GradientSettings,
+) -> _OffloadCandidate:
+    """The fastest plan of a step that is so many microbatches of each shape; raises the first
+    ConfigError where none is found."""
+    found, refused = [], None
+    for built, count in zip(given, counts, strict=True):
+        graph = route.trace(built)
+        _check_sizes(graph)
+        costs = route.profile(built, graph)
+        disk, away = memories.disk, not gradients.stay
+        updating = measure_optimizer(route, graph, built.model, optimizer, disk, away=away)
+        updating = replace(updating, gradients=gradients)
+        try:
+            route.progress.stage("combine")
+            task = replace(
+                _planning_task(graph, costs, updating, memories, count), engine=route.engine
+            )
+            beyond = _disk_tier_link(route, task.link, memories)
+            best = _plan_in_host_memory(task, beyond, updating, written)
+        except ConfigError as error:
+            refused = refused or error
+        else:
+            found.append(_OffloadCandidate(built, graph, costs, updating, *best))
+    if not found:
+        assert refused is not None
+        raise refused
+    return min(found, key=lambda each: each.found.seconds)
+
+
+def _plan_in_host_memory(
+    task: OffloadProblem, beyond: HostLink | None, updating: OptimizerSetup, written: str
+) -> tuple[OffloadProblem, OffloadSearchResult, OptimizerStepPrediction]:
+    """The fastest plan with the fewest states behind a link `beyond` the other memory, and what is
+    predicted of it. What a step sends takes places there, which can be more bytes than are ever
+    sent at once: a plan that takes more than there is room for is looked for anew with less. Raises
+    ConfigError where none is found."""
+    from tightfit.stages.combine.optimizer_offload.command import plan_step
+
+    room, sized = task.link.room, task
+    for _ in range(MAX_ROOM_RETRIES):
+        own, found = plan_step(sized, beyond, written)
+        whole = _predict_step(own, found, updating, "")
+        if whole.slow <= room:
+            return own, found, whole
+        less = sized.link.room - (whole.slow - room)
+        sized = replace(sized, link=replace(sized.link, room=less))
+    raise ConfigError(
+        f"the step takes {whole.slow:,} bytes in {task.link.other}, which has {int(room):,}: give "
+        "it more by room="
+    )
+
+
+def plan_with_offloaded_parameters(
+    route: StageRunner,
+    given: Sequence[BuiltModel],
+    written: str,
+    otherwise: str,
+    check: bool,
+    optimizer: torch.optim.Optimizer,
+    memories: OffloadLocations,
+    microbatches: MicrobatchCounts,
+    gradients: GradientSettings,
+) -> tuple[nn.Module, ChosenPlan]:
+    """The plan of a step whose parameters live in another memory, and its module."""
+    from tightfit.schemas.graph.training_graph import read_graph
+    from tightfit.stages.combine.optimizer_offload.plan import write_offload_plan
+
+    counts = _microbatch_counts(microbatches, len(given))
+    best = _fastest_candidate(route, given, written, optimizer, memories, counts, gradients)
+    built, graph, task, found = best.built, best.graph, best.task, best.found
+    place = best.costs.parent / "whole" / _plan_digest(found.updates, written, memories)
+    plan = write_offload_plan(place, task, found, written, _graph_digest(graph))
+    module = route.module(graph, place)
+    load = partial(_load_package, module, memories, gradients.keep, otherwise)
+    if check:
+        check_optimizer_steps(route, read_graph(graph), built, load, optimizer, task.microbatches)
+    fitted, stepping = load(built.model, optimizer)
+    made = ChosenPlan.of(plan, _no_frontier, lambda _: [], module)
+    whole = replace(best.whole, schedule=str(place / "schedule.arrow"))
+    object.__setattr__(made, "whole", whole)
+    object.__setattr__(made, "optimizer", stepping)
+    return fitted, made
+
+
+def load_whole(
+    package: Path | str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    disk: Path | str | None = None,
+    otherwise: Literal["error", "copy"] = "error",
+    far_disk: Path | str | None = None,
+    keep_gradients: bool = False,
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The module that takes the place of `model`, and the optimiser that takes the place of
+    `optimizer`, by the generated package of a plan whose parameters live in another memory: in a
+    file of the folder `disk`, on a GPU in the host's memory. Where the plan has states in a third
+    one, these are in a file of the folder `far_disk`. With `keep_gradients` the optimizer updates
+    in `step()`, and gradients are on the device until then, as where the plan was made with it.
+
+    Raises ArtifactError where the folder holds no such package, or one for another model or
+    optimiser, or where the other memory has no room, ConfigError where `disk` is no folder's path.
+    """
+    check_folder("load_whole", disk)
+    check_folder("load_whole", far_disk, "far_disk")
+    memories = OffloadLocations(disk, None if far_disk is None else str(far_disk))
+    return _load_package(package, memories, keep_gradients, otherwise, model, optimizer)
+
+
+def _load_package(
+    package: Path | str,
+    memories: OffloadLocations,
+    keep_gradients: bool,
+    otherwise: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> tuple[nn.Module, Any]:
+    """The module and the optimizer of a package."""
+    from tightfit.stages.validate.load import load_offloaded_module
+
+    planned, made = load_offloaded_module(
+        package, model, optimizer, *memories.folders, otherwise=otherwise
+    )
+    made.keep_gradients = keep_gradients
+    return planned, made
+
+
+def _planning_task(
+    graph: Path,
+    costs: Path,
+    updating: OptimizerSetup,
+    memories: OffloadLocations,
+    microbatches: int,
+) -> OffloadProblem:
+    """The task without a bound on what the device has."""
+    from tightfit.schemas.costs import read_costs
+    from tightfit.schemas.graph.training_graph import read_graph
+    from tightfit.schemas.optimizer_plan import OptimizerCosts
+    from tightfit.stages.combine.optimizer_offload.optimizer_in_backward import costs_by_value
+    from tightfit.stages.combine.optimizer_offload.problem import build_offload_problem
+    from tightfit.stages.runtime.offload.backward_optimizer import PIECE_BYTES
+
+    traced, paid = read_graph(graph), read_costs(costs)
+    task = build_offload_problem(
+        traced,
+        paid,
+        _host_link(updating, traced.device, memories),
+        costs_by_value(traced, updating.costs),
+        MAX_BUDGET_BYTES,
+        MIN_OFFLOADED_BYTES,
+        microbatches,
+        measured=OptimizerCosts(updating.optimizer, PIECE_BYTES, updating.costs, updating.spare),
+    )
+    if not task.remote:
+        raise _no_parameter_error()
+    return replace(task, accumulating=updating.gradients.stay)
+
+
+def _check_sizes(graph: Path) -> None:
+    """Raises ConfigError where no parameter is large enough to live in another memory, ahead of all
+    measurements."""
+    from tightfit.schemas.graph.training_graph import read_graph
+    from tightfit.stages.combine.optimizer_offload.problem import offloadable_parameters
+
+    if not offloadable_parameters(read_graph(graph), MIN_OFFLOADED_BYTES, moves=True):
+        raise _no_parameter_error()
+
+
+def _no_parameter_error() -> ConfigError:
+    return ConfigError(
+        f'plan: parameters="away": none has {MIN_OFFLOADED_BYTES} bytes or more for itself, and smaller ones '
+        "stay on the device: leave it out"
+    )
+
+
+def _host_link(updating: OptimizerSetup, device: str, memories: OffloadLocations) -> HostLink:
+    """The link, as it was measured, with the room that the other memory has now, or as much of it
+    as was said."""
+    from tightfit.stages.runtime.offload.disk_target import disk_folder_of
+
+    own = updating.link(device)
+    free = free_disk_bytes(disk_folder_of(memories.disk), "disk") if own.to == "disk" else math.inf
+    return replace(own, room=free if memories.room is None else min(free, memories.room))
+
+
+def _disk_tier_link(
+    route: StageRunner, link: HostLink, memories: OffloadLocations
+) -> HostLink | None:
+    """The link to a third memory, where there is one, with the room that it has now."""
+    from tightfit.schemas.link import HostLink
+    from tightfit.stages.profile.link_cache import cached_second_tier_link
+
+    if memories.far is None:
+        return None
+    far = cached_second_tier_link(route.store, route.device, memories.disk, memories.far)
+    each, room = min(far.speed.both), free_disk_bytes(memories.far, "far_disk")
+    return HostLink(each, far.speed.latency, False, room, link.to, link.room, far.memory)
+
+
+def _predict_step(
+    task: OffloadProblem, found: OffloadSearchResult, updating: OptimizerSetup, schedule: str
+) -> OptimizerStepPrediction:
+    """What is predicted of the step."""
+    from tightfit.stages.combine.memory_budget import baseline_bytes
+    from tightfit.stages.combine.optimizer_offload.gradient_accumulation import accumulation_peaks
+    from tightfit.stages.generate.optimizer_step import offload_copy_bytes, step_peaks
+    from tightfit.stages.generate.transfers import host_updated_parameters
+    from tightfit.stages.simulate.simulate import simulate
+
+    graph, updates, steps = task.graph, found.updates, found.replay.steps
+    own = sum(graph.storages[storage] for storage in task.remote)
+    there = sum(graph.storages[graph.values[value].storage] for value in updates.there)
+    fixed, transfers = baseline_bytes(graph), found.replay.transfers
+    here = found.adding is None and not host_updated_parameters(steps)
+    adds = accumulation_peaks(graph, task.costs, steps, task.link, updates) if here else None
+    last = simulate(graph, task.costs, steps, True, task.link, updates)
+    peak, first = step_peaks(graph, steps, updates)
+    adding = first_adding = sums = 0
+    copies = offload_copy_bytes(graph, steps, updates)
+    if found.adding is not None:
+        earlier = task.played(updates.there, here=False, adds=True)
+        adding, first_adding = step_peaks(graph, found.adding.steps, earlier)
+        copies, sums = max(copies, offload_copy_bytes(graph, found.adding.steps, earlier)), own
+    most = max(peak, first, adding, first_adding - task.sums)
+    alone = replace(task, accumulating=False).fixed + updates.staging + updates.bench
+    resident = sum(updates.costs[value].states for value in updates.on_device)
+    far, slow = updates.far, updating.slow - resident
+    if far is not None:
+        slow += far.staging(updates.costs) - far.states(updates.costs)
+    return OptimizerStepPrediction(
+        optimizer=updating.optimizer,
+        total=alone + (adds.most if adds and task.accumulating else there + most),
+        parameters=fixed.parameters - own + there,
+        buffers=fixed.buffers,
+        inputs=fixed.inputs,
+        staging=updates.staging,
+        peak=peak,
+        first_peak=first,
+        accumulating_peak=last.peak - there,
+        slow_memory=updating.slow_memory,
+        slow=slow + own + copies + sums,
+        moved=transfers.left if transfers else 0,
+        seconds=found.seconds,
+        waited=transfers.waited if transfers else 0.0,
+        schedule=schedule,
+        remote=own,
+        away=sum(task.size(value) for value in host_updated_parameters(steps)),
+        bench=updates.bench,
+        microbatches=task.microbatches,
+        microbatch_peak=adding,
+        first_microbatch_peak=first_adding,
+        gradients=adds.gradients if adds else task.sums,
+        opening_peak=adds.opening - there if adds else 0,
+        adding_peak=adds.adding - there if adds else 0,
+        accumulating_total=alone + adds.most if adds else 0,
+        far_memory="" if far is None else far.link.to,
+        far=0 if far is None else far.states(updates.costs),
+        resident=resident,
+    )
+
+
+def _plan_digest(updates: OptimizerPlan, written: str, memories: OffloadLocations) -> str:
+    far = updates.far
+    if far is not None:
+        # The free bytes of disks change all the time.
+        link = replace(far.link, room=math.inf, memory=math.inf)
+        updates = replace(updates, far=replace(far, link=link))
+    asked = written if memories.room is None else f"{written} {memories.room}"
+    return hashlib.sha256(f"{asked} {updates.text()}".encode()).hexdigest()[:32]
+
+
+def _graph_digest(graph: Path) -> str:
+    from tightfit.schemas.store import read_header
+
+    return read_header(graph).digest
+
+
+def _no_frontier() -> Frontier:
+    raise ConfigError("a plan whose parameters live in another memory is made for one budget")

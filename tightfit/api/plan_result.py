@@ -1,0 +1,196 @@
+"""A plan with the frontier that it was chosen from, for people to look at and to choose again."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+from tightfit.schemas.frontier import Frontier
+from tightfit.schemas.optimizer_plan import OptimizerStepPrediction
+from tightfit.schemas.plan import Plan
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_TABLE_ROWS = 12
+"""At most so many plans are shown in a table."""
+
+
+@dataclass(frozen=True)
+class FrontierEntry:
+    """A plan of a frontier: the smallest budget that it is within, in bytes of the whole step and
+    in percent (None where it is no percentage). Its peak is that of the step alone, in bytes; its
+    predicted seconds stand also in relation to the step that keeps everything."""
+
+    budget: int
+    percent: float | None
+    peak: int
+    seconds: float
+    relative_seconds: float
+
+
+def _round_up_percent(percent: float, digits: int) -> float:
+    """A percentage that, as a budget, is not below what it stands for; at most 100."""
+    return min(math.ceil(percent * 10**digits) / 10**digits, 100.0)
+
+
+def _pareto_entries(choices: Iterable[FrontierEntry]) -> list[FrontierEntry]:
+    """The choices that no other beats in both budget and time, by falling budget."""
+    found: list[FrontierEntry] = []
+    for choice in sorted(choices, key=lambda choice: (choice.budget, choice.seconds)):
+        if not found or choice.seconds < found[-1].seconds:
+            found.append(choice)
+    return found[::-1]
+
+
+class FrontierEntries(Sequence[FrontierEntry]):
+    """The plans of a frontier, and the one that was made, from most to least memory.
+    `plan(..., budget=made.frontier[3])` takes one of them; `chosen` is the number of the one that
+    was. `totals` are the bytes in all of each plan of a frontier for a GPU, which are reserved."""
+
+    def __init__(self, frontier: Frontier, plan: Plan, totals: Sequence[int] | None = None) -> None:
+        self.model = frontier.model
+        self.strategy = frontier.strategy
+        before, base = plan.fixed.bytes_before_step, plan.fixed.floor
+        self.keep_all = plan.keep_all_total
+        sizes = totals or [before + point.peak for point in frontier.points]
+        figures = [
+            (total, point.peak, point.seconds)
+            for total, point in zip(sizes, frontier.points, strict=True)
+        ]
+        if plan.peak is not None and plan.time is not None:
+            total = before + plan.peak if plan.gpu is None else plan.gpu.reserved
+            figures.append((total, plan.peak, plan.time))
+
+        def choice(total: int, peak: int, seconds: float) -> FrontierEntry:
+            room = self.keep_all - base
+            percent = (
+                _round_up_percent(100 * (total - base) / room, 6)
+                if room > 0 and base < total <= base + room
+                else None
+            )
+            slower = seconds / frontier.keep_all_seconds if frontier.keep_all_seconds else 1.0
+            return FrontierEntry(total, percent, peak, seconds, slower)
+
+        self._choices = _pareto_entries(choice(*figure) for figure in figures)
+        peaks = [choice.peak for choice in self._choices]
+        self.chosen = peaks.index(plan.peak) if plan.peak in peaks else None
+
+    def __len__(self) -> int:
+        return len(self._choices)
+
+    @overload
+    def __getitem__(self, index: int) -> FrontierEntry: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[FrontierEntry]: ...
+
+    def __getitem__(self, index: int | slice) -> FrontierEntry | Sequence[FrontierEntry]:
+        return self._choices[index]
+
+    def __str__(self) -> str:
+        rows = [self._cells(number) for number in self._shown()]
+        table = [("", "budget", "percent", "time"), *rows]
+        widths = [max(len(row[column]) for row in table) for column in range(4)]
+        lines = [
+            " ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in table
+        ]
+        return "\n".join([f"{self._title()}:", *lines])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{name}</th>" for name in ("", "budget", "percent", "time"))
+        rows = []
+        for number in self._shown():
+            bold = ' style="font-weight:bold"' if number == self.chosen else ""
+            cells = "".join(f"<td>{cell}</td>" for cell in self._cells(number))
+            rows.append(f"<tr{bold}>{cells}</tr>")
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        return f"<p>{html.escape(self._title())}</p>{self._picture()}{table}"
+
+    def _title(self) -> str:
+        return (
+            f"{len(self)} plans of {self.strategy} for {self.model}; keeping everything takes "
+            f"{self.keep_all:,} bytes"
+        )
+
+    def _shown(self) -> Iterator[int]:
+        """The numbers of the plans in a table: first, last, the chosen one and some between."""
+        last = len(self) - 1
+        steps = min(last, MAX_TABLE_ROWS - 2)
+        numbers = {last * step // steps for step in range(steps + 1)} if steps else {0}
+        yield from sorted(numbers if self.chosen is None else numbers | {self.chosen})
+
+    def _cells(self, number: int) -> tuple[str, str, str, str]:
+        choice = self[number]
+        percent = "" if choice.percent is None else f"{_round_up_percent(choice.percent, 1):.1f}%"
+        mark = f"[{number}]" + ("*" if number == self.chosen else " ")
+        return mark, f"{choice.budget:,}", percent, f"{choice.relative_seconds:.3f}"
+
+    def _picture(self) -> str:
+        """Time over memory, as an SVG of fixed size."""
+        width, height, edge = 320, 140, 12
+        sizes = [choice.budget for choice in self]
+        times = [choice.relative_seconds for choice in self]
+        across = (width - 2 * edge) / max(max(sizes) - min(sizes), 1)
+        up = (height - 2 * edge) / max(max(times) - min(times), 1e-9)
+        places = [
+            (edge + (size - min(sizes)) * across, height - edge - (time - min(times)) * up)
+            for size, time in zip(sizes, times, strict=True)
+        ]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        dots = "".join(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{5 if number == self.chosen else 2}">'
+            f"<title>{self[number].budget:,} bytes, {self[number].relative_seconds:.3f} times</title>"
+            "</circle>"
+            for number, (x, y) in enumerate(places)
+        )
+        said = "predicted time (up) over memory (to the right)"
+        return (
+            f'<svg role="img" aria-label="{said}" width="{width}" height="{height}" '
+            f'fill="currentColor"><title>{said}</title><polyline points="{line}" fill="none" '
+            f'stroke="currentColor"/>{dots}</svg>'
+        )
+
+
+class ChosenPlan(Plan):
+    """A plan with the folder of its package, and the plans of all shapes that were planned
+    together; where it was made with an optimiser,
+    `optimizer` takes the place of that and `whole` is what is predicted of the step with its
+    updates. `beside` is the plan of eager's kernels that travels with one of fused ones, where it
+    was asked for."""
+
+    optimizer: torch.optim.Optimizer | None = None
+    whole: OptimizerStepPrediction | None = None
+    beside: ChosenPlan | None = None
+    module: Path
+    plans: tuple[ChosenPlan, ...]
+    _whole: Callable[[], Frontier]
+    _totals: Callable[[Frontier], Sequence[int]]
+
+    @cached_property
+    def frontier(self) -> FrontierEntries:
+        """All plans of the step; they are made when they are first asked for."""
+        whole = self._whole()
+        return FrontierEntries(whole, self, None if self.gpu is None else self._totals(whole))
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        whole: Callable[[], Frontier],
+        totals: Callable[[Frontier], Sequence[int]],
+        module: Path,
+    ) -> ChosenPlan:
+        """A plan with what gives the whole frontier, and the bytes in all of its plans."""
+        made = cls(**{field.name: getattr(plan, field.name) for field in fields(Plan)})
+        object.__setattr__(made, "_whole", whole)
+        object.__setattr__(made, "_totals", totals)
+        object.__setattr__(made, "module", module)
+        object.__setattr__(made, "plans", (made,))
+        return made

@@ -1,0 +1,171 @@
+"""Tells how far a plan is: a bar where there is a terminal, a line a stage elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TextIO
+
+from tightfit.util.code_cache import NOTE_PREFIX
+
+STAGE_LABELS = {
+    "trace": ("capturing the step", 10),
+    "profile": ("measuring ops", 20),
+    "partition": ("cutting into blocks", 2),
+    "solve": ("solving blocks", 25),
+    "combine": ("making plans", 30),
+    "choose": ("choosing the plan", 2),
+    "generate": ("writing the module", 3),
+    "check": ("comparing with the original", 8),
+}
+"""What each stage does, in words, and its usual share of the time in percent."""
+
+FUSED_STAGE_LABELS = {
+    "trace": STAGE_LABELS["trace"],
+    "fuse": ("compiling groups", 20),
+    **STAGE_LABELS,
+}
+"""Those of a plan with fused kernels."""
+
+PIPELINE_STAGE_LABELS = {
+    **{name: STAGE_LABELS[name] for name in ("trace", "profile", "partition", "solve")},
+    "chain": ("allocating to devices", 30),
+    "split": ("splitting into stages", 10),
+    "generate": STAGE_LABELS["generate"],
+}
+"""Those of a pipeline."""
+
+LINE_INTERVAL = 5.0
+"""Seconds between two lines of one stage, where there is no terminal."""
+
+
+class ProgressReporter:
+    """What is being done. Nothing is told unless `wanted`; `stream` is standard error unless
+    given."""
+
+    def __init__(
+        self,
+        wanted: bool = True,
+        stream: TextIO | None = None,
+        stages: Mapping[str, tuple[str, int]] = STAGE_LABELS,
+    ) -> None:
+        self.given = stream
+        self.wanted = wanted
+        self.stages = stages
+        self.names: list[str] = list(stages)
+        self.current = ""
+        self.told = 0.0
+        self.total = 0
+        """Of how many parts something was done last."""
+        self.since = (0.0, 0)
+        """When the first parts of the stage were done, and how many. They may take much longer than
+        the others, as where code is compiled."""
+        self.bar: Any = None
+
+    @property
+    def stream(self) -> TextIO:
+        """Where it is told: standard error as it is now, unless one was given."""
+        return self.given or sys.stderr
+
+    @contextlib.contextmanager
+    def show_stages(self, *left_out: str) -> Iterator[None]:
+        """Within it stages are told; those `left_out` are not part of the whole."""
+        self.names = [name for name in self.stages if name not in left_out]
+        with contextlib.ExitStack() as ending:
+            if self.wanted and self.stream.isatty():
+                self.bar = ending.enter_context(_create_bar(self.stream))
+                self.task = self.bar.add_task(
+                    "", total=sum(self.stages[name][1] for name in self.names)
+                )
+                ending.callback(setattr, self, "bar", None)
+            yield
+
+    def stage(self, name: str) -> None:
+        """A stage begins."""
+        self.current, self.told, self.since = name, time.monotonic(), (0.0, 0)
+        self.total = 0
+        if self.bar is not None:
+            self.bar.update(self.task, description=self.stages[name][0], completed=self._before())
+        else:
+            self._line("")
+
+    def done(self, count: int, total: int, doing: str = "") -> None:
+        """So many parts of the stage are done, of so many, or of what it does next; `doing` is what
+        is being done."""
+        more = f" ({doing})" if doing else ""
+        if total != self.total:
+            self.total, self.since = total, (0.0, 0)
+        if self.bar is not None:
+            part = self.stages[self.current][1] * count / max(total, 1)
+            said = f"{self.stages[self.current][0]} {count}/{total}{more}"
+            self.bar.update(self.task, description=said, completed=self._before() + part)
+            return
+        now = time.monotonic()
+        began, first = self.since
+        if count and not first:
+            self.since = (now, count)
+        if count and now - self.told >= LINE_INTERVAL:
+            self.told = now
+            said = f", {count} of {total} done{more}"
+            if first and count > first:
+                said += f", about {(now - began) / (count - first) * (total - count):.0f} s left"
+            self._line(said)
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        if self.bar is not None:
+            self.bar.console.print(f"tightfit: {text}", markup=False, highlight=False)
+        elif self.wanted:
+            print(f"tightfit: {text}", file=self.stream, flush=True)
+
+    @contextlib.contextmanager
+    def reading(self, parts: Callable[[str], tuple[int, int] | None]) -> Iterator[None]:
+        """Within it what is printed is not shown, but for notes; `parts` finds in a line how many
+        parts are done, of how many."""
+        with contextlib.redirect_stdout(_LineReader(self.done, self.say, parts)):
+            yield
+
+    def _before(self) -> int:
+        names = self.names[: self.names.index(self.current)]
+        return sum(self.stages[name][1] for name in names)
+
+    def _line(self, more: str) -> None:
+        number = self.names.index(self.current) + 1
+        self.say(f"{number}/{len(self.names)} {self.stages[self.current][0]}{more}")
+
+
+class _LineReader(io.StringIO):
+    """Reads lines for how much is done, and says those that are notes."""
+
+    def __init__(
+        self,
+        done: Callable[[int, int], None],
+        say: Callable[[str], None],
+        parts: Callable[[str], tuple[int, int] | None],
+    ) -> None:
+        super().__init__()
+        self.done = done
+        self.say = say
+        self.parts = parts
+
+    def write(self, text: str) -> int:
+        """Takes a part of what is printed."""
+        if text.startswith(NOTE_PREFIX):
+            self.say(text.removeprefix(NOTE_PREFIX))
+        found = self.parts(text)
+        if found is not None:
+            self.done(*found)
+        return len(text)
+
+
+def _create_bar(stream: TextIO) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    words = TextColumn("tightfit: {task.description}", markup=False)
+    columns = (words, BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    return Bar(*columns, console=Console(file=stream), transient=True, redirect_stdout=False)

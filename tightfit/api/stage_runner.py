@@ -1,0 +1,404 @@
+"""The way of a plan through the stages, in this process and on the store of the workflow."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tightfit.api.progress_bar import ProgressReporter
+from tightfit.schemas.lineage import is_up_to_date, write_lineage
+from tightfit.schemas.plan import Plan, read_plan
+from tightfit.schemas.store import file_digest, read_bytes, write_bytes
+from tightfit.util.budget import NO_BUDGET, parse_budget
+from tightfit.util.code_fingerprint import stage_fingerprint
+from tightfit.util.command_line import LineageEntry
+from tightfit.util.errors import ArtifactError, ConfigError, ModelError
+from tightfit.util.solver_engines import BlockSolver, SolverEngine, step_engine
+from tightfit.util.strategies import HIERARCHY_LIMITS, STRATEGIES
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from tightfit.schemas.graph.training_graph import Graph
+    from tightfit.stages.torch_utils.model_factory import BuiltModel
+
+ProgressParser = Callable[[str], "tuple[int, int] | None"]
+"""Finds in a line how many parts are done, of how many."""
+EAGER_KERNELS = "eager"
+FUSED_KERNELS = "fused"
+FUSE_STAGE = "fuse"
+MICROBATCH_FILE = "microbatch.arrow"
+"""What `whole` writes beside the schedule where a step is several microbatches."""
+FRONTIER_STAGES = ("partition", "solve", "combine")
+"""The stages whose code decides a frontier."""
+
+PLANNING_LOCK = threading.RLock()
+"""Held by the thread that plans. A trace replaces functions of PyTorch, a profile uses its profiler
+and a stage has what it prints read: each is one for the whole process."""
+
+
+@dataclass(frozen=True)
+class StageRunner:
+    """How to go: the store and the device, the strategy, the solver's engine and its numbers of
+    peaks and saves, how many blocks are solved at a time, the description of a machine whose link
+    the strategy may take, the kernels ("eager" or "fused"), and what travels with fused ones: a
+    plan of eager's kernels (`with_eager`), compiled libraries (`with_libraries`). With `full_check`
+    plans are compared with their originals in all ways to run them."""
+
+    store: Path
+    device: str
+    strategy: str
+    solver: tuple[BlockSolver, str, str]
+    jobs: int | None = None
+    progress: ProgressReporter = field(default_factory=ProgressReporter)
+    machine: Path | None = None
+    kernels: str = EAGER_KERNELS
+    with_eager: bool = False
+    with_libraries: bool = False
+    full_check: bool = False
+
+    @property
+    def engine(self) -> SolverEngine:
+        """The engine of the integer programs of whole steps."""
+        return step_engine(self.solver[0])
+
+    @property
+    def eager(self) -> StageRunner:
+        """The way to plans of eager's kernels."""
+        return replace(self, kernels=EAGER_KERNELS, with_eager=False, with_libraries=False)
+
+    def trace(self, built: BuiltModel) -> Path:
+        """The path of the traced graph in the store."""
+        return self.store_graph(self.trace_graph(built))
+
+    def trace_graph(self, built: BuiltModel) -> Graph:
+        """The traced graph."""
+        from tightfit.stages.trace.trace import trace
+
+        self.progress.stage("trace")
+        last = self.kernels == FUSED_KERNELS
+        return trace(built, type(built.model).__name__, self.device, channels_last=last)
+
+    def store_graph(self, graph: Graph) -> Path:
+        """The path of a graph in the store."""
+        from tightfit.schemas.graph.training_graph import write_graph
+
+        path = _store_artifact(
+            self.store / "calls", "graph.arrow", lambda path: write_graph(path, graph)
+        )
+        write_lineage(
+            "trace", LineageEntry([path], [], {"name": graph.model, "device": self.device})
+        )
+        return path
+
+    def fuse_graph(self, graph: Path) -> Path:
+        """The path of the fused graph in the store: one for each build, number of threads and code
+        of the stage."""
+        import torch
+
+        from tightfit.stages.runtime.kernels.compile import build_key
+
+        made_by = f"{build_key(torch.device(self.device))} {stage_fingerprint(FUSE_STAGE)}"
+        key = hashlib.sha256(made_by.encode()).hexdigest()[:16]
+        path = graph.parent / f"fused-{key}" / "graph.arrow"
+        if not path.exists():
+            jobs = self.jobs or os.cpu_count() or 1
+            words = ("--graph", graph, "--device", self.device, "--jobs", jobs, "--out", path)
+            self.run(FUSE_STAGE, *words, parts=_parse_groups)
+        return path
+
+    def unplanned(self, graph: Path, costs: Path) -> Path:
+        """The folder of the module that runs a graph as it was captured."""
+        route = replace(self, strategy="unplanned", with_libraries=False)
+        _, point = route.choose(graph, costs, route.frontier(graph, costs), NO_BUDGET)
+        return route.module(graph, point)
+
+    def profile(self, built: BuiltModel, graph: Path) -> Path:
+        """The path of the costs in the store, below the graph's folder."""
+        from tightfit.schemas.costs import write_costs
+        from tightfit.schemas.graph.training_graph import read_graph
+        from tightfit.stages.profile.cost_library import open_cost_library
+        from tightfit.stages.profile.profile import profile
+        from tightfit.stages.torch_utils.devices import describe_device
+
+        self.progress.stage("profile")
+        with open_cost_library(self.store, describe_device(self.device)) as library:
+            costs = profile(
+                read_graph(graph),
+                built.loss,
+                library,
+                report=lambda done, total, _: self.progress.done(done, total),
+                device=self.device,
+            )
+        path = _store_artifact(graph.parent, "costs.arrow", lambda path: write_costs(path, costs))
+        write_lineage(
+            "profile", LineageEntry([path], [graph], {"source": "measured", "device": self.device})
+        )
+        return path
+
+    def linked(self, disk: Path | str | None) -> StageRunner:
+        """The way with the link of the device to its slow memory, on the CPU the disk of a folder,
+        where the strategy takes one and no machine was named: measured once for the store."""
+        if not self.links or self.machine is not None:
+            return self
+        from tightfit.stages.profile.link_cache import cached_machine
+
+        return replace(self, machine=cached_machine(self.store, self.device, disk))
+
+    def place(self, costs: Path) -> Path:
+        """The folder, below that of the costs, for what these settings and this code make."""
+        code = [stage_fingerprint(stage) for stage in FRONTIER_STAGES]
+        key = hashlib.sha256(" ".join([*self.solver, *code]).encode()).hexdigest()[:16]
+        return costs.parent / key
+
+    def frontier(self, graph: Path, costs: Path, given: bool = False) -> Path:
+        """The path of the frontier below the folder of the costs, made unless it is there; with
+        `given` one of the strategy's own plans will do, which takes much less time."""
+        engine, peaks, saves = self.solver
+        place = self.place(costs)
+        blocks, whole = place / "blocks.arrow", self.folder(place) / "frontier.arrow"
+        linked = ("--machine", self.machine) if self.links else ()
+        options, sends = self.options(place), STRATEGIES[self.strategy].uses_link_options
+        path = whole.parent / "given" / "frontier.arrow" if given else whole
+        for known in (whole, path):
+            if known.exists():
+                return known
+        files = ("--graph", graph, "--costs", costs)
+        workers = self.jobs or os.cpu_count() or 1
+        clusters = self._clusters(place)
+        limits = [word for name, most in HIERARCHY_LIMITS.items() for word in (f"--{name}", most)]
+        self.run("partition", *files, "--out", blocks, *clusters, *(limits if clusters else ()))
+        grid = ("--engine", engine, "--peaks", peaks, "--saves", saves)
+        solving = ("--blocks", blocks, "--store", self.store, *grid, "--jobs", workers)
+        made_for = linked if sends else ()
+        self.run(
+            "solve",
+            *solving,
+            *made_for,
+            "--out",
+            options,
+            parts=_solved_blocks_parser(_count_distinct_blocks(blocks)),
+        )
+        made = ("--blocks", blocks, "--options", options, "--strategy", self.strategy)
+        by = ("--engine", self.engine)
+        more = ("--given",) if given else ("--workers", workers)
+        asked = (*made, *by, *clusters, *linked, *more)
+        self.run("combine", *files, *asked, "--out", path, parts=_parse_budgets)
+        return path
+
+    @property
+    def links(self) -> bool:
+        """Whether the strategy takes a link."""
+        return STRATEGIES[self.strategy].links
+
+    def folder(self, place: Path) -> Path:
+        """The folder of the strategy's frontier: one for each machine whose link it takes."""
+        folder = place / self.strategy
+        if not self.links or self.machine is None:
+            return folder
+        return folder / file_digest(self.machine)[:16]
+
+    def options(self, place: Path) -> Path:
+        """The options of blocks: one file for each machine over whose link the strategy sends some
+        of what they keep."""
+        sends = STRATEGIES[self.strategy].uses_link_options
+        return (self.folder(place) if sends else place) / "options.arrow"
+
+    def _clusters(self, place: Path) -> tuple[object, ...]:
+        """The hierarchy as an option of a stage, where the strategy takes it."""
+        taken = STRATEGIES[self.strategy].clusters
+        return ("--hierarchy", place / "hierarchy.arrow") if taken else ()
+
+    def choose(
+        self, graph: Path, costs: Path, frontier: Path, budget: str, search: bool = True
+    ) -> tuple[Plan, Path]:
+        """The plan for a budget as written, and its folder; without a `search` it is one of the
+        frontier's."""
+        folder = budget if budget == NO_BUDGET else parse_budget(budget).directory
+        point = frontier.parent / folder
+        files = ("--graph", graph, "--costs", costs)
+        asked = ("--budget", budget, "--engine", self.engine)
+        words = (*files, *asked, *([] if search else ["--no-search"]))
+        given = ("--frontier", frontier, *words, "--out", point)
+        self.run("choose", *given, parts=_parse_searches, reuse=True)
+        return read_plan(point / "plan.json"), point
+
+    def module(self, graph: Path, point: Path, beside: tuple[Path, Path] | None = None) -> Path:
+        """The folder of the module of a plan, by the folder of the plan; graph and plan of eager's
+        kernels may be `beside`."""
+        words = _plan_options("", graph, point)
+        name = "module"
+        if beside is not None:
+            words, name = words + _plan_options("eager-", *beside), f"{name}-eager"
+        if (point / MICROBATCH_FILE).is_file():
+            words = [*words, "--microbatch", point / MICROBATCH_FILE]
+        if self.with_libraries:
+            words, name = [*words, "--libraries"], f"{name}-libraries"
+        self.run("generate", *words, "--out", point / name, parts=_parse_libraries, reuse=True)
+        return point / name
+
+    def check(self, graph: Path, built: BuiltModel, planned: nn.Module) -> None:
+        """Raises ModelError where the planned module does not do what the original does, in two
+        steps of both or, with `full_check`, in all ways to run them."""
+        from tightfit.schemas.graph.training_graph import read_graph
+        from tightfit.stages.validate.validate import check_planned_module
+
+        self.progress.stage("check")
+        said = check_planned_module(
+            read_graph(graph), built, planned, self.progress.done, self.full_check
+        )
+        if said:
+            raise ModelError(said)
+
+    def check_transfers(
+        self, graph: Path, built: BuiltModel, planned: nn.Module, plan: Plan
+    ) -> str:
+        """What a planned module sends to another memory, for people; "" for nothing. Raises
+        ModelError where that is not what its plan says."""
+        from tightfit.schemas.graph.training_graph import read_graph
+        from tightfit.stages.validate.transfer_check import check_transfers
+
+        wrong, said = check_transfers(read_graph(graph), built, planned, plan.transfers)
+        if wrong:
+            raise ModelError(f"The planned step is wrong: {wrong}.")
+        return said
+
+    def self_checkpointing_peak(self, graph: Path, built: BuiltModel) -> int | None:
+        """The bytes of one step of the model as it is, above what is there before it, where it
+        checkpoints itself and fits on the device."""
+        from tightfit.schemas.graph.training_graph import read_graph
+        from tightfit.stages.validate.predictions import is_self_checkpointing
+        from tightfit.stages.validate.validate import measure_original_peak
+
+        traced = read_graph(graph)
+        return measure_original_peak(traced, built) if is_self_checkpointing(traced) else None
+
+    def check_fused(
+        self, graph: Path, built: BuiltModel, planned: nn.Module, unplanned: nn.Module
+    ) -> str:
+        """How far the planned module of fused kernels is from eager, for people; raises ModelError
+        where that is too far, or it has other bits than the same kernels unplanned."""
+        from tightfit.schemas.graph.training_graph import read_graph
+        from tightfit.stages.validate.fused_kernels import compare_with_eager
+        from tightfit.stages.validate.validate import check_fused_module
+
+        self.progress.stage("check")
+        traced = read_graph(graph)
+        done, full = self.progress.done, self.full_check
+        said = check_fused_module(traced, built, planned, unplanned, done, full)
+        if said:
+            raise ModelError(said)
+        return compare_with_eager(traced, built, planned)[1]
+
+    def check_updates(
+        self,
+        graph: Path,
+        built: BuiltModel,
+        load: Callable[[nn.Module], nn.Module],
+        original: Callable[[nn.Module], nn.Module] | None,
+        optimizer: torch.optim.Optimizer,
+        replace_optimizer: Callable[[torch.optim.Optimizer], torch.optim.Optimizer],
+    ) -> None:
+        """Raises ModelError where steps with the optimizer that `replace_optimizer` gives do not do
+        what steps of the model, or of what `original` makes of it, with the given one do."""
+        from tightfit.schemas.graph.training_graph import read_graph
+        from tightfit.stages.validate.optimizer_steps import compare_optimizer_steps
+
+        given = (optimizer, replace_optimizer, original, self.progress.done, self.full_check)
+        said = compare_optimizer_steps(read_graph(graph), built, load, *given)
+        if said:
+            raise ModelError(said)
+
+    def run(
+        self,
+        stage: str,
+        *words: object,
+        parts: ProgressParser = lambda line: None,
+        reuse: bool = False,
+    ) -> None:
+        """Runs a stage in this process as its command line would; its errors are raised.
+
+        `parts` finds in the lines that it prints how much of it is done. With `reuse` nothing is
+        run where the store has what the stage would write, made by this code of the same files with
+        the same settings."""
+        from tightfit.__main__ import STAGES, write_stage_lineage
+
+        self.progress.stage(stage)
+        module = import_module(STAGES[stage][0])
+        parser = argparse.ArgumentParser(prog=stage)
+        module.add_arguments(parser)
+        options = parser.parse_args([str(word) for word in words])
+        room = STAGES[stage][0].split(".")[2]
+        if reuse and all(is_up_to_date(room, made) for made in module.derived(options)):
+            return
+        with self.progress.reading(parts):
+            module.run(options)
+        write_stage_lineage(stage, module.derived(options))
+
+
+def _plan_options(prefix: str, graph: Path, point: Path) -> list[object]:
+    """A plan as options of a stage."""
+    files = {"graph": graph, "schedule": point / "schedule.arrow", "plan": point / "plan.json"}
+    return [word for name, path in files.items() for word in (f"--{prefix}{name}", path)]
+
+
+def _solved_blocks_parser(total: int) -> ProgressParser:
+    """Each line of solve with options is a block."""
+    solved = itertools.count(1)
+    return lambda line: (next(solved), total) if " options, " in line else None
+
+
+def _counts_parser(pattern: str) -> ProgressParser:
+    """Lines with two numbers: how many, of how many."""
+
+    def parts(line: str) -> tuple[int, int] | None:
+        found = re.search(pattern, line)
+        return None if found is None else (int(found[1]), int(found[2]))
+
+    return parts
+
+
+_parse_groups = _counts_parser(r" compiled (\d+) of (\d+) groups$")
+_parse_libraries = _counts_parser(r"compiled (\d+) of (\d+) libraries$")
+_parse_budgets = _counts_parser(r" at (\d+) of (\d+) budgets$")
+_parse_searches = _counts_parser(r" at (\d+) of (\d+) searches at most$")
+
+
+def _count_distinct_blocks(blocks: Path) -> int:
+    from tightfit.schemas.blocks import read_blocks
+
+    return len(read_blocks(blocks).problems)
+
+
+def _store_artifact(folder: Path, name: str, write: Callable[[Path], str]) -> Path:
+    """Writes an artifact into a folder below `folder` that its digest names; returns its path."""
+    with tempfile.TemporaryDirectory() as temporary:
+        made = Path(temporary) / name
+        digest = write(made)
+        path = folder / digest[:32] / name
+        if not _is_stored(path, made):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(path, made.read_bytes())
+            except OSError as error:
+                raise ConfigError(f"{path} cannot be written ({error.strerror})") from error
+    return path
+
+
+def _is_stored(path: Path, made: Path) -> bool:
+    """Whether a file is as it was made, so that a store which is only read will do."""
+    try:
+        return read_bytes(path) == made.read_bytes()
+    except ArtifactError:
+        return False

@@ -1,0 +1,81 @@
+"""How far a work is: counted where it is done, printed by the command line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+PRINT_INTERVAL = 5.0
+"""Seconds between two lines that tell how far it is."""
+
+ProgressCallback = Callable[[int, int], None]
+"""Takes how many parts of the work are done, of at most how many."""
+LabeledProgressCallback = Callable[[int, int, str], None]
+"""As `Report`, with what is being done now."""
+
+
+class ProgressCounter:
+    """Counts the searches for one budget, of at most so many, and reports each that is done."""
+
+    def __init__(self, report: ProgressCallback | None = None, most: int = 0) -> None:
+        self.report = report
+        self.most = most
+        self.done = 0
+
+    def __call__(self) -> None:
+        """One more is done."""
+        self.done += 1
+        if self.report is not None:
+            self.report(min(self.done, self.most), self.most)
+
+
+class LabeledProgressCounter:
+    """Counts the steps of a work of several kinds, of at most so many, and reports each as it
+    begins, by what it does."""
+
+    def __init__(self, report: LabeledProgressCallback | None = None, most: int = 0) -> None:
+        self.report = report
+        self.most = most
+        self.done = 0
+
+    def __call__(self, what: str) -> None:
+        """A step begins, and the one before it is done."""
+        if self.report is not None:
+            self.report(min(self.done, self.most), self.most, what)
+        self.done += 1
+
+
+class TwoPhaseProgress:
+    """Reports of work that follows other work, whose amount is known only then, as of one whole:
+    until it begins, a `share` of that of the other is taken for it."""
+
+    def __init__(self, report: ProgressCallback, share: float) -> None:
+        self.report = report
+        self.share = share
+        self.before = 0
+
+    def first(self, done: int, most: int) -> None:
+        """Takes what is done of the first part."""
+        self.before = most
+        self.report(done, most + round(most * self.share))
+
+    def second(self, done: int, most: int) -> None:
+        """Takes what is done of the second part."""
+        self.report(self.before + done, self.before + most)
+
+
+class ProgressPrinter:
+    """Prints how many parts are done, as `parts` calls them, not more often than every few
+    seconds."""
+
+    def __init__(self, about: str, parts: str) -> None:
+        self.about = about
+        self.parts = parts
+        self.told = time.monotonic()
+
+    def __call__(self, done: int, most: int, doing: str = "") -> None:
+        """Takes how far it is, and what is being done where that is known."""
+        if time.monotonic() - self.told >= PRINT_INTERVAL:
+            self.told = time.monotonic()
+            more = f": {doing}" if doing else ""
+            print(f"{self.about} at {done} of {most} {self.parts}{more}", flush=True)

@@ -1,0 +1,257 @@
+"""What is known of the strategies before they run. Rooms and the configuration learn it here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BUDGET_SLOTS = 500
+"""Into how many parts the dynamic programs of strategies cut a budget."""
+HIERARCHY_LIMITS = {"nodes": 12, "clusters": 6, "top": 12}
+"""The limits of a hierarchy that strategies plan with, as `partition` takes them: its integer
+programs are solved in seconds."""
+
+
+@dataclass(frozen=True)
+class StrategyInfo:
+    """What is known of a strategy before it runs.
+
+    `summary` is a line for people. A `baseline` takes no budget and is not polished. One that is
+    kept `apart` is no part of `auto`: once polished its plans are seldom better. One that is
+    `solved` takes the options that integer programs found, and hangs on how these ended. One that
+    takes `clusters` is given a hierarchy of them (`HIERARCHY` says how large). One that plans
+    `chains` takes chains that come as files, and one that plans `joins` several that end in one
+    loss. One with `links` takes the link to another memory, to which plans may send what waits; one
+    that `sends` takes options of blocks that were made for that link, too.
+    `optimal_in` names the class that its sequences are optimal in, "" for none.
+    """
+
+    name: str
+    summary: str
+    baseline: bool = False
+    apart: bool = False
+    uses_solved_options: bool = False
+    clusters: bool = False
+    chains: bool = False
+    plans_joins: bool = False
+    links: bool = False
+    uses_link_options: bool = False
+    optimal_in: str = ""
+
+
+UNPLANNED = "unplanned"
+_BASELINES = [
+    StrategyInfo(UNPLANNED, "the step as PyTorch runs it", baseline=True),
+    StrategyInfo(
+        "checkpoint",
+        "every block is computed again, as `torch.utils.checkpoint` on each would",
+        baseline=True,
+    ),
+]
+_BUDGETED = [
+    StrategyInfo(
+        "rotor",
+        "each block keeps everything or nothing; a dynamic program chooses over the sequence of "
+        "blocks",
+        chains=True,
+        plans_joins=True,
+        optimal_in=f"persistent sequences of the chain at {BUDGET_SLOTS} slots",
+    ),
+    StrategyInfo(
+        "rockmate",
+        "each block runs by one of many options (what to keep, what to compute again), found by "
+        "integer programming; a dynamic program chooses among them over the sequence of blocks",
+        uses_solved_options=True,
+        chains=True,
+        plans_joins=True,
+        optimal_in=f"persistent sequences of the blocks' options at {BUDGET_SLOTS} slots",
+    ),
+    StrategyInfo(
+        "frees",
+        "the fastest sequence of a chain of few blocks that keep everything or nothing, where "
+        "anything stored may be freed at any time",
+        chains=True,
+    ),
+    StrategyInfo(
+        "floating",
+        "the fastest sequence of a chain of up to 23 blocks that keep everything or nothing, where "
+        "what was stored last may be replaced by what comes after it, to compare `frees` with",
+        apart=True,
+        chains=True,
+    ),
+    StrategyInfo(
+        "join",
+        "branches of a model that meet in the loss, as the towers of a siamese net, planned "
+        "together, each of their blocks with two options",
+    ),
+    StrategyInfo(
+        "checkmate",
+        "one integer program over all ops of a small step, up to 120, in captured order, to "
+        "compare others with",
+        apart=True,
+    ),
+    StrategyInfo(
+        "tw_remat",
+        "a heuristic for any graph: a tree decomposition of the step says what is kept while its "
+        "parts run",
+        apart=True,
+    ),
+    StrategyInfo(
+        "hiremate",
+        "each cluster of a hierarchy runs by one of many options; an integer program chooses among "
+        "them, from the lowest clusters up, for graphs that are no sequence",
+        apart=True,
+        clusters=True,
+    ),
+    StrategyInfo(
+        "offload",
+        "the plans of `auto`, and what waits sent to the host's memory or a disk and brought back "
+        "where that is faster than to run it again; the link is measured, or that of a `machine`",
+        apart=True,
+        uses_solved_options=True,
+        links=True,
+    ),
+    StrategyInfo(
+        "offmate",
+        "each block runs by one of many options, of which some of what they keep is sent and "
+        "brought back; an integer program chooses among them and how much goes over the link, to "
+        "compare `offload` with",
+        apart=True,
+        uses_solved_options=True,
+        links=True,
+        uses_link_options=True,
+    ),
+]
+
+AUTO_STRATEGIES = [about.name for about in _BUDGETED if not about.apart]
+"""The strategies whose plans are those of `auto`."""
+
+
+def _auto_strategy() -> StrategyInfo:
+    *most, last = (f"`{name}`" for name in AUTO_STRATEGIES)
+    summary = f"the plans of {', '.join(most)} and {last} together, which one search starts from"
+    return StrategyInfo(
+        "auto",
+        summary,
+        uses_solved_options=any(
+            about.uses_solved_options for about in _BUDGETED if not about.apart
+        ),
+    )
+
+
+STRATEGIES: dict[str, StrategyInfo] = {
+    about.name: about for about in (*_BASELINES, _auto_strategy(), *_BUDGETED)
+}
+"""All by name, baselines first: NAME is `STRATEGY` of `stages/combine/strategies/NAME.py`."""
+
+
+def baseline_names() -> list[str]:
+    """The strategies that take no budget."""
+    return [name for name, about in STRATEGIES.items() if about.baseline]
+
+
+@dataclass(frozen=True)
+class OffloaderInfo:
+    """What is known of an offloader before it runs: its name, a line for people, and whether its
+    plans may compute again (`recomputes`)."""
+
+    name: str
+    summary: str
+    recomputes: bool = False
+
+
+_OFFLOADER_LIST = [
+    OffloaderInfo(
+        "offload_greedy",
+        "runs nothing again; the first activations leave, as many as have to",
+    ),
+    OffloaderInfo(
+        "offload_dynprog",
+        "runs nothing again; which activations leave is decided by a dynamic program",
+    ),
+    OffloaderInfo(
+        "pofo",
+        "what to keep, what to run again and what leaves, decided together; never slower than "
+        "`rotor`",
+        recomputes=True,
+    ),
+    OffloaderInfo(
+        "autocapper",
+        "plans of `rotor` for more memory than there is, of which the first activations leave",
+        recomputes=True,
+    ),
+    OffloaderInfo(
+        "opportunist",
+        "what keeps the link busy leaves, and the rest runs again",
+        recomputes=True,
+    ),
+]
+
+OFFLOADERS: dict[str, OffloaderInfo] = {about.name: about for about in _OFFLOADER_LIST}
+"""All by name: NAME is `PLANNER` of `stages/combine/chain_offload/planners/NAME.py`."""
+
+
+@dataclass(frozen=True)
+class AllocatorInfo:
+    """What is known of an allocator before it runs.
+
+    `summary` is a line for people. A `contiguous` one gives each device one stage, so that only
+    neighbours need a link. One with `turns` makes k-periodic patterns and takes k. One with
+    `inside` can compute again inside of stages. One that `solves` integer programs takes the
+    engine that does. A `blind` one looks at memory afterwards, so that
+    it may find nothing where something fits. `optimal_in` names the class that its plans are
+    optimal in where its bound is reached.
+    """
+
+    name: str
+    summary: str
+    contiguous: bool = False
+    turns: bool = False
+    inside: bool = False
+    solves: bool = False
+    blind: bool = False
+    optimal_in: str = ""
+
+
+_ALLOCATOR_LIST = [
+    AllocatorInfo(
+        "pipedream",
+        "contiguous, with the least period where memory does not count; memory is looked at "
+        "afterwards (a baseline)",
+        contiguous=True,
+        blind=True,
+        optimal_in="contiguous allocations",
+    ),
+    AllocatorInfo(
+        "one_f_one_b",
+        "contiguous, with the least period at which 1F1B* fits the memory",
+        contiguous=True,
+        inside=True,
+        optimal_in="contiguous allocations with 1-periodic patterns of whole stages",
+    ),
+    AllocatorInfo(
+        "k_periodic",
+        "contiguous, with 1F1B* or that with every (k+1)-th batch left out where memory binds",
+        contiguous=True,
+        turns=True,
+        inside=True,
+        optimal_in="contiguous allocations",
+    ),
+    AllocatorInfo(
+        "pipeline_ilp",
+        "any layers on any device, by integer programs for allocation and schedule; for short "
+        "chains",
+        solves=True,
+        optimal_in="1-periodic patterns",
+    ),
+    AllocatorInfo(
+        "madpipe",
+        "one stage a device but for a special one, by a dynamic program, with the schedule by an "
+        "integer program; never slower than `one_f_one_b`",
+        inside=True,
+        solves=True,
+        optimal_in="all allocations",
+    ),
+]
+
+ALLOCATORS: dict[str, AllocatorInfo] = {about.name: about for about in _ALLOCATOR_LIST}
+"""All by name: NAME is `ALLOCATOR` of `stages/combine/pipeline/allocators/NAME.py`."""
