@@ -19,8 +19,8 @@ running the block again will need) and has no backward. Every other option has o
 the output alone are `output_only`, together `output_seconds`. A forward that runs when the gradient
 of the output is already there can leave them out: it is not the block's first, and costs
 `output_seconds` less. `forward_seconds` are those of the block's first forward; in a further one
-ops may run in a cheaper form (`schemas.graph.planning_graph.RecomputeVariant`), and the nodes listed in `Block.once` do
-not run.
+ops may run in a cheaper form (`schemas.graph.planning_graph.RecomputeVariant`), and the nodes
+listed in `Block.once` do not run.
 
 Options that were made for a link say what of their `save` may leave over it between forward and
 backward: the storages `leaves`, `leaving_bytes` together, what is dearest to make again first. None

@@ -41,9 +41,8 @@ class ParetoPoint:
     `peak` (bytes) and `seconds` are what replay says of it; `before_peak` and `before_seconds` are
     those of the strategy's own sequence, as it was given. A point is `polished` where a search made
     another sequence of that. `in_place` and `ceiling` (bytes) say which ops overwrite inputs that
-    end with them (`stages.simulate.liveness`). `sequence` is what the strategy does with the positions
-    of its chain and `origin` how the point was found.
-    """
+    end with them (`stages.simulate.liveness`). `sequence` is what the strategy does with the
+    positions of its chain and `origin` how the point was found."""
 
     peak: int
     seconds: float

@@ -102,7 +102,8 @@ def read_host_link(machine: Machine, path: Path | str) -> HostLink:
     if HOST not in memories and len(memories) != 1:
         raise ConfigError(
             f"{path}: names no memory {HOST!r} to offload to: add to a copy of it "
-            f'"memories": [{{"name": "{HOST}", "memory": BYTES}}], {_link_example(device.name, HOST)}'
+            f'"memories": [{{"name": "{HOST}", "memory": BYTES}}], '
+            f"{_link_example(device.name, HOST)}"
         )
     memory = memories[HOST if HOST in memories else next(iter(memories))]
     ends = {device.name, memory.name}

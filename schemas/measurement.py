@@ -135,9 +135,8 @@ MEASUREMENT = store.ArtifactType(
 def write_measurement(path: Path | str, measurement: Measurement, module: str = "") -> str:
     """Writes a measurement, one row, and returns the digest.
 
-    `module` names the module that was measured, by `schemas.package_manifest.module_digest`; it stands in
-    the metadata.
-    """
+    `module` names the module that was measured, by `schemas.package_manifest.module_digest`; it
+    stands in the metadata."""
     return store.write(path, MEASUREMENT, [asdict(measurement)], {"module": module})
 
 

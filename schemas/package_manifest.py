@@ -124,5 +124,5 @@ def _read_files(directory: Path | str) -> dict[str, bytes]:
         name = path.relative_to(directory)
         if path.is_dir() or any(part in _IGNORED_NAMES for part in name.parts):
             continue
-        files[str(name)] = store.read_bytes(path)
+        files[name.as_posix()] = store.read_bytes(path)
     return files

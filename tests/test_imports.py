@@ -21,9 +21,13 @@ ROOMS = (
     "report",
     "audit",
 )
-SHARED = ("replay", "device")
-TORCH_ROOMS = ("trace", "fuse", "profile", "generate", "validate", "device")
-COMPOSERS = tuple(f"tightfit/{path.name}" for path in sorted((ROOT / "tightfit").glob("*.py")))
+SHARED = ("simulate", "torch_utils", "runtime")
+TORCH_ROOMS = ("trace", "fuse", "profile", "generate", "validate", "torch_utils", "runtime")
+COMPOSERS = tuple(
+    path.relative_to(ROOT).as_posix()
+    for folder in ("tightfit", "tightfit/api", "tightfit/util")
+    for path in sorted((ROOT / folder).glob("*.py"))
+)
 """The only modules that put stages together, and lazily."""
 
 PRIVATE = {
@@ -90,9 +94,9 @@ def room_of(module: str) -> str | None:
 def foreign_rooms(path: Path) -> Iterator[str]:
     """The rooms that a module of a room imports and must not."""
     own = path.relative_to(ROOT).parts[1]
-    allowed = {own, "replay"} | ({"device"} if own in TORCH_ROOMS else set())
-    if own == "replay":
-        allowed = {"replay"}
+    allowed = {own, "simulate"} | ({"torch_utils", "runtime"} if own in TORCH_ROOMS else set())
+    if own in ("simulate", "runtime"):
+        allowed = {own}
     for module in imported(path):
         room = room_of(module)
         if room in (*ROOMS, *SHARED) and room not in allowed:
@@ -105,7 +109,7 @@ def test_every_room_is_known() -> None:
 
 
 @pytest.mark.parametrize("room", [*ROOMS, *SHARED])
-def test_a_stage_imports_schemas_replay_and_itself(room: str) -> None:
+def test_a_stage_imports_schemas_simulate_and_itself(room: str) -> None:
     wrong = {name_of(path): [*foreign_rooms(path)] for path in sources(f"stages/{room}")}
     assert not {path: modules for path, modules in wrong.items() if modules}
 
@@ -184,7 +188,7 @@ def test_solver_rooms_start_without_torch() -> None:
     """What they import when they run, too: all of their modules, in one process."""
     names = [
         ".".join(("tightfit", *path.relative_to(ROOT).with_suffix("").parts))
-        for room in ("partition", "solve", "combine", "report", "audit", "replay")
+        for room in ("partition", "solve", "combine", "report", "audit", "simulate")
         for path in sources(f"stages/{room}")
         if path.name != "__init__.py"
     ]

@@ -1,10 +1,9 @@
 """The command line: `tightfit STAGE ...`, or `python -m tightfit STAGE ...`.
 
 Each stage has a module `cli` with `add_arguments` and `run`; only the one that is called is
-loaded. A stage that makes files says in `derived` what it made of what; a record of it is kept
-beside them (see `schemas.lineage`). Exit codes: 0 done, 1 something outside tightfit is wrong (one
-sentence on standard error), 2 wrong arguments, 130 interrupted.
-"""
+loaded. A stage that makes files says in `lineage_entries` what it made of what; a record of it is
+kept beside them (see `schemas.lineage`). Exit codes: 0 done, 1 something outside tightfit is wrong
+(one sentence on standard error), 2 wrong arguments, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -34,7 +33,11 @@ _STAGES = (
     ("combine", "combine.command", "make the plans of a strategy, from most to least memory"),
     ("choose", "combine.select_command", "choose the plan of a strategy for a budget"),
     ("chain", "combine.chain.command", "plan a chain, or the branches of a join, from files"),
-    ("whole", "combine.optimizer_offload.command", "plan a step with its optimiser, in two memories"),
+    (
+        "whole",
+        "combine.optimizer_offload.command",
+        "plan a step with its optimiser, in two memories",
+    ),
     ("split", "combine.pipeline.command", "split a step over the ranks of a pipeline"),
     ("generate", "generate.command", "write the module that runs a plan"),
     ("reference", "validate.reference_command", "run a model and measure its own step"),
@@ -121,8 +124,8 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
     runs = lock_file(None if stage in ERROR_READING_STAGES else options.error_file)
     try:
         code: int | None = module.run(options)
-        if hasattr(module, "derived"):
-            write_stage_lineage(stage, module.derived(options))
+        if hasattr(module, "lineage_entries"):
+            write_stage_lineage(stage, module.lineage_entries(options))
     except TightfitError as error:
         sentence = _error_line(error)
         if not options.debug:

@@ -74,14 +74,13 @@ class Op:
     """One ATen operator call, or the loss.
 
     `target` is the overload's full name ("aten.addmm.default"). `arguments` is JSON text as in
-    `schemas.graph.op_arguments`. `inputs` are the distinct values it reads, `outputs` the values it makes in
-    the operator's order with NONE for an output that is absent, `writes` the buffers it mutates
-    (it then makes no outputs). A `random` op draws from the device's default generator. An op
-    that is not `repeatable` must run exactly once: it writes, or reads what has been written.
+    `schemas.graph.op_arguments`. `inputs` are the distinct values it reads, `outputs` the values it
+    makes in the operator's order with NONE for an output that is absent, `writes` the buffers it
+    mutates (it then makes no outputs). A `random` op draws from the device's default generator. An
+    op that is not `repeatable` must run exactly once: it writes, or reads what has been written.
     `in_place` lists the inputs that an in-place form of the operator may overwrite with its first
-    output: same shape, strides and dtype, filling a storage of the same size.
-    `module` is the path of the submodule it came from and `source` its "file:line".
-    """
+    output: same shape, strides and dtype, filling a storage of the same size. `module` is the path
+    of the submodule it came from and `source` its "file:line"."""
 
     id: int
     target: str

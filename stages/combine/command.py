@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> None:
     write_frontier(options.out, found)
 
 
-def derived(options: argparse.Namespace) -> list[LineageEntry]:
+def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
     read = [options.graph, options.costs, options.blocks, options.options]
     read += [path for path in (options.hierarchy, options.machine) if path is not None]

@@ -252,7 +252,7 @@ def _forget_measurement(folder: Path) -> None:
         remove_with_lineage(folder / name)
 
 
-def derived(options: argparse.Namespace) -> list[LineageEntry]:
+def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
     outputs = [options.out / name for name in OUTPUT_FILES]
     read = _SelectionRequest.of(options).files

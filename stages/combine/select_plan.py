@@ -132,10 +132,12 @@ class _BudgetRequest:
         share = "" if self.elsewhere else _format_percentage(smallest - fixed.floor, room)
         measured = _format_budget(self.budget, smallest, share)
         sentence = (
-            f"infeasible: {_describe_budget(self.budget, self.total or 0)}, the smallest budget known to "
+            f"infeasible: {_describe_budget(self.budget, self.total or 0)}, the smallest budget "
+            "known to "
             f"work for {player.graph.model} with {frontier.strategy} is {measured}; "
             f"at the peak of the step these are {parts}{describe_allocator_overhead(memory)}"
-            f"{self._floor(room)}{describe_cost_source(player.graph, player.costs)}{_describe_time_limit(frontier)}"
+            f"{self._floor(room)}{describe_cost_source(player.graph, player.costs)}"
+            f"{_describe_time_limit(frontier)}"
         )
         return Plan(
             frontier.strategy, self.budget, self.total, self.own, "infeasible", sentence,
@@ -166,7 +168,8 @@ class _BudgetRequest:
         gap = optimality_gap(played.seconds, bound)
         verdict: Verdict = "optimal" if gap <= TIME_TOLERANCE else "feasible"
         words = self._words(verdict, point, gap)
-        said = f"{words}{_describe_transfers(played, frontier)}{describe_cost_source(in_all.player.graph, in_all.player.costs)}"
+        source = describe_cost_source(in_all.player.graph, in_all.player.costs)
+        said = f"{words}{_describe_transfers(played, frontier)}{source}"
         return Plan(
             strategy=frontier.strategy,
             budget=self.budget,

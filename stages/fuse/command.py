@@ -58,6 +58,6 @@ def run(options: argparse.Namespace) -> None:
     )
 
 
-def derived(options: argparse.Namespace) -> list[LineageEntry]:
+def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
     return [LineageEntry([options.out], [options.graph], {"device": options.device})]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 
 import torch
 
@@ -69,7 +69,7 @@ def compile_in_parallel(
     processes = min(jobs, len(missing) // GROUPS_PER_PROCESS)
     if processes < 2:
         return
-    done = count(1)
+    done = itertools.count(1)
     running: list[subprocess.Popen[str]] = []
     shares = [_encode_task(missing[first::processes], device) for first in range(processes)]
     with ThreadPoolExecutor(max_workers=processes) as pool:

@@ -199,7 +199,7 @@ def _pipeline_digest(folder: Path) -> str:
     return hashlib.sha256(read_bytes(folder / PIPELINE_FILE)).hexdigest()
 
 
-def derived(options: argparse.Namespace) -> list[LineageEntry]:
+def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
     libraries = {"libraries": "compiled"} if options.libraries else {}
     settings = {"backend": options.backend, **libraries, **operators_setting(options)}

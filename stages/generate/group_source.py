@@ -63,9 +63,9 @@ def groups_text(graph: Graph, names: Iterable[str], library: LibraryFile | None 
         "",
         "import torch",
         "",
-        "from .grouped import Group",
-        "from .kernels import Form",
-        *(["from .libraries import Libraries"] if library else []),
+        "from .runtime.kernels.fused_groups import CompiledGroup",
+        "from .runtime.kernels.compile import TensorForm",
+        *(["from .runtime.kernels.aot_libraries import CompiledLibraries"] if library else []),
         "",
         "aten = torch.ops.aten",
     ]
@@ -104,7 +104,7 @@ def _library_lines(library: LibraryFile | None) -> list[str]:
     if library is None:
         return ["LIBRARIES = None"]
     return [
-        "LIBRARIES = Libraries(",
+        "LIBRARIES = CompiledLibraries(",
         f"    {library.name!r},",
         f'    "{hashlib.sha256(library.data).hexdigest()}",',
         f'    "{library.key}",',
@@ -135,7 +135,7 @@ def _group_lines(ops: Sequence[Op]) -> list[str]:
     lines += [f"    return [{', '.join(f'v{number}' for number in body.outputs)}]", "", ""]
     return [
         *lines,
-        f"{name} = Group(",
+        f"{name} = CompiledGroup(",
         f'    "{name}",',
         f"    _{name},",
         *_form_lines(body.inputs),
@@ -170,7 +170,7 @@ class _PlaceholderNames(dict[int, SourceText]):
 
 def _form_lines(leaves: Iterable[GroupTensor]) -> list[str]:
     forms = [
-        f"        Form({tuple(leaf.shape)!r}, {tuple(leaf.strides)!r}, {leaf.offset}, "
+        f"        TensorForm({tuple(leaf.shape)!r}, {tuple(leaf.strides)!r}, {leaf.offset}, "
         f'"{leaf.dtype}"),'
         for leaf in leaves
     ]

@@ -118,7 +118,9 @@ def interface_text(graph: Graph, program: SourceProgram, prefix: str = "") -> st
         "",
         "import torch",
         "",
-        "from .facts import Interface, Leaf, Plain, Tangent, Tensor",
+        "from .runtime.interface import (",
+        "    Interface, ModelOutputLeaf, OutputGradientSpec, PlainArgument, TensorSpec",
+        ")",
         "",
         "INTERFACE = Interface(",
         f"    model={graph.model!r},",
@@ -295,7 +297,7 @@ def _tensors(graph: Graph, program: SourceProgram) -> list[str]:
             tuple(value.aliases),
         ]
         text = ", ".join(repr(field) for field in fields)
-        texts.append(f"Tensor({text}{f', {start}' if value.kind == 'constant' else ''})")
+        texts.append(f"TensorSpec({text}{f', {start}' if value.kind == 'constant' else ''})")
         start += len(_pad_to_alignment(value.data))
     return texts
 
@@ -305,7 +307,7 @@ def _leaves(graph: Graph, positions: dict[int, int]) -> list[str]:
 
     def plain(place: int) -> str:
         more = ", unread=True" if place in free else ""
-        return f"Plain({_plain_literal(graph.input_constants[place])}{more})"
+        return f"PlainArgument({_plain_literal(graph.input_constants[place])}{more})"
 
     return [
         plain(place) if value == NO_VALUE else str(positions[value])
@@ -317,16 +319,18 @@ def _output(
     graph: Graph, program: SourceProgram, positions: dict[int, int], output: GraphOutput
 ) -> str:
     if output.value == NO_VALUE:
-        return f'Leaf("constant", value={_plain_literal(output.constant)})'
+        return f'ModelOutputLeaf("constant", value={_plain_literal(output.constant)})'
     if output.tangent != NO_VALUE:
-        return f'Leaf("differentiable", {program.tangents.index(output.tangent)})'
+        return f'ModelOutputLeaf("differentiable", {program.tangents.index(output.tangent)})'
     if output.value in positions:
         detached = graph.values[output.value].requires_grad and not output.requires_grad
-        return f'Leaf("{"detached" if detached else "tensor"}", {positions[output.value]})'
+        return (
+            f'ModelOutputLeaf("{"detached" if detached else "tensor"}", {positions[output.value]})'
+        )
     if output.requires_grad:
         position = (program.differentiable + program.unused).index(output.value)
-        return f'Leaf("differentiable", {position})'
-    return f'Leaf("plain", {program.plain.index(output.value)})'
+        return f'ModelOutputLeaf("differentiable", {position})'
+    return f'ModelOutputLeaf("plain", {program.plain.index(output.value)})'
 
 
 def _tangents(graph: Graph, program: SourceProgram) -> list[str]:
@@ -340,7 +344,7 @@ def _tangents(graph: Graph, program: SourceProgram) -> list[str]:
             program.taken[tangent],
             tangent in program.overwritten,
         )
-        texts.append(f"Tangent({', '.join(repr(field) for field in fields)})")
+        texts.append(f"OutputGradientSpec({', '.join(repr(field) for field in fields)})")
     return texts + ["None" for _ in program.unused]
 
 

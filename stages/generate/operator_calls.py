@@ -100,11 +100,13 @@ class OperatorBindings:
     def imports(self) -> list[str]:
         """The lines that import what some of the names are bound to."""
         lines = (
-            ["from .foreign import operator"] if any(map(is_custom_operator, self._bound)) else []
+            ["from .runtime.operators import custom_operator"]
+            if any(map(is_custom_operator, self._bound))
+            else []
         )
         lines += [f"from .groups import {name}" for name in sorted(self._groups)]
         return (
-            [*lines, "from .recurrent import recurrent_layer"]
+            [*lines, "from .runtime.operators import run_rnn_layer"]
             if RNN_LAYER in self._bound
             else lines
         )
@@ -112,7 +114,7 @@ class OperatorBindings:
     def _bound_to(self, target: str) -> str:
         if is_custom_operator(target):
             return f'operator("{target}")'
-        return "recurrent_layer" if target == RNN_LAYER else f"torch.ops.{target}"
+        return "run_rnn_layer" if target == RNN_LAYER else f"torch.ops.{target}"
 
 
 def op_statements(
@@ -167,12 +169,16 @@ def absent_gradient_statement(
     given = {argument.split("=")[-1].strip("[]") for argument in call.arguments}
     names = {name for text in given for name in text.split(", ") if name in gradients}
     arguments = [call.function, str(len(names)), str(loose), *call.arguments]
-    return Statement(call.target, "joining", arguments, call.suffix)
+    return Statement(call.target, "combine_gradients", arguments, call.suffix)
 
 
 def absent_gradient_imports(graph: Graph, joined: Iterable[int]) -> list[str]:
     """What a program imports for ops in which gradients meet; groups do that themselves."""
-    return ["joining"] if any(not is_fused_group(graph.ops[at].target) for at in joined) else []
+    return (
+        ["combine_gradients"]
+        if any(not is_fused_group(graph.ops[at].target) for at in joined)
+        else []
+    )
 
 
 def format_literal(argument: Any) -> str:

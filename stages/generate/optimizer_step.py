@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from tightfit.schemas.actions import PassGradient, UpdateOnDevice, UpdateOnHost
@@ -20,15 +19,6 @@ from tightfit.stages.runtime.offload.second_tier import TIER_BUFFERS
 from tightfit.stages.simulate.simulate import device_memory_name
 from tightfit.util.errors import ScheduleError
 
-_RUNTIME = Path(__file__).parent / "runtime"
-_DEVICE = Path(__file__).parents[1] / "device"
-_OFFLOAD_FILES = ("lodged.py", "visit.py")
-_DEVICE_FILES = (
-    *("away.py", "backwards.py", "consumed_gradients.py", "disk.py", "far.py", "home.py"),
-    *("lane.py", "lodging.py", "marks.py", "memories.py", "optimiser.py", "optimizer_states.py"),
-    *("pieces.py", "ring.py", "slow.py", "spans.py", "streams.py", "supported_optimizers.py"),
-    *("updating.py", "workers.py"),
-)
 MICROBATCH_PREFIX = "microbatch_"
 """What the names of the files begin with of the program that all microbatches but the last run."""
 
@@ -126,12 +116,6 @@ def _zero_time_cost(cost: ParameterUpdateCost) -> ParameterUpdateCost:
     )
 
 
-def optimizer_runtime_files() -> dict[str, str]:
-    """The texts, by name, of what travels with such a package beside the rest."""
-    texts = {name: (_RUNTIME / name).read_text() for name in _OFFLOAD_FILES}
-    return texts | {name: (_DEVICE / name).read_text() for name in _DEVICE_FILES}
-
-
 def offload_copy_bytes(graph: Graph, steps: Sequence[ScheduleStep], updates: OptimizerPlan) -> int:
     """The bytes of the other memory that a step takes for what it sends beside parameters and
     states."""
@@ -224,7 +208,9 @@ def offload_spec_text(
         facts |= {"microbatches": updates.microbatches, "sums": own}
         names = ("adding_peak", "first_adding_peak")
         facts |= dict(zip(names, step_peaks(graph, others, adds), strict=True))
-    return "\n".join(["Lodging(", *(f"    {name}={fact!r}," for name, fact in facts.items()), ")"])
+    return "\n".join(
+        ["OffloadSpec(", *(f"    {name}={fact!r}," for name, fact in facts.items()), ")"]
+    )
 
 
 def optimizer_init_text(
@@ -235,7 +221,7 @@ def optimizer_init_text(
     made = constants.format(**shown)
     return _INIT_TEMPLATE.format(
         model=comment_text(graph.model),
-        about=shown["budget"],
+        budget=shown["budget"],
         constants=made,
         lodging=lodging,
         imports=_MORE_IMPORTS if adds else "",
@@ -253,17 +239,17 @@ _MICROBATCHES = """
 """
 
 
-_INIT_TEMPLATE = '''"""A training step of {model} with its optimiser, planned by tightfit for {about}.
+_INIT_TEMPLATE = '''"""A training step of {model} with its optimizer, planned for {budget}.
 
 `load(model, optimizer)` gives a module that takes the place of the model, and an optimiser that
 takes the place of the optimiser. Sizes are in bytes.
 """
 
 from .interface import INTERFACE
-from .lodged import Lodged
-from .lodging import Lodging, lodge{imports}
+from .runtime.mismatch import PlanMismatch
+from .runtime.offload.setup import OffloadedModule, OffloadSpec, offload_parameters
+from .runtime.planned_module import wrap_model{imports}
 from .step import step
-from .wrap import PlanMismatch, wrap
 
 __all__ = ["PlanMismatch", "load"]
 
@@ -290,10 +276,10 @@ def load(model, optimizer, disk=None, otherwise="error", far_disk=None):
             "the original model needs all parameters on the device, and the plan has them in "
             "another memory: leave otherwise out"
         )
-    home, stepping = lodge(model, optimizer, LODGING, disk, far_disk)
+    home, stepping = offload_parameters(model, optimizer, LODGING, disk, far_disk)
     try:
-        lodged = Lodged(home, INTERFACE.remote{adding})
-        planned = wrap(model, INTERFACE, step, otherwise, load, lodged=lodged)
+        lodged = OffloadedModule(home, INTERFACE.remote{adding})
+        planned = wrap_model(model, INTERFACE, step, otherwise, load, lodged=lodged)
     except BaseException:
         stepping.close()
         raise

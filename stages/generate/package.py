@@ -32,7 +32,6 @@ from tightfit.stages.generate.optimizer_step import (
     check_optimizer_step,
     offload_spec_text,
     optimizer_init_text,
-    optimizer_runtime_files,
     zero_time_updates,
 )
 from tightfit.stages.generate.package_init import (
@@ -43,31 +42,14 @@ from tightfit.stages.generate.package_init import (
     init_text,
     plan_facts,
 )
+from tightfit.stages.generate.runtime_files import runtime_files
 from tightfit.stages.generate.transfers import placeholder_updates, unlimited_link
 from tightfit.stages.simulate.simulate import simulate
 from tightfit.stages.torch_utils.fused_group_operators import register_groups
 from tightfit.util.errors import ArtifactError
 
-_RUNTIME = Path(__file__).parent / "runtime"
-_RUNTIME_FILES = (
-    *("absent.py", "ahead.py", "answers.py", "arrived.py", "call.py", "chain.py"),
-    *("difference.py", "facts.py"),
-    *("graphed.py", "guards.py", "inner.py", "lists.py", "looks.py", "mismatch.py", "outputs.py"),
-    *("places.py", "regions.py", "steps.py", "strides.py", "structure.py", "surroundings.py"),
-    "ties.py",
-    *("watch.py", "wrap.py"),
-)
-_DEVICE = Path(__file__).parents[1] / "device"
-_DEVICE_FILES = (
-    *("asked.py", "caches.py", "classes.py", "form.py", "kept.py", "marks.py", "readings.py"),
-    *("states.py", "trees.py", "written.py"),
-)
-
-
 EAGER_PREFIX = "eager_"
 """What the names of the files of the plan of eager's kernels begin with, where it is beside."""
-_KERNEL_FILES = ("kernels.py", "opened.py", "pins.py", "plain.py")
-_TRANSFER_FILES = ("disk.py", "memories.py", "slow.py", "streams.py", "transfers.py", "workers.py")
 
 
 class PlannedGraph(NamedTuple):
@@ -133,19 +115,17 @@ def build_package(
     if groups and beside is not None:
         _check_eager_plan(graph, beside.graph)
         own = plan_facts(beside.plan)
-        more, eagers = _program_files(beside.graph, beside.steps, write, None, EAGER_PREFIX)
+        _, eagers = _program_files(beside.graph, beside.steps, write, None, EAGER_PREFIX)
         files |= eagers | {"eager.py": eager_plan_text(beside.graph, own).encode()}
-        program += more
-    entry = init_text(graph, facts, bool(groups), bool(groups) and beside is not None)
-    texts = {"__init__.py": entry, **runtime_files(program)}
-    if whole is not None:
-        lodging = offload_spec_text(graph, steps, whole, adding)
-        several = adding is not None
-        texts["__init__.py"] = optimizer_init_text(
-            graph, lodging, PLAN_CONSTANTS, format_facts(facts), several
-        )
-        texts |= optimizer_runtime_files()
-    return files | {name: text.encode() for name, text in texts.items()}
+    if whole is None:
+        entry = init_text(graph, facts, bool(groups), bool(groups) and beside is not None)
+    else:
+        spec = offload_spec_text(graph, steps, whole, adding)
+        shown = format_facts(facts)
+        entry = optimizer_init_text(graph, spec, PLAN_CONSTANTS, shown, adding is not None)
+    files["__init__.py"] = entry.encode()
+    modules = [data.decode() for name, data in files.items() if name.endswith(".py")]
+    return files | runtime_files(modules)
 
 
 def _check_eager_plan(graph: Graph, beside: Graph) -> None:
@@ -182,26 +162,11 @@ def _program_files(
     files = {
         "interface.py": interface_text(graph, program, prefix).encode(),
         "step.py": program.text.encode(),
-        "watched.json": guard_file_bytes(graph),
+        "guards.json": guard_file_bytes(graph),
     }
     data = constants_bytes(graph, program)
     files |= {} if data is None else {"constants.bin": data}
     return program.text, {f"{prefix}{name}": content for name, content in files.items()}
-
-
-def runtime_files(programs: str) -> dict[str, str]:
-    """The texts, by name, of what travels with the text of some programs."""
-    texts = {name: (_RUNTIME / name).read_text() for name in _RUNTIME_FILES}
-    texts |= {name: (_DEVICE / name).read_text() for name in _DEVICE_FILES}
-    if "from .groups import" in programs:
-        texts |= {name: (_RUNTIME / name).read_text() for name in ("grouped.py", "libraries.py")}
-        texts |= {name: (_DEVICE / name).read_text() for name in _KERNEL_FILES}
-    for name, folder in (("foreign", _RUNTIME), ("repeat", _DEVICE), ("recurrent", _DEVICE)):
-        if f"from .{name} import" in programs:
-            texts[f"{name}.py"] = (folder / f"{name}.py").read_text()
-    if "from .transfers import" in programs:
-        texts |= {name: (_DEVICE / name).read_text() for name in _TRANSFER_FILES}
-    return texts
 
 
 def infeasible_package(plan: Mapping[str, Any]) -> dict[str, bytes]:
@@ -230,6 +195,7 @@ def write_directory(directory: Path, files: Mapping[str, bytes]) -> None:
         try:
             fresh.chmod(0o755)
             for name, data in sorted(files.items()):
+                (fresh / name).parent.mkdir(parents=True, exist_ok=True)
                 with (fresh / name).open("wb") as file:
                     file.write(data)
                     file.flush()

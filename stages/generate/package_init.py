@@ -103,7 +103,7 @@ KERNELS = {kernels}
 """
 """What every package says of its plan."""
 
-_GROUPED_IMPORTS = """from .grouped import prepare
+_GROUPED_IMPORTS = """from .runtime.kernels.fused_groups import prepare_kernels
 from .groups import GROUPS, LIBRARIES
 """
 _GROUPED_PARAMETERS = ', libraries=False, without_compiler="error"'
@@ -117,10 +117,9 @@ _GROUPED_ABOUT = """
     which has eager's bits and a peak of its own.
 """
 _PREPARE_GROUPS = """    more = (libraries, without_compiler)
-    if not prepare(GROUPS, INTERFACE.device, LIBRARIES, {eager}, libraries, without_compiler):
-        whole = (otherwise, load, cuda_graphs, eager.ARENA)
-        return wrap(model, eager.INTERFACE, eager.step, *whole, more=more, disk=disk)
-"""
+    if not prepare_kernels(GROUPS, INTERFACE.device, LIBRARIES, {eager}, libraries,
+    without_compiler): whole = (otherwise, load, cuda_graphs, eager.ARENA) return wrap_model(model,
+    eager.INTERFACE, eager.step, *whole, more=more, disk=disk) """
 
 _INIT_TEMPLATE = (
     '''"""A training step of {model}, planned by tightfit for the budget {for_budget}.
@@ -131,7 +130,8 @@ _INIT_TEMPLATE = (
 
 {eager}{imports}from .interface import INTERFACE
 from .step import step
-from .wrap import PlanMismatch, wrap
+from .runtime.mismatch import PlanMismatch
+from .runtime.planned_module import wrap_model
 
 __all__ = ["PlanMismatch", "load"]
 
@@ -159,7 +159,7 @@ def load(model, otherwise="error", cuda_graphs=False{parameters}, disk=None):
     names, else of that for temporary files.
 {about}    """
 {prepared}    whole = (otherwise, load, cuda_graphs, ARENA)
-    return wrap(model, INTERFACE, step, *whole{more}, disk=disk)
+    return wrap_model(model, INTERFACE, step, *whole{more}, disk=disk)
 '''
 )
 
@@ -173,7 +173,8 @@ without_compiler="eager" asks for it.
 
 from .eager_interface import INTERFACE
 from .eager_step import step
-from .wrap import PlanMismatch, wrap
+from .runtime.mismatch import PlanMismatch
+from .runtime.planned_module import wrap_model
 
 __all__ = ["PlanMismatch", "load"]
 
@@ -183,7 +184,7 @@ __all__ = ["PlanMismatch", "load"]
 
 def load(model, otherwise="error", cuda_graphs=False, disk=None):
     """A module that takes the place of `model` and runs this plan; see `load` of the package."""
-    return wrap(model, INTERFACE, step, otherwise, load, cuda_graphs, ARENA, disk=disk)
+    return wrap_model(model, INTERFACE, step, otherwise, load, cuda_graphs, ARENA, disk=disk)
 '''
 )
 

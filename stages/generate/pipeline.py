@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tightfit.schemas.graph.ownership import partial_gradients_by_owner
@@ -15,15 +14,13 @@ from tightfit.stages.generate.graph_guards import check_interface, guard_file_by
 from tightfit.stages.generate.interface import constants_bytes, interface_text
 from tightfit.stages.generate.naming import UniqueNames, comment_text, format_megabytes, value_names
 from tightfit.stages.generate.operator_calls import OperatorBindings, op_statements
-from tightfit.stages.generate.package import runtime_files, zero_time_costs
+from tightfit.stages.generate.package import zero_time_costs
+from tightfit.stages.generate.runtime_files import runtime_files
 from tightfit.stages.generate.step_program import SourceProgram
 from tightfit.stages.generate.step_writer import interface_program, write_program
 from tightfit.stages.simulate.pipeline_rank_check import check_ranks
 from tightfit.stages.simulate.simulate import simulate
 from tightfit.util.errors import ArtifactError
-
-_RUNTIME = Path(__file__).parent / "runtime"
-_PIPELINE_FILES = ("messages.py", "pipeline.py", "stepping.py")
 
 
 def build_pipeline_package(
@@ -54,11 +51,8 @@ def build_pipeline_package(
     texts["interface.py"] = interface_text(graph, whole)
     texts["draws.py"] = _draws_text([own for own, _ in stages])
     texts["__init__.py"] = _init_text(graph, pipeline, facts)
-    for name in _PIPELINE_FILES:
-        texts[name] = (_RUNTIME / name).read_text()
-    texts |= runtime_files("\n".join(texts.values()))
-    files = {name: text.encode() for name, text in texts.items()}
-    files["watched.json"] = guard_file_bytes(graph)
+    files = {name: text.encode() for name, text in texts.items()} | runtime_files(texts.values())
+    files["guards.json"] = guard_file_bytes(graph)
     document = _runtime_document(graph, pipeline, [own for own, _ in stages], programs, whole)
     files["pipeline.json"] = (json.dumps(document, separators=(",", ":")) + "\n").encode()
     rows = (",".join(pipeline.words(rank)) for rank in range(pipeline.ranks))
@@ -225,11 +219,11 @@ from pathlib import Path
 
 from .draws import DRAWS
 from .interface import INTERFACE
-from .mismatch import PlanMismatch
-from .pipeline import Pipeline, release
+from .runtime.mismatch import PlanMismatch
+from .runtime.pipeline.rank import PipelineRank, release_unused_parameters
 {imports}
 
-__all__ = ["Pipeline", "PlanMismatch", "load_pipeline"]
+__all__ = ["PipelineRank", "PlanMismatch", "load_pipeline"]
 
 STRATEGY = {strategy}
 MACHINE = {machine}
@@ -248,9 +242,9 @@ def load_pipeline(model, rank=None, group=None, light=False):
     alone read give their memory back. Raises RuntimeError where group or model are others than the
     pipeline was planned for.
     """
-    pipeline = Pipeline(model, rank, group, INTERFACE, PROGRAMS, DRAWS)
+    pipeline = PipelineRank(model, rank, group, INTERFACE, PROGRAMS, DRAWS)
     if light:
-        release(model, INTERFACE, Path(__file__).parent, pipeline.rank)
-        pipeline = Pipeline(model, rank, group, INTERFACE, PROGRAMS, DRAWS)
+        release_unused_parameters(model, INTERFACE, Path(__file__).parent, pipeline.rank)
+        pipeline = PipelineRank(model, rank, group, INTERFACE, PROGRAMS, DRAWS)
     return pipeline
 '''

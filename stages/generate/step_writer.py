@@ -71,9 +71,10 @@ from tightfit.stages.simulate.effects import Effect, schedule_effects
 from tightfit.util.errors import ScheduleError
 
 _RESERVED_NAMES = (
-    "torch", "step", "random_state", "drawing_from", "batch_norm_repeat", "recurrent_layer",
-    "joining", "for_view", "operator", "outputs", "tangents", "gradients", TRANSFERS, "Moving",
-    SENDING, "Sending", *PARAMETER_NAMES,
+    "torch", "step", "get_random_state", "use_random_state", "recompute_batch_norm",
+    "run_rnn_layer", "combine_gradients", "reshape_for_view", "custom_operator", "outputs",
+    "tangents", "gradients", TRANSFERS, "StepTransfers", SENDING, "TransferSettings",
+    *PARAMETER_NAMES,
 )  # fmt: skip
 
 
@@ -180,15 +181,20 @@ class _StepWriter:
     def head(self, title: str, arguments: list[int]) -> list[str]:
         """Everything above the body."""
         lines = [f'"""{comment_text(title)}"""', "", "import torch", "", *self.remote.imports()]
-        absent = ["for_view"] * bool(self.copies) + absent_gradient_imports(self.graph, self.joined)
+        absent = ["reshape_for_view"] * bool(self.copies) + absent_gradient_imports(
+            self.graph, self.joined
+        )
         if absent:
-            lines += [f"from .absent import {', '.join(absent)}"]
+            lines += [f"from .runtime.output_gradients import {', '.join(absent)}"]
         if self.shortened:
-            lines += ["from .repeat import batch_norm_repeat"]
+            lines += ["from .runtime.operators import recompute_batch_norm"]
         if self.states:
-            lines += ["from .chain import drawing_from, random_state"]
+            lines += ["from .runtime.autograd_chain import get_random_state, use_random_state"]
         if self.sent:
-            lines += [f"from .transfers import Moving{'' if self.remote else ', Sending'}"]
+            lines += [
+                "from .runtime.offload.transfers import "
+                f"StepTransfers{'' if self.remote else ', TransferSettings'}"
+            ]
         lines += self.operators.imports()
         if len(lines) > 4:
             lines += [""]
@@ -210,7 +216,7 @@ class _StepWriter:
         if self.sent:
             device = self.names[program_arguments(self.graph)[0]]
             own = f"{device}.device, {self.places.size}, {self.remote.copies()}"
-            self.line(f"{TRANSFERS} = Moving({own})")
+            self.line(f"{TRANSFERS} = StepTransfers({own})")
         self.remark("forward")
         for effect in self.walked:
             self.on(effect, self.uses.ends.get(effect.position, []))
@@ -262,7 +268,7 @@ class _StepWriter:
         depth = 1
         if self.restoring:
             device = self.graph.device
-            self.line(f'with drawing_from({self.states[op.id]}, "{device}"):')
+            self.line(f'with use_random_state({self.states[op.id]}, "{device}"):')
             self.restoring, depth = False, 2
         for call in calls:
             self.statement(call, depth, step.live if call is calls[-1] else None)
@@ -309,7 +315,7 @@ class _StepWriter:
             self.copies = True
             apart = ["True"] * (self.graph.values[op.outputs[0]].storage in self.sent)
             operands = [self.names[op.inputs[0]], repr(view_shape(self.graph, op)), *apart]
-            return [Statement(self.names[op.outputs[0]], "for_view", operands)]
+            return [Statement(self.names[op.outputs[0]], "reshape_for_view", operands)]
         if op.id in self.layouts.reshaped:
             op = replace(op, target=RESHAPE_TARGET)
         calls = op_statements(self.graph, op, in_place, self.names, self.operators)
@@ -321,7 +327,7 @@ class _StepWriter:
             return calls
         self.shortened = True
         operands = [self.names[value] for value in form.reads]
-        return [Statement(self.names[form.makes], "batch_norm_repeat", operands)]
+        return [Statement(self.names[form.makes], "recompute_batch_norm", operands)]
 
     def on_loss(self, step: ScheduleStep, ends: list[int]) -> None:
         """The lines between forward and backward."""
@@ -364,7 +370,7 @@ class _StepWriter:
         """The line that keeps the generator's state."""
         self.hand_over()
         self.states[op] = self.reserved.reserve(f"random_state_{op}")
-        self.line(f'{self.states[op]} = random_state("{self.graph.device}")', step.live)
+        self.line(f'{self.states[op]} = get_random_state("{self.graph.device}")', step.live)
 
     def hand_over(self) -> None:
         """Yields the gradients that are waiting, without keeping any of them, and deletes the names

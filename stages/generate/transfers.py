@@ -187,14 +187,14 @@ class OffloadedParameterCode:
 
     def imports(self) -> list[str]:
         """The lines that a program with such parameters has in its head."""
-        return ["from .visit import Visit"] if self else []
+        return ["from .runtime.offload.step_context import StepContext"] if self else []
 
     def takes(self, sends: bool) -> list[str]:
         """The line of the first thing that a program takes, where it has such parameters, or else
         `sends`."""
         if self:
             return [f"{INDENT}{PARAMETER_STORE},"]
-        return [f"{INDENT}{SENDING}: Sending,"] if sends else []
+        return [f"{INDENT}{SENDING}: TransferSettings,"] if sends else []
 
     def copies(self) -> str:
         """What tells transfers where copies of storages that are none of theirs go."""
@@ -204,7 +204,9 @@ class OffloadedParameterCode:
         """The line that a program with such parameters begins with."""
         adding = ", adding=True" if self.adds else ""
         return (
-            [format_line(f"{STEP_PARAMETERS} = Visit({PARAMETER_STORE}{adding})")] if self else []
+            [format_line(f"{STEP_PARAMETERS} = StepContext({PARAMETER_STORE}{adding})")]
+            if self
+            else []
         )
 
     def begins(self, names: Sequence[str]) -> Iterator[tuple[Statement, int]]:

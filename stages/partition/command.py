@@ -85,7 +85,7 @@ def _write_hierarchy(options: argparse.Namespace, graph: Graph, costs: Costs) ->
     )
 
 
-def derived(options: argparse.Namespace) -> list[LineageEntry]:
+def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
     read = [options.graph, options.costs]
     found = []

@@ -39,7 +39,7 @@ class GradientFlow:
 
 def analyze_gradient_flow(graph: Graph, problem: PlanningGraph) -> GradientFlow:
     """The gradient flow of a step: `problem` is the graph condensed."""
-    flowing = _differentiable(graph)
+    flowing = _differentiable_values(graph)
     pure = _pure_nodes(problem, flowing)
     glue = {
         storage
@@ -66,7 +66,7 @@ def common_module_path(paths: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(step[0] for step in steps)
 
 
-def _differentiable(graph: Graph) -> set[int]:
+def _differentiable_values(graph: Graph) -> set[int]:
     """Storages with a value that depends on something whose gradient is wanted."""
     flowing = {gradient.value for gradient in graph.gradients}
     for op in graph.ops:

@@ -149,7 +149,7 @@ def _updates_path(options: argparse.Namespace) -> Path:
     return Path(options.updates or Path(options.out).with_name("updates.json"))
 
 
-def derived(options: argparse.Namespace) -> list[LineageEntry]:
+def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what. The library is a setting: it holds what was known, not for whom."""
     machine = [_machine_path(options)] if options.machine else []
     read = [options.graph, *machine, *filter(None, [options.costs])]

@@ -2,11 +2,11 @@
 LogGOPS).
 
 A loop computes, in turn, without transfers, with short ones and with longer ones. As in a step
-(`stages.runtime.offload.transfers`) one storage leaves and the last one comes back while it computes, and
-both are waited for when they should be through. What the loop takes longer is their overhead: to
-begin a transfer, to wait for it, and what whoever moves the bytes takes of the processors. It is no
-more than processors work for these, which other work on the machine does not change.
-"""
+(`stages.runtime.offload.transfers`) one storage leaves and the last one comes back while it
+computes, and both are waited for when they should be through. What the loop takes longer is their
+overhead: to begin a transfer, to wait for it, and what whoever moves the bytes takes of the
+processors. It is no more than processors work for these, which other work on the machine does not
+change."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
         )
 
 
-def derived(options: argparse.Namespace) -> list[LineageEntry]:
+def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made, of nothing but the machine."""
     names = ("device", "disk", "far_disk", "library", "size")
     settings = {name: getattr(options, name) for name in names if getattr(options, name)}

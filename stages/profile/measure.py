@@ -27,9 +27,9 @@ from tightfit.schemas.graph.training_graph import NO_VALUE, Graph, Op
 from tightfit.stages.profile.cost_library import RANDOM_STATE_KEY
 from tightfit.stages.profile.operands import (
     OP_ERRORS,
+    fill_operand,
     operand_attempts,
     operand_fill,
-    refill,
     storage_extent,
 )
 from tightfit.stages.runtime.call_context import default_torch_state
@@ -264,7 +264,7 @@ class _OpRun:
             kept = operand.clone()
             return lambda: _restore(operand, kept)
         fill = operand_fill(self.graph, self.op, self.overload, value)
-        return lambda: refill(self.operands[value], self.graph.values[value], fill)
+        return lambda: fill_operand(self.operands[value], self.graph.values[value], fill)
 
     def on_host(self) -> _OpRun:
         """The same op with its operands on the CPU."""

@@ -103,7 +103,7 @@ def make_tensor(value: GraphValue, fill: FillFunction, device: torch.device) -> 
     return base.as_strided(value.shape, value.strides)
 
 
-def refill(tensor: Tensor, value: GraphValue, fill: FillFunction) -> None:
+def fill_operand(tensor: Tensor, value: GraphValue, fill: FillFunction) -> None:
     """Writes new contents into a tensor that `make_tensor` made."""
     fill(tensor.as_strided((storage_extent(value),), (1,)))
 

@@ -58,13 +58,6 @@ def fit_scale(values: Iterable[float], margin: float, flipped: bool = False) -> 
     return AxisScale(low - room, high + room, flipped)
 
 
-def polyline(points: Sequence[tuple[float, float]]) -> str:
-    """The path data of straight lines through points, in thousandths of the plot."""
-    return " ".join(
-        f"{'L' if index else 'M'}{10 * x:.1f} {10 * y:.1f}" for index, (x, y) in enumerate(points)
-    )
-
-
 def staircase_path(points: Sequence[tuple[float, float]]) -> str:
     """The path data of a staircase: level at each point's height until the next point's place."""
     if not points:

@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> None:
         _write_model_page(options.model_dir, options.out, not options.plans_only)
 
 
-def derived(options: argparse.Namespace) -> list[LineageEntry]:
+def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
     from tightfit.stages.report.load import MODEL_PAGE_FILE, model_result_files, run_result_files
 

@@ -214,12 +214,14 @@ def _plan_facts(result: PlanResult) -> list[Fact]:
         facts.append(
             (
                 "Predicted",
-                f"{format_exact_bytes(plan.peak)}, {format_duration(plan.time)} ({format_ratio(result.relative or 1.0)})",
+                f"{format_exact_bytes(plan.peak)}, {format_duration(plan.time)} "
+                f"({format_ratio(result.relative or 1.0)})",
             )
         )
     if plan.transfers is not None and plan.feasible:
         moved = plan.transfers
-        there = f"{format_exact_bytes(moved.host_peak)} at most, {format_bytes(moved.left)} leave in a step"
+        left = format_bytes(moved.left)
+        there = f"{format_exact_bytes(moved.host_peak)} at most, {left} leave in a step"
         facts.append(
             ("In the other memory", f"{there}, waited for {format_duration(moved.waited)}")
         )
@@ -257,7 +259,8 @@ def _kernel_facts(result: PlanResult) -> list[Fact]:
     """Which kernels a plan runs, and what a plan of the other ones would take."""
     plan, facts = result.plan, []
     if plan.kernels == "fused" and plan.groups is not None:
-        run = f"fused, {format_count(plan.groups, 'group')} by {format_count(plan.compiled or 0, 'kernel')}"
+        kernels = format_count(plan.compiled or 0, "kernel")
+        run = f"fused, {format_count(plan.groups, 'group')} by {kernels}"
         facts.append(("Kernels", run))
     rival = plan.rival
     if rival is not None:
@@ -327,7 +330,8 @@ def _measured_facts(found: Measurement | None, fused: bool) -> list[Fact]:
         words = f"{format_duration(found.waited)} a step where {waits} was predicted"
         facts.append(("Waiting for transfers, measured", words))
     if found.measured_time is not None and found.unplanned_time is not None:
-        pair = f"{format_duration(found.measured_time)} against {format_duration(found.unplanned_time)}"
+        planned, original = map(format_duration, (found.measured_time, found.unplanned_time))
+        pair = f"{planned} against {original}"
         facts.append(("Measured time", f"{pair} unplanned"))
     if found.time_ratio is not None:
         words = f"{found.time_ratio:.3f} over {format_count(found.pairs, 'run')} of each"

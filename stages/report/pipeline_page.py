@@ -189,7 +189,8 @@ def build_gantt_chart(title: str, lanes: dict[str, list[OperationSpan]]) -> Gant
 
 
 def _build_bar(span: OperationSpan, seconds: float) -> GanttBar:
-    said = f"{span.name}: {format_duration(span.end - span.start)} from {format_duration(span.start)} on"
+    took = format_duration(span.end - span.start)
+    said = f"{span.name}: {took} from {format_duration(span.start)} on"
     return GanttBar(
         PLOT_WIDTH * span.start / seconds,
         max(PLOT_WIDTH * (span.end - span.start) / seconds, 0.5),
@@ -209,7 +210,8 @@ def _plot_rank_memory(pipeline: PipelineSchedule, rank: int) -> RankMemoryPlot:
     for number, action in enumerate(actions):
         x = number * step
         points.append(
-            f"L{x:.1f} {_plot_height(action.peak, top)}L{x + step:.1f} {_plot_height(action.peak, top)}"
+            f"L{x:.1f} {_plot_height(action.peak, top)}L{x + step:.1f} "
+            f"{_plot_height(action.peak, top)}"
         )
         points.append(f"L{x + step:.1f} {_plot_height(action.live, top)}")
     points.append("L1000 1000Z")

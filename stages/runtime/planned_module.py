@@ -148,7 +148,7 @@ def _make_forward(
     lodged = loading.lodged
     ahead = Preallocation(0 if loading.cuda_graphs else loading.arena)
     copying = loading.otherwise == "copy"
-    guards = Guards(interface, _with_class(base, model), Path(__file__).parent, copying)
+    guards = Guards(interface, _with_class(base, model), Path(__file__).parents[1], copying)
     if lodged is not None:
         # The first step is to take what was predicted, and reads no constants.
         guards.constants.on(lodged.home.device)

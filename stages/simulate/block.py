@@ -28,7 +28,8 @@ class BlockSchedule:
 
 @dataclass(frozen=True)
 class BlockCost:
-    """What a run costs, in bytes and seconds, as `schemas.block_options.BlockOption` defines them."""
+    """What a run costs, in bytes and seconds, as `schemas.block_options.BlockOption` defines "
+    "them."""
 
     save: int
     forward_peak: int
@@ -48,7 +49,8 @@ class BlockCost:
 
 
 def simulate_block(problem: PlanningGraph, run: BlockSchedule) -> BlockCost:
-    """Plays a run, by the lifetimes of `stages.simulate.liveness`, in place where that takes no longer.
+    """Plays a run, by the lifetimes of `stages.simulate.liveness`, in place where that takes no
+    longer.
 
     Raises ValueError when a node reads what has not been made, runs again though it must not, or
     the loss's inputs are missing.

@@ -3,8 +3,8 @@
 A storage is there from the run that makes it to the last run that uses it before it is made again.
 Held storages and gradients stay. The state of a node that draws random numbers and runs again is
 there from its first run to its last; while it is restored there is one state more. The compiled
-twin, which the search works with, is `stages.combine.local_search.liveness`. What transfers send away and
-bring back in between is told by who decides it, as bytes that are added ahead of a run.
+twin, which the search works with, is `stages.combine.local_search.liveness`. What transfers send
+away and bring back in between is told by who decides it, as bytes that are added ahead of a run.
 """
 
 from __future__ import annotations

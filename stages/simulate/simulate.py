@@ -85,9 +85,8 @@ def simulate(
     gradient or buffer update is missing. A gradient may be taken up by an optimiser at once, so it
     leaves after the last read of its parameter or input: a later one is refused. So is what a
     transfer may not do (`stages.simulate.checks.transfers`), and an update
-    (`stages.simulate.checks.updates`). The peak of a whole step is without its staging buffers, which
-    are there all the time.
-    """
+    (`stages.simulate.checks.updates`). The peak of a whole step is without its staging buffers,
+    which are there all the time."""
     sums = accumulated_gradient_storages(
         graph, True if accumulate else resident_gradients(graph, updates)
     )

@@ -80,7 +80,7 @@ def _link(options: argparse.Namespace) -> HostLink | None:
     return read_host_link(read_machine(options.machine), options.machine)
 
 
-def derived(options: argparse.Namespace) -> list[LineageEntry]:
+def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what: the blocks, and the options of each distinct one in the store."""
     settings = {name: getattr(options, name) for name in ("engine", "peaks", "saves")}
     machine = [] if options.machine is None else [options.machine]

@@ -72,8 +72,8 @@ _running: dict[tuple[str, str, int], Kernel] = {}
 
 
 def register_groups(graph: Graph) -> None:
-    """Makes the groups of a graph operators that `stages.torch_utils.operators.resolve` finds; raises
-    ArtifactError where a group is not what its name says."""
+    """Makes the groups of a graph operators that `stages.torch_utils.operators.resolve` finds;
+    raises ArtifactError where a group is not what its name says."""
     for op in graph.all_ops:
         if is_fused_group(op.target):
             body = read_group_body(op)

@@ -175,7 +175,8 @@ def check_factory_result(result: Any, spec: str, label: str = "") -> BuiltModel:
     label = label or f"the factory {spec!r}"
     if not isinstance(result, tuple) or len(result) not in (2, 3):
         raise ModelError(
-            f"{label} returns {_describe_type(result)} instead of (model, samples) or (model, samples, loss)"
+            f"{label} returns {_describe_type(result)} instead of (model, samples) or (model, "
+            "samples, loss)"
         )
     model, samples, loss = (*result, None)[:3]
     if not isinstance(model, nn.Module):

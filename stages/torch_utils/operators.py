@@ -126,10 +126,10 @@ _MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "cha
 def resolve(target: str) -> torch._ops.OpOverload:
     """The operator that "namespace.name.overload" names.
 
-    It is one of PyTorch itself, or of a namespace that the user allows (`stages.torch_utils.custom_operators`).
-    Raises ArtifactError unless that operator exists and takes and makes tensors without side
-    effects, is an in-place form of the table below, or writes a buffer.
-    """
+    It is one of PyTorch itself, or of a namespace that the user allows
+    (`stages.torch_utils.custom_operators`). Raises ArtifactError unless that operator exists and
+    takes and makes tensors without side effects, is an in-place form of the table below, or writes
+    a buffer."""
     match = _TARGET.fullmatch(target)
     if match is None:
         raise ArtifactError(f"{target!r} is not the name of an operator that a graph may call")
@@ -139,11 +139,11 @@ def resolve(target: str) -> torch._ops.OpOverload:
             f"{target!r} is not the name of an operator that a graph may call: {namespace!r} is "
             "not PyTorch's own, and not allowed as one of `operators`"
         )
-    return _resolved(namespace, name, overload)
+    return _resolve_overload(namespace, name, overload)
 
 
 @functools.cache
-def _resolved(namespace: str, name: str, overload_name: str) -> torch._ops.OpOverload:
+def _resolve_overload(namespace: str, name: str, overload_name: str) -> torch._ops.OpOverload:
     target = f"{namespace}.{name}.{overload_name}"
     packet = getattr(getattr(torch.ops, namespace), name, None)
     overload = getattr(packet, overload_name, None)
@@ -166,7 +166,8 @@ def training_operator(target: str) -> Callable[..., Any]:
 
 
 def decode_argument(argument: Any, values: Mapping[int, Any]) -> Any:
-    """The Python object that an encoded argument (`schemas.graph.op_arguments.encode_arguments`) stands for.
+    """The Python object that an encoded argument (`schemas.graph.op_arguments.encode_arguments`)
+    stands for.
 
     `values` gives the tensor of each value id. Raises ArtifactError for an unknown encoding or a
     value that is not there.

@@ -1,8 +1,8 @@
 """Clocks for single calls: on the host, and on a CUDA stream that is never empty.
 
 Other work on the machine takes processors from a call. On the host what it took is left out, as far
-as threads that stood ready were delayed (`stages.torch_utils.timing`): what is measured at one time goes
-with what is measured at another, and with steps on a machine that is idle.
+as threads that stood ready were delayed (`stages.torch_utils.timing`): what is measured at one time
+goes with what is measured at another, and with steps on a machine that is idle.
 
 A call on an idle stream begins only when the host has launched it, some microseconds late. The
 stream is therefore filled with a kernel that waits, the calls are queued behind it between two

@@ -79,7 +79,8 @@ def reject_unsupported_call(
         raise ModelError(f"{label}: the forward {does}{at}, which a plan would not do: {instead}")
     if function in _GRAD_ACCESSES and itself:
         raise ModelError(
-            f"{label}: the forward {_GRAD_ACCESSES[function]} .grad of a tensor{at}, which a plan would not "
+            f"{label}: the forward {_GRAD_ACCESSES[function]} .grad of a tensor{at}, which a plan "
+            "would not "
             "do: do so between steps, or keep what it needs in a buffer"
         )
     if name in _CAST_INSIDE and torch.is_autocast_enabled(tensor.device.type):
@@ -109,12 +110,11 @@ _LAYOUT_QUERIES = (
 class CallRecorder(TorchFunctionMode):
     """Writes module paths and source lines into what is captured, and keeps a log of the calls.
 
-    `known` has the integers that hang on no input (`stages.trace.constant_folding`). Where it has all
-    tensors that hang on none, calls that only make such tensors are not logged, and other calls
+    `known` has the integers that hang on no input (`stages.trace.constant_folding`). Where it has
+    all tensors that hang on none, calls that only make such tensors are not logged, and other calls
     name them by their bytes: two runs are alike where one makes what the other finds made.
     `asks_layout` says whether the forward asked a tensor how it lies in memory, `asked` takes down
-    what else it asked.
-    """
+    what else it asked."""
 
     def __init__(
         self,
@@ -148,7 +148,8 @@ class CallRecorder(TorchFunctionMode):
             self.label, func, args, place, is_external_code(caller.f_code.co_filename)
         )
         self.asked.call(_queried_name(func), args, place, caller)
-        words = f"{_function_name(func)} in {self.stack[-1:]} of {self._words(args)} {self._words(named)}"
+        given = f"{self._words(args)} {self._words(named)}"
+        words = f"{_function_name(func)} in {self.stack[-1:]} of {given}"
         answer = self.known.answer(func, args)
         if answer is not None:
             return answer

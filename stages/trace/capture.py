@@ -66,17 +66,16 @@ class Capture:
     tensors; `writes` maps a buffer's name to its new value; `gradients` maps a parameter's name or
     the number of an input leaf to what autograd adds up to its gradient, in that order.
     `constants` holds the tensors that are no parameters, buffers or inputs. `watched` is what the
-    forward read beside tensors (`stages.trace.guards.guard_recorder`), `assigned` the buffers that it puts
-    another tensor in the place of. `plain_backward` says that no Python ran in the backward,
-    `checkpointed` that the forward checkpoints parts of itself, `causes` why a step without these
-    may be another one, `ungraded` where they give no gradients, `asks_layout` that it asks how a
-    tensor lies in memory, `all_arrive` that Python in the backward needs all of its gradients.
-    `alike` has for each leaf the first that is the same object, where the forward asks for that,
-    `asked` what else it asks of inputs (True) and of the model's own tensors, with where. `unread`
-    are plain leaves of (args, kwargs) that it does not look at. `ones` are leaves that it rests on
-    being ones, `masks` those that it looked at without resting on that, `wished` the ones of these
-    that are ones in the samples.
-    """
+    forward read beside tensors (`stages.trace.guards.guard_recorder`), `assigned` the buffers that
+    it puts another tensor in the place of. `plain_backward` says that no Python ran in the
+    backward, `checkpointed` that the forward checkpoints parts of itself, `causes` why a step
+    without these may be another one, `ungraded` where they give no gradients, `asks_layout` that it
+    asks how a tensor lies in memory, `all_arrive` that Python in the backward needs all of its
+    gradients. `alike` has for each leaf the first that is the same object, where the forward asks
+    for that, `asked` what else it asks of inputs (True) and of the model's own tensors, with where.
+    `unread` are plain leaves of (args, kwargs) that it does not look at. `ones` are leaves that it
+    rests on being ones, `masks` those that it looked at without resting on that, `wished` the ones
+    of these that are ones in the samples."""
 
     graph: fx.GraphModule
     parameters: dict[fx.Node, str]
@@ -344,7 +343,8 @@ def _written_buffer(desc: Any, d: Any, forward: FunctionalForward) -> str:
             f"{forward.built.label}: the forward writes to the model's parameter {desc.target!r}"
         )
     raise ModelError(
-        f"{forward.built.label}: the model changes its input {argument_name(forward.path(desc.idx))} in "
+        f"{forward.built.label}: the model changes its input "
+        f"{argument_name(forward.path(desc.idx))} in "
         "place, which a plan would not do: let it change a copy (clone())"
     )
 

@@ -127,9 +127,10 @@ def capture_failure_reason(model: nn.Module, error: BaseException) -> str:
         )
     first = text.splitlines()[0] if text else ""
     if has_data_dependent_shape(error):
+        named = (said for name, said in _SHAPE_REMEDIES.items() if name in first)
         return (
             f"the shape of what {first or 'an operator'} gives depends on the data of a tensor: "
-            f"{next((said for name, said in _SHAPE_REMEDIES.items() if name in first), _SHAPE_REMEDY)}"
+            f"{next(named, _SHAPE_REMEDY)}"
         )
     raised = f"{type(error).__name__}: {first}" if first else type(error).__name__
     return "; ".join([raised, *getattr(error, "__notes__", ())])
@@ -347,7 +348,8 @@ def submodule_hook_message(path: str, field: str, hook: Any) -> str:
 def hook_change_message(shown: str, hook: Any) -> str:
     """A hook that the forward puts on or removes."""
     return (
-        f"the forward puts the hook {hook_name(hook)} on {shown or 'the model'} or removes it, which "
+        f"the forward puts the hook {hook_name(hook)} on {shown or 'the model'} or removes it, "
+        "which "
         f"a plan would not do; do its work in the forward"
     )
 
@@ -366,7 +368,8 @@ def attribute_change_message(
         line = find_line(codes, "attribute", name) or find_line(codes, "global", name)
         what = f"sets {whole}"
     return (
-        f"the forward {what}{line_suffix(line)}, which a plan would not do; return it, keep it in a "
+        f"the forward {what}{line_suffix(line)}, which a plan would not do; return it, keep it in "
+        "a "
         f"buffer, or where it is only made once run the model once before planning"
     )
 
@@ -374,7 +377,8 @@ def attribute_change_message(
 def generator_draw_message(kept: StateSnapshot, draws: dict[int, str]) -> str:
     """A generator of the model that the forward draws from."""
     return (
-        f"the forward draws from {kept.shown}{line_suffix(draws.get(id(kept.thing), ''))}, and a plan "
+        f"the forward draws from {kept.shown}{line_suffix(draws.get(id(kept.thing), ''))}, and a "
+        "plan "
         f"would keep what was drawn when it was made; draw with torch's default generator"
     )
 

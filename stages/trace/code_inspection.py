@@ -38,7 +38,7 @@ def node_module_path(meta: dict[str, Any]) -> str:
 def node_source_line(meta: dict[str, Any]) -> str:
     """The "file:line" of the innermost frame outside PyTorch that a captured node came from."""
     frames = _FRAME.findall(meta.get("stack_trace") or "")
-    return _innermost([(file, int(line)) for file, line in frames])
+    return _innermost_frame([(file, int(line)) for file, line in frames])
 
 
 def error_location(error: BaseException | None) -> str:
@@ -56,7 +56,7 @@ def error_location(error: BaseException | None) -> str:
         for frame in frames
         if not frame[0].startswith((_TIGHTFIT_FOLDER, "<")) and not _is_stdlib_file(frame[0])
     ]
-    return _innermost(outside, anywhere=False)
+    return _innermost_frame(outside, anywhere=False)
 
 
 def is_external_code(file: str) -> bool:
@@ -68,7 +68,7 @@ def _is_stdlib_file(file: str) -> bool:
     return file.startswith(_STDLIB_FOLDER) and "-packages" not in file
 
 
-def _innermost(frames: list[tuple[str, int]], anywhere: bool = True) -> str:
+def _innermost_frame(frames: list[tuple[str, int]], anywhere: bool = True) -> str:
     outside = [frame for frame in frames if not frame[0].startswith(_TORCH_FOLDER)]
     chosen = outside or (frames if anywhere else [])
     if not chosen:

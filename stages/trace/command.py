@@ -64,7 +64,7 @@ def _trace_built(built: BuiltModel, options: argparse.Namespace) -> Graph:
     return trace(given, options.name, options.device, options.channels_last)
 
 
-def derived(options: argparse.Namespace) -> list[LineageEntry]:
+def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
     settings = {
         "factory": options.factory,

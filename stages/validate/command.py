@@ -248,7 +248,7 @@ def _add_eager_fallback(
 ) -> Validation:
     """The result with what is found of a plan of eager's kernels that the module carries."""
     from tightfit.schemas.measurement import FAILED_VERDICT
-    from tightfit.stages.validate.validate import check_eager_fallback, has_eager_fallback
+    from tightfit.stages.validate.eager_fallback import check_eager_fallback, has_eager_fallback
 
     found = result.measurement
     if found.verdict == FAILED_VERDICT or not has_eager_fallback(options.module):
@@ -294,7 +294,7 @@ def _run_pipeline(options: argparse.Namespace) -> None:
         raise ModelError(measured.sentence)
 
 
-def derived(options: argparse.Namespace) -> list[LineageEntry]:
+def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
     far = {} if options.far_disk is None else {"far_disk": options.far_disk}
     from tightfit.schemas.package_manifest import find_package_graph

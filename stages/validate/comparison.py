@@ -176,7 +176,8 @@ class Comparer:
                     raise
                 if one.may_reject and type(error).__name__ == "PlanMismatch":
                     continue
-                clause = f"the planned step fails {one.name} with {describe_error(error)}; {one.likely_cause}"
+                failed = f"the planned step fails {one.name} with {describe_error(error)}"
+                clause = f"{failed}; {one.likely_cause}"
                 if not one.contains:
                     return Comparison(total, own, clause)
                 waiting = Comparison(total, own, clause)

@@ -233,3 +233,12 @@ def _as_float64(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         return torch.view_as_real(tensor.to(torch.complex128).resolve_conj())
     return tensor.double()
+
+
+def try_compare_with_eager(graph: Graph, built: BuiltModel, planned: nn.Module) -> tuple[str, str]:
+    """The sentences of `beside_eager`; the first says so where nothing can be compared."""
+    try:
+        return compare_with_eager(graph, built, planned)
+    except RuntimeError as error:
+        why = describe_error(error)
+        return f"The step of fused kernels cannot be compared with eager ({why}).", ""

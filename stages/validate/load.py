@@ -107,10 +107,10 @@ def package_files(directory: Path | str) -> dict[str, bytes]:
     if not directory.is_dir():
         raise ArtifactError(f"{directory}: there is no generated package")
     files = {
-        path.name: store.read_bytes(
+        path.relative_to(directory).as_posix(): store.read_bytes(
             path, None if path.suffix in _DATA_SUFFIXES else _MAX_SOURCE_BYTES
         )
-        for path in sorted(directory.iterdir())
+        for path in sorted(directory.rglob("*"))
         if path.suffix in (".py", ".json", ".csv", *_DATA_SUFFIXES)
     }
     if "__init__.py" not in files:
@@ -179,7 +179,8 @@ class _PackageFinder(MetaPathFinder):
         for file, data in files.items():
             stem, _, kind = file.rpartition(".")
             if kind == "py":
-                full = name if stem == "__init__" else f"{name}.{stem}"
+                parts = [part for part in stem.split("/") if part != "__init__"]
+                full = ".".join([name, *parts])
                 self.modules[full] = _PackageModuleLoader(data, directory / file)
 
     def leave(self, name: str) -> None:

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> None:
     write_reference(options.out, found.reference)
 
 
-def derived(options: argparse.Namespace) -> list[LineageEntry]:
+def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
     outputs, settings = [options.out, memory_line_path(options)], lineage_settings(options)
     return [LineageEntry(outputs, [options.graph], settings, options.factory, options.search_path)]

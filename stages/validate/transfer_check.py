@@ -75,7 +75,8 @@ def describe_transfers(foretold: TransferTotals, memory: str, waited: float) -> 
     """What is to be said of a step that sends as it was predicted."""
     return (
         f"measured, a step has {foretold.host_peak:,} bytes in the {memory} at most, as predicted, "
-        f"and waits for {format_duration(waited)} where {format_duration(foretold.waited)} were predicted"
+        f"and waits for {format_duration(waited)} where {format_duration(foretold.waited)} were "
+        "predicted"
     )
 
 

@@ -43,18 +43,12 @@ from tightfit.stages.validate.comparison import (
     SEED,
     Comparer,
     Comparison,
-    copy_model,
     describe_library_kernels,
     format_sentence,
     freeze_garbage_collector,
 )
-from tightfit.stages.validate.fused_kernels import compare_with_eager
-from tightfit.stages.validate.load import (
-    describe_error,
-    load_from_package,
-    load_package,
-    load_planned_module,
-)
+from tightfit.stages.validate.fused_kernels import try_compare_with_eager
+from tightfit.stages.validate.load import describe_error, load_planned_module
 from tightfit.stages.validate.measure import (
     OriginalMeasurement,
     StepTimes,
@@ -220,7 +214,7 @@ def check_fused_module(
     return (
         said.replace(ORIGINAL_MODEL, UNPLANNED_KERNELS)
         if said
-        else _try_compare_with_eager(graph, built, planned)[0]
+        else try_compare_with_eager(graph, built, planned)[0]
     )
 
 
@@ -239,15 +233,6 @@ def measure_original_peak(graph: Graph, built: BuiltModel) -> int | None:
             raise
     release_device_memory(pair.device)
     return None
-
-
-def _try_compare_with_eager(graph: Graph, built: BuiltModel, planned: nn.Module) -> tuple[str, str]:
-    """The sentences of `beside_eager`; the first says so where nothing can be compared."""
-    try:
-        return compare_with_eager(graph, built, planned)
-    except RuntimeError as error:
-        why = describe_error(error)
-        return f"The step of fused kernels cannot be compared with eager ({why}).", ""
 
 
 @dataclass(frozen=True)
@@ -359,7 +344,7 @@ class _PlanValidator:
             return replace(
                 judged, sentence=judged.sentence.replace(ORIGINAL_MODEL, UNPLANNED_KERNELS)
             )
-        wrong, told = _try_compare_with_eager(self.comparer.graph, self.built, planned)
+        wrong, told = try_compare_with_eager(self.comparer.graph, self.built, planned)
         if wrong:
             return replace(judged, verdict=FAILED_VERDICT, sentence=wrong)
         more = "" if judged.sentence == plans else judged.sentence
@@ -455,35 +440,3 @@ class _PlanValidator:
         if compared.skipped:
             said = f"{said} {format_sentence(compared.skipped)}"
         return replace(measured, sentence=said)
-
-
-EAGER_PLAN = "eager"
-"""The name of that plan in a package."""
-
-
-def has_eager_fallback(module: Path | str) -> bool:
-    """Whether a module carries a plan of eager's kernels; raises ArtifactError where it is none."""
-    return hasattr(load_package(module), EAGER_PLAN)
-
-
-def check_eager_fallback(
-    graph: Graph, built: BuiltModel, module: Path | str, device: str
-) -> tuple[str, str]:
-    """A sentence on what is wrong with the plan of eager's kernels that a module carries, whose
-    graph is given, "" for nothing, and one on what it takes."""
-    package = getattr(load_package(module), EAGER_PLAN)
-
-    def planned() -> nn.Module:
-        return load_from_package(package, module, copy_model(built.model))
-
-    said = check_planned_module(graph, built, planned())
-    if said:
-        return f"Beside, with eager's kernels: {said}", ""
-    place = str(parse_device(device))
-    with enter_device(place), freeze_garbage_collector(), seed_host_random(SEED):
-        sample = detach_sample(built.samples[0])
-        peak = measure_memory(planned(), StepRunner.of(graph, built), sample, place)[0].peak
-    if peak != package.PREDICTED_PEAK:
-        foretold = f"where {package.PREDICTED_PEAK} were predicted"
-        return f"Beside, with eager's kernels: the step takes {peak} bytes {foretold}.", ""
-    return "", f"The plan of eager's kernels beside it has eager's bits and takes {peak} bytes."

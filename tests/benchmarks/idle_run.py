@@ -1,4 +1,5 @@
-"""`python -m tests.benchmarks.idle_run`: how long a run with nothing to do takes, 20 models by 5 budgets.
+"""`python -m tests.benchmarks.idle_run`: how long a run with nothing to do takes, 20 models by 5
+budgets.
 
 One model is planned; its results stand for those of the others, which only have other names.
 """

@@ -105,8 +105,8 @@ def packaged(made: Any, device: str, folder: Path) -> tuple[Any, BuiltModel]:
     executions = keep_all(graph) if drawing else recompute(graph, 1, 0.7)
     package_of_it = generated(graph, folder, executions, in_place=True)
     if device == "cpu":
-        wrapping: Any = sys.modules[f"{package_of_it.__name__}.wrap"]
-        wrapping.refusal = lambda step, interface: ""
+        wrapping: Any = sys.modules[f"{package_of_it.__name__}.runtime.planned_module"]
+        wrapping.cuda_graph_obstacle = lambda step, interface: ""
     return package_of_it, built
 
 

@@ -123,8 +123,8 @@ def launched(name: str, module: Path) -> list[dict[str, Any]]:
     """What is measured of a plan that runs as plain calls and as CUDA graphs, doubles of these."""
     with pytest.MonkeyPatch.context() as patch:
         stand_in(patch)
-        wrapping = sys.modules[f"{load_package(module).__name__}.wrap"]
-        patch.setattr(wrapping, "refusal", lambda step, interface: "")
+        wrapping = sys.modules[f"{load_package(module).__name__}.runtime.planned_module"]
+        patch.setattr(wrapping, "cuda_graph_obstacle", lambda step, interface: "")
         return [
             contestant.measured(name, "tiny", way, "cpu", 1.0, str(module), 2)
             for way in (PLAN, GRAPHS)

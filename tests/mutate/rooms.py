@@ -39,35 +39,35 @@ def _in(folder: str, *names: str) -> tuple[str, ...]:
 
 ROOMS = (
     Capacity(
-        "replay",
-        ("stages/simulate/*.py", "stages/simulate/rules/*.py"),
+        "simulate",
+        ("stages/simulate/*.py", "stages/simulate/checks/*.py"),
         ("tests/stages/simulate",),
     ),
     Capacity(
         "search",
-        ("stages/combine/local_search/*.py", "stages/combine/schedule/*.py"),
+        ("stages/combine/local_search/*.py", "stages/combine/lowering/*.py"),
         (
             "tests/stages/combine/lowering",
-            *_in("tests/stages/combine/local_search", "optimum", "search", "polish"),
-            *_in("tests/stages/combine/activation_offload", "moving"),
+            *_in("tests/stages/combine/local_search", "optimum", "state", "local_search"),
+            *_in("tests/stages/combine/activation_offload", "timed_search"),
         ),
         ("tests/stages/combine/local_search", "tests/stages/combine/strategies"),
         compiled=True,
     ),
     Capacity(
-        "allocate",
-        ("stages/combine/allocate/*.py", "stages/combine/pipeline/allocators/*.py"),
+        "pipeline",
+        ("stages/combine/pipeline/*.py", "stages/combine/pipeline/allocators/*.py"),
         ("tests/stages/combine/pipeline",),
     ),
     Capacity(
-        "offload",
+        "chain_offload",
         ("stages/combine/chain_offload/*.py", "stages/combine/chain_offload/planners/*.py"),
         ("tests/stages/combine/chain_offload",),
         compiled=True,
     ),
     Capacity(
-        "transfers",
-        ("stages/combine/transfers/*.py",),
+        "activation_offload",
+        ("stages/combine/activation_offload/*.py",),
         ("tests/stages/combine/activation_offload",),
     ),
     Capacity(
@@ -76,27 +76,33 @@ ROOMS = (
         ("tests/stages/combine/offmate",),
     ),
     Capacity(
-        "clusters",
+        "hierarchy",
         ("stages/combine/hierarchy/*.py", "stages/combine/checkmate/*.py"),
         ("tests/stages/combine/hierarchy", "tests/stages/combine/checkmate"),
     ),
     Capacity("store", ("schemas/store.py",), _in("tests/schemas", "store"), ("tests/schemas",)),
     Capacity(
         "runtime",
-        ("stages/generate/runtime/*.py",),
-        _in(
-            "tests/stages/generate",
-            *("guards", "absent", "plain_values", "strides", "inner", "regions"),
+        ("stages/runtime/*.py", "stages/runtime/guards/*.py"),
+        (
+            *_in("tests/stages/runtime/guards", "check", "compare"),
+            *_in(
+                "tests/stages/runtime",
+                *("missing_gradients", "strides", "intermediate_outputs", "autocast_regions"),
+            ),
         ),
-        ("tests/stages/generate",),
+        ("tests/stages/runtime",),
     ),
     Capacity(
         "trace",
-        ("stages/trace/*.py",),
-        _in(
-            "tests/stages/trace",
-            *("refusals", "spaces", "holders", "lasting", "parts", "known", "as_eager"),
-            *("watching_backward", "trace"),
+        ("stages/trace/*.py", "stages/trace/*/*.py"),
+        (
+            *_in("tests/stages/trace", "capture_errors", "view_writes", "constant_folding"),
+            *_in("tests/stages/trace", "capture_patches", "trace"),
+            *_in(
+                "tests/stages/trace/guards",
+                *("namespaces", "guard_source", "lazy_init", "guard_recorder_backward"),
+            ),
         ),
         ("tests/stages/trace",),
     ),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.stages.generate.conftest import Planned
-from tests.stages.generate.conftest import small as small
+from tests.stages.conftest import Planned
+from tests.stages.conftest import small as small
 
 ROOT = Path(__file__).parents[2]
 FIRST = {

@@ -180,7 +180,9 @@ def test_libraries_of_another_build_are_not_used(
 ) -> None:
     package = load_package(folder)
     monkeypatch.setattr(
-        sys.modules[f"{package.__name__}.libraries"], "build_key", lambda device: "another"
+        sys.modules[f"{package.__name__}.runtime.kernels.aot_libraries"],
+        "build_key",
+        lambda device: "another",
     )
     with pytest.warns(UserWarning, match="are for PyTorch .* here is PyTorch .*compiled here"):
         fitted = tightfit.load(folder, wave(), libraries=True)
@@ -189,7 +191,9 @@ def test_libraries_of_another_build_are_not_used(
         again = Path(shutil.copytree(folder, folder.with_name("again")))
         package = load_package(again)
         monkeypatch.setattr(
-            sys.modules[f"{package.__name__}.libraries"], "build_key", lambda device: "another"
+            sys.modules[f"{package.__name__}.runtime.kernels.aot_libraries"],
+            "build_key",
+            lambda device: "another",
         )
         with pytest.warns(UserWarning, match="compiled here"):
             tightfit.load(again, wave(), libraries=True)
@@ -214,7 +218,9 @@ def test_a_doctored_library_never_runs(
     doctored(folder)
     (folder / MANIFEST_NAME).unlink()
     package = load_package(folder)
-    monkeypatch.setattr(sys.modules[f"{package.__name__}.libraries"], "open_library", None)
+    monkeypatch.setattr(
+        sys.modules[f"{package.__name__}.runtime.kernels.aot_libraries"], "load_aot_library", None
+    )
     with pytest.raises(tightfit.ArtifactError, match="not the file of libraries that was"):
         tightfit.load(folder, wave(), libraries=True, without_compiler=instead)
 
@@ -257,7 +263,9 @@ def test_standard_error_tells_how_far_compiling_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     package = load_package(folder)
-    monkeypatch.setattr(sys.modules[f"{package.__name__}.grouped"], "PAUSE", 0.0)
+    monkeypatch.setattr(
+        sys.modules[f"{package.__name__}.runtime.kernels.fused_groups"], "PROGRESS_SECONDS", 0.0
+    )
     tightfit.load(folder, wave())
     count = len(package.GROUPS)
     assert f"compiling group {count} of {count}\n" in capsys.readouterr().err
@@ -272,11 +280,11 @@ def test_the_plan_beside_has_the_same_budget(planned: Planned) -> None:
 
 def test_what_a_package_does_not_have_is_refused(planned: Planned, folder: Path) -> None:
     package = load_package(folder)
-    bare = sys.modules[f"{package.__name__}.grouped"]
+    bare = sys.modules[f"{package.__name__}.runtime.kernels.fused_groups"]
     with pytest.raises(RuntimeError, match="plan with with_eager=True"):
-        bare.prepare((), "cpu", None, None, False, "eager")
+        bare.prepare_kernels((), "cpu", None, None, False, "eager")
     with pytest.raises(RuntimeError, match="plan with with_libraries=True"):
-        bare.prepare((), "cpu", None, None, True, "error")
+        bare.prepare_kernels((), "cpu", None, None, True, "error")
     with pytest.raises(tightfit.ArtifactError, match="without_compiler is 'original'"):
         tightfit.load(folder, wave(), without_compiler="original")  # type: ignore[arg-type]
 
@@ -295,4 +303,4 @@ def test_settings_that_are_none(options: dict[str, Any], said: str, tmp_path: Pa
 
 def test_the_manifest_names_all_that_travels(folder: Path) -> None:
     files = json.loads((folder / MANIFEST_NAME).read_text())["files"]
-    assert {"libraries.pt2", "eager.py", "eager_step.py", "eager_watched.json"} <= set(files)
+    assert {"libraries.pt2", "eager.py", "eager_step.py", "eager_guards.json"} <= set(files)

@@ -155,10 +155,10 @@ def test_code_that_was_changed_where_it_was_is_not_run(
     again = pickle.loads(data)
     assert all(map(torch.equal, gradients(again, ROWS), gradients(tower(), ROWS)))
     [copied] = cache.iterdir()
-    with (copied / "wrap.py").open("a") as file:
+    with (copied / "runtime/planned_module.py").open("a") as file:
         file.write('raise SystemExit("changed code")\n')
     assert is_planned(pickle.loads(data))
-    assert "changed code" not in (copied / "wrap.py").read_text()
+    assert "changed code" not in (copied / "runtime/planned_module.py").read_text()
 
 
 def reduced(model: torch.nn.Module) -> tuple[Any, Any]:

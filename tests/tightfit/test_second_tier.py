@@ -165,7 +165,7 @@ def test_the_check_compares_states_there(folder: Path, store: Path, package: Pat
         return load_offloaded_module(package, twin, own, None, str(folder))
 
     assert check_offloaded_step(read_graph(graph), built, load, adamw(model)) == ""
-    name = f"{load_package(package).__name__}.far.Behind._send"
+    name = f"{load_package(package).__name__}.runtime.offload.second_tier.SecondTier._send"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(name, lambda *given: None)
         said = check_offloaded_step(read_graph(graph), built, load, adamw(model))

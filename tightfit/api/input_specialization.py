@@ -279,7 +279,7 @@ def _frontier(route: StageRunner, graph: Path, costs: Path, written: str) -> tup
 
 _MAX_COMBINED_MASKS = 2
 """With more masks than that, not every choice of those that are ones has a plan."""
-TracedSamples = tuple["Built", Path]
+TracedSamples = tuple["BuiltModel", Path]
 """Samples with the path of their graph."""
 
 

@@ -85,12 +85,12 @@ def _microbatch_counts(microbatches: MicrobatchCounts, shapes: int) -> list[int]
     if several and len(counts) != shapes:
         raise ConfigError(
             "plan: microbatches needs a number for each shape of samples: given are "
-            f"{_counted(len(counts), 'number')} for {_counted(shapes, 'shape')}"
+            f"{_count_phrase(len(counts), 'number')} for {_count_phrase(shapes, 'shape')}"
         )
     return counts
 
 
-def _counted(count: int, what: str) -> str:
+def _count_phrase(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
@@ -283,8 +283,8 @@ def _check_sizes(graph: Path) -> None:
 
 def _no_parameter_error() -> ConfigError:
     return ConfigError(
-        f'plan: parameters="away": none has {MIN_OFFLOADED_BYTES} bytes or more for itself, and smaller ones '
-        "stay on the device: leave it out"
+        f'plan: parameters="away": none has {MIN_OFFLOADED_BYTES} bytes or more for itself, and '
+        "smaller ones stay on the device: leave it out"
     )
 
 

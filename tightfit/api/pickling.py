@@ -137,5 +137,8 @@ def _holds_package(folder: Path, digest: str) -> bool:
 
 def _is_package_file(name: object, data: object) -> bool:
     """Whether a pickle may hold a file of this name with this content."""
-    named = isinstance(name, str) and re.fullmatch(r"\w+\.(py|bin|json|pt2)", name) is not None
+    named = (
+        isinstance(name, str)
+        and re.fullmatch(r"(runtime/)?(\w+/)?\w+\.(py|bin|json|pt2)", name) is not None
+    )
     return named and isinstance(data, bytes)

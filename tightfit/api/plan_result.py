@@ -146,7 +146,8 @@ class FrontierEntries(Sequence[FrontierEntry]):
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         dots = "".join(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{5 if number == self.chosen else 2}">'
-            f"<title>{self[number].budget:,} bytes, {self[number].relative_seconds:.3f} times</title>"
+            f"<title>{self[number].budget:,} bytes, {self[number].relative_seconds:.3f} "
+            "times</title>"
             "</circle>"
             for number, (x, y) in enumerate(places)
         )

@@ -340,11 +340,11 @@ class StageRunner:
         module.add_arguments(parser)
         options = parser.parse_args([str(word) for word in words])
         room = STAGES[stage][0].split(".")[2]
-        if reuse and all(is_up_to_date(room, made) for made in module.derived(options)):
+        if reuse and all(is_up_to_date(room, made) for made in module.lineage_entries(options)):
             return
         with self.progress.reading(parts):
             module.run(options)
-        write_stage_lineage(stage, module.derived(options))
+        write_stage_lineage(stage, module.lineage_entries(options))
 
 
 def _plan_options(prefix: str, graph: Path, point: Path) -> list[object]:

@@ -181,19 +181,24 @@ def _stage_closure(stage: str, root: Path) -> ModuleClosure:
     """What the modules of a stage lead to."""
     if root == INSTALL_ROOT:
         return _cached_stage_closure(stage)
-    return _import_closure(_module_names(root / PACKAGE_NAME / "stages" / stage, root), [root])
+    return _import_closure(_module_names(stage, root), [root])
 
 
 @cache
 def _cached_stage_closure(stage: str) -> ModuleClosure:
     """The same for an own stage, once a process, which goes on with the code that it has."""
-    return _import_closure(
-        _module_names(INSTALL_ROOT / PACKAGE_NAME / "stages" / stage, INSTALL_ROOT), [INSTALL_ROOT]
-    )
+    return _import_closure(_module_names(stage, INSTALL_ROOT), [INSTALL_ROOT])
 
 
-def _module_names(room: Path, root: Path) -> list[str]:
-    return [_module_name(path, root) for path in sorted(room.rglob("*.py"))]
+def _module_names(stage: str, root: Path) -> list[str]:
+    """The modules of a stage, and those that it copies into what it makes."""
+    folders = (stage, "runtime") if stage == "generate" else (stage,)
+    stages = root / PACKAGE_NAME / "stages"
+    return [
+        _module_name(path, root)
+        for folder in folders
+        for path in sorted((stages / folder).rglob("*.py"))
+    ]
 
 
 def _search_folders(search_path: Iterable[Path | str]) -> list[Path]:

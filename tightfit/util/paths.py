@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-INSTALL_ROOT = Path(__file__).resolve().parents[1]
+INSTALL_ROOT = Path(__file__).resolve().parents[2]
 """The folder that the package tightfit is in: a checkout, or that of an installation."""
 
 

@@ -10,10 +10,10 @@ CHECKOUT = Path(workflow.basedir)
 sys.path.insert(0, str(CHECKOUT))
 
 from tightfit.util.budget import NO_BUDGET
-from tightfit.schemas.config import BESIDE, parse_config, require_folders
+from tightfit.schemas.config import EAGER_FOLDER, parse_config, require_folders
 from tightfit.util.errors import ConfigError
 from tightfit.util.code_fingerprint import factory_fingerprint, stage_fingerprint
-from tightfit.util.strategies import HIERARCHY, STRATEGIES, UNPLANNED
+from tightfit.util.strategies import HIERARCHY_LIMITS, STRATEGIES, UNPLANNED
 
 if "models" not in config:
 
@@ -69,8 +69,8 @@ EAGER = [name for name in SETTINGS.models if name not in FUSED]
 
 # The same steps with eager's kernels, whose plans are taken where they are better: each is planned
 # like a model, in a folder of its model's.
-RIVAL = f"{MODEL}/{BESIDE}"
-RIVALS = [f"{name}/{BESIDE}" for name in FUSED]
+RIVAL = f"{MODEL}/{EAGER_FOLDER}"
+RIVALS = [f"{name}/{EAGER_FOLDER}" for name in FUSED]
 TRACED = expand(f"{MODEL}/graph.arrow", model=EAGER + RIVALS) + expand(
     f"{MODEL}/eager.arrow", model=FUSED
 )
@@ -104,7 +104,7 @@ def of_plans(model, *files):
 def frontiers_of(model):
     """The frontiers that a report shows, with eager's kernels, too, where others are fused; those of
     baselines alone where no others are asked for."""
-    names = [model, f"{model}/{BESIDE}"] if model in FUSED else [model]
+    names = [model, f"{model}/{EAGER_FOLDER}"] if model in FUSED else [model]
     strategies = SETTINGS.models[model].strategies
     if not SETTINGS.budgets_shown:
         strategies = [name for name in strategies if STRATEGIES[name].baseline]

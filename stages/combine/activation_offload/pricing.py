@@ -1,10 +1,9 @@
 """A step in which what has left can be made again for a price: a form of its maker that reads
 nothing and takes the price of its bytes.
 
-So the search that decides what is run again (`stages.combine.local_search`) decides together with it what
-is brought back instead. A price a byte stands for the time of the link that others could use
-(Lagrange relaxation of its capacity).
-"""
+So the search that decides what is run again (`stages.combine.local_search`) decides together with
+it what is brought back instead. A price a byte stands for the time of the link that others could
+use (Lagrange relaxation of its capacity)."""
 
 from __future__ import annotations
 

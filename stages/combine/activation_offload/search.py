@@ -1,11 +1,10 @@
 """Decides together what is kept, run again, or sent to another memory and brought back.
 
 Where some makers may bring back what they made, for a price a byte, the search of
-`stages.combine.local_search` decides it on the problem with prices (`priced`), as if transfers took no
-time. Then transfers are placed and the clocks of the lanes say what the plan takes (`placing`). How
-many may is looked for by halving: fewer where computations wait for the link, else more. First may
-leave what takes the longest a byte to run again; the least of these rates is the price.
-"""
+`stages.combine.local_search` decides it on the problem with prices (`priced`), as if transfers took
+no time. Then transfers are placed and the clocks of the lanes say what the plan takes (`placing`).
+How many may is looked for by halving: fewer where computations wait for the link, else more. First
+may leave what takes the longest a byte to run again; the least of these rates is the price."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> None:
     print(format_verdict(plan.verdict, plan.sentence))
 
 
-def derived(options: argparse.Namespace) -> list[LineageEntry]:
+def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
     if options.strategy in OFFLOADERS:
         return derived_offload(options)

@@ -4,9 +4,8 @@ of a link, compiled.
 A transfer is one of two runs. One that `leaves` reads a storage: up to it the storage is there, and
 computations wait until it has been sent. One that `comes` makes it again: from there on it is on
 its way back. What comes back somewhere is sent when it is first made, in that order. To send it and
-to bring it back each take their overhead of the computations. `stages.combine.activation_offload.placement`
-has the clocks in Python.
-"""
+to bring it back each take their overhead of the computations.
+`stages.combine.activation_offload.placement` has the clocks in Python."""
 
 from __future__ import annotations
 

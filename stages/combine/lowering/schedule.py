@@ -67,9 +67,8 @@ class ScheduleLowering:
 
         Every storage is freed right after its last use before it is made again; a view is made
         right before it is first read and again after its storage was made again. `in_place` and
-        `ceiling` say where ops overwrite their inputs (`stages.simulate.liveness`). Raises ScheduleError
-        for an id that is no such op.
-        """
+        `ceiling` say where ops overwrite their inputs (`stages.simulate.liveness`). Raises
+        ScheduleError for an id that is no such op."""
         return self._opened(executions, {}, in_place, ceiling)
 
     def plain_positions(self, executions: Sequence[int]) -> list[int]:

@@ -220,7 +220,7 @@ def _read_spec_costs(
     return update_costs_from_spec(graph, device, beside.bandwidth, options.optimizer or "adamw")
 
 
-def derived(options: argparse.Namespace) -> list[LineageEntry]:
+def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
     from tightfit.stages.combine.optimizer_offload.plan import MICROBATCH_SCHEDULE, OUTPUTS
 

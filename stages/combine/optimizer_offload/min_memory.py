@@ -34,7 +34,8 @@ def check_min_memory(task: OffloadProblem) -> None:
     always = task.fixed + task.min_staging_bytes
     if most.bytes + always > task.budget:
         raise BudgetTooSmallError(
-            f"no plan fits in {task.budget:,} bytes: {most.description} needs {most.bytes + always:,} "
+            f"no plan fits in {task.budget:,} bytes: {most.description} needs "
+            f"{most.bytes + always:,} "
             "with what it reads and what is there all the time"
         )
 

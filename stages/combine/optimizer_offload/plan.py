@@ -60,10 +60,12 @@ def build_offload_plan(task: OffloadProblem, found: OffloadSearchResult, budget:
     parts = f" in {count} microbatches" if count > 1 else ""
     waited = there.waited if there else 0.0
     sentence = (
-        f"feasible: {total:,} bytes of the device{_resident_states_message(task)} for the whole step{parts}, in "
+        f"feasible: {total:,} bytes of the device{_resident_states_message(task)} for the whole "
+        f"step{parts}, in "
         f"{seconds / task.keep_all_seconds:.3f} times the predicted time of having everything "
         f"there{_host_updates_message(task, found)}, no plan is more than {gap:.1%} faster; "
-        f"{there.host_peak if there else 0:,} bytes in {task.link.other}{_second_tier_message(task)}, and "
+        f"{there.host_peak if there else 0:,} bytes in "
+        f"{task.link.other}{_second_tier_message(task)}, and "
         f"computations wait for {waited / seconds:.1%} of the time"
         f"{describe_link_source(task.link)}{describe_cost_source(task.graph, task.costs)}"
     )

@@ -22,7 +22,8 @@ class OffloadChoice:
     parameters that are there when the step begins, and of the parameters updated on the device.
     Those that are there are the ones that are used first or, with `last`, some of this part of all
     that are used last, of which gradients are whole first. In a `close` one activations share their
-    part with what each op reads and each update takes (`stages.combine.optimizer_offload.min_memory`)."""
+    part with what each op reads and each update takes
+    (`stages.combine.optimizer_offload.min_memory`)."""
 
     activations: float
     linked: float = 0.0

@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> None:
         )
 
 
-def derived(options: argparse.Namespace) -> list[LineageEntry]:
+def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
     from tightfit.schemas.pipeline import PIPELINE_FILE, read_pipeline, stage_folder
 

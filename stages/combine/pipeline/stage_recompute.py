@@ -256,10 +256,12 @@ def _pareto_rows(rows: IntArray, most: int, figures: int) -> IntArray:
         return _sample_rows(rows[better], most)
     if len(rows) > 8 * most:
         rows = _thin_rows(rows)
-    return _sample_rows(rows[_undominated(rows[:, SAVED].tolist(), rows[:, PEAK].tolist())], most)
+    return _sample_rows(
+        rows[_pareto_positions(rows[:, SAVED].tolist(), rows[:, PEAK].tolist())], most
+    )
 
 
-def _undominated(saved: list[int], peaks: list[int]) -> list[int]:
+def _pareto_positions(saved: list[int], peaks: list[int]) -> list[int]:
     """The rows that no earlier one equals or betters in both."""
     kept: list[int] = []
     stairs: list[int] = []

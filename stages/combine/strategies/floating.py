@@ -25,7 +25,8 @@ class FloatingStrategy:
         count = len(step.blocks.blocks)
         if count < MAX_FLOATING_POSITIONS:
             return ""
-        return f"it has {count} blocks, and a chain whose outputs move takes {MAX_FLOATING_POSITIONS - 1}"
+        most = MAX_FLOATING_POSITIONS - 1
+        return f"it has {count} blocks, and a chain whose outputs move takes {most}"
 
     def candidates(self, step: PlanningProblem) -> list[Candidate]:
         """The fastest plans at budgets spread over those at which the time falls."""

@@ -47,7 +47,7 @@ class Guards:
         self.dtypes = [getattr(torch, tensor.dtype) for tensor in tensors]
         self.needs = [tensor.requires_grad for tensor in tensors]
         self.names = [self.call.names.get(i, t.path) for i, t in enumerate(tensors)]
-        description = package / f"{interface.files}watched.json"
+        description = package / f"{interface.files}guards.json"
         watched, written = read_guard_description(description)
         try:
             self.watch = GuardedState(watched, dict(model.named_modules(remove_duplicate=False)))

@@ -131,7 +131,10 @@ def describe_difference(holder: dict[str, Any], name: str, found: Any, expected:
     """What is said of a part, read as `name`, that is written as `found` now."""
     shown = holder["shown"]
     if holder["place"][-1][0] in ("globals", "python") and not shown:
-        return f"the global {name} is {describe_encoding(found, expected)}, the plan was made with {describe_encoding(expected)}"
+        return (
+            f"the global {name} is {describe_encoding(found, expected)}, "
+            f"the plan was made with {describe_encoding(expected)}"
+        )
     if holder["kind"] == "code":
         return f"{shown} is not that which the plan was made of"
     if holder["kind"] == "cells":
@@ -147,4 +150,7 @@ def describe_difference(holder: dict[str, Any], name: str, found: Any, expected:
     what = shown or "the model"
     if holder["kind"] == "names":
         return f"{what} has other attributes than when the plan was made"
-    return f"{what} has {name} {describe_encoding(found, expected)}, the plan was made with {describe_encoding(expected)}"
+    return (
+        f"{what} has {name} {describe_encoding(found, expected)}, "
+        f"the plan was made with {describe_encoding(expected)}"
+    )

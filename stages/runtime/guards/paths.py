@@ -38,10 +38,10 @@ def find_source(place: list[list[Any]], modules: Mapping[str, Any]) -> Any:
 def path_root(place: list[list[Any]], modules: Mapping[str, Any]) -> Any:
     """What the first step of a place names."""
     word, name = place[0]
-    return modules.get(name, MISSING) if word == "module" else _python(name)
+    return modules.get(name, MISSING) if word == "module" else _import_module(name)
 
 
-def _python(name: str) -> Any:
+def _import_module(name: str) -> Any:
     """The names of a Python module; a name in a file imports nothing."""
     module = sys.modules.get(name)
     return MISSING if module is None else vars(module)

@@ -275,7 +275,7 @@ def _hook_name(hook: Any) -> str:
 
 
 def read_guard_description(path: Path) -> tuple[Any, list[str]]:
-    """What a package's `watched.json` says: what the trace read, and which buffers are written.
+    """What a package's `guards.json` says: what the trace read, and which buffers are written.
 
     Raises RuntimeError where it cannot be read.
     """
@@ -287,7 +287,8 @@ def read_guard_description(path: Path) -> tuple[Any, list[str]]:
 
 
 def check_guard_description(description: Any) -> None:
-    """Raises ValueError unless a description has the form that `stages.trace.guards.guard_recorder` writes."""
+    """Raises ValueError unless a description has the form that "
+    "`stages.trace.guards.guard_recorder` writes."""
     if description is None:
         return
     fields = {

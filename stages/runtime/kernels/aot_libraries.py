@@ -43,7 +43,7 @@ class CompiledLibraries:
     def opened(self, names: Sequence[str]) -> dict[str, LoadedLibrary]:
         """The libraries of these names. What is loaded are the bytes whose digest was looked at, of
         a copy that is the user's own. Raises LibraryError where the file is another one."""
-        path = Path(__file__).parent / self.file
+        path = Path(__file__).parents[2] / self.file
         data = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(data).hexdigest() != self.digest:
             raise LibraryError(f"{path} is not the file of libraries that was generated")

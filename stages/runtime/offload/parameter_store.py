@@ -95,7 +95,7 @@ class ParameterStore:
             self._show_all()
             raise
 
-    # ---- what a class of parameters asks (`stages.runtime.offload.placeholder_parameter.ParameterOwner`)
+    # ---- what a class of parameters asks (`placeholder_parameter.ParameterOwner`)
 
     @property
     def device(self) -> torch.device:

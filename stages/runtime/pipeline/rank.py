@@ -43,7 +43,7 @@ class PipelineRank:
         programs: Sequence[Callable[..., Generator[list[Any], Any, None]]],
         draws: Mapping[int, Callable[[], None]],
     ) -> None:
-        package = Path(__file__).parent
+        package = Path(__file__).parents[2]
         self.facts = json.loads((package / "pipeline.json").read_bytes())
         self.model = model
         self.messages = PeerMessages(group, self.facts)
@@ -153,7 +153,7 @@ class PipelineRank:
 
 def _package_digest() -> str:
     """The digest of what the ranks do: their actions and the programs of all stages."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[2]
     digest = hashlib.sha256((package / "pipeline.json").read_bytes())
     for path in sorted(package.glob("stage_*.py")):
         digest.update(path.read_bytes())

@@ -301,7 +301,8 @@ class AttributeRecorder(ReachableState):
         for name in code.co_freevars:
             if function is None and is_data(value := frame.f_locals.get(name)):
                 self.problems.append(
-                    f"{code.co_name} reads {name!r}, {_describe_kind(value)} from around it, which cannot "
+                    f"{code.co_name} reads {name!r}, {_describe_kind(value)} from around it, which "
+                    "cannot "
                     f"be watched; pass it as an argument or keep it as an attribute of the model"
                 )
 

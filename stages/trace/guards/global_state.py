@@ -123,7 +123,8 @@ class GlobalStateMonitor:
             line = _caller_line(frame.f_back)
             if line is not None:
                 self.problems.append(
-                    f"the forward calls {_SEED_FUNCTIONS[code]}{_at_line(line)}, which a plan would not do; "
+                    f"the forward calls {_SEED_FUNCTIONS[code]}{_at_line(line)}, which a plan "
+                    "would not do; "
                     f"call it before the model"
                 )
         elif code is _SAVED_TENSORS_HOOKS_INIT:
@@ -207,7 +208,8 @@ def _random_draw_message(name: str, line: str) -> str:
             "seed before the model is called"
         )
     return (
-        f"the forward draws from {name}{_at_line(line)}, and a plan would keep what was drawn when it "
+        f"the forward draws from {name}{_at_line(line)}, and a plan would keep what was drawn when "
+        "it "
         f"was made; draw with torch, or before the model and pass it in"
     )
 

@@ -293,7 +293,8 @@ class GuardRecorder:
         remedy = "change it outside the model"
         if isinstance(now, list) and any(isinstance(item, torch.Tensor) for item in now):
             remedy = "return the tensors that it puts there, or put them into a list of its own"
-        return f"the forward changes {kept.shown}{line_suffix(line)}, which a plan would not do; {remedy}"
+        what = f"{kept.shown}{line_suffix(line)}"
+        return f"the forward changes {what}, which a plan would not do; {remedy}"
 
     def _changes_of_fields(
         self, kept: StateSnapshot, now: dict[str, Any]
@@ -366,7 +367,8 @@ class GuardRecorder:
         for tensor in _tensors(value):
             if tensor.requires_grad and id(tensor) not in self._own:
                 self.problems.append(
-                    f"{source_part_name(holder, name)} holds a tensor that requires a gradient and is no "
+                    f"{source_part_name(holder, name)} holds a tensor that requires a gradient and "
+                    "is no "
                     f"parameter of the model; register it as one"
                 )
 

@@ -28,8 +28,8 @@ class LazyInitDetector:
     """Compares a first run of a forward, which leaves what it made, with a second one.
 
     `later` has the readings, by holder and name, as the second run found them, and `hooks` the
-    hooks on submodules, as `stages.trace.guards.reachable_state` writes them; both are filled by `settle`.
-    """
+    hooks on submodules, as `stages.trace.guards.reachable_state` writes them; both are filled by
+    `settle`."""
 
     def __init__(
         self, reader: AttributeRecorder, own: dict[int, str], known: ConstantFolder

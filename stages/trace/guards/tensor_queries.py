@@ -39,8 +39,8 @@ _FACT_OF_QUERY = {
     **dict.fromkeys(("is_pinned", "pin_memory"), "pinned"),
     "is_shared": "shared",
 }
-"""What a plan compares at each call (`stages.runtime.guards.tensor_queries`) where this is asked of an input, a
-parameter or a buffer, or of a view of one."""
+"""What a plan compares at each call (`stages.runtime.guards.tensor_queries`) where this is asked of
+an input, a parameter or a buffer, or of a view of one."""
 _UNSUPPORTED_QUERIES = frozenset(
     (
         *("_version", "_grad", "grad_dtype", "_cdata", "is_set_to", "__dlpack__"),
@@ -103,7 +103,8 @@ class TensorQueries:
         elif is_external_code(asker.f_code.co_filename):
             what = "an input" if of_input else "a parameter or a buffer"
             self.problems.append(
-                f"the forward asks {what} for {name}{_location_suffix(place)}, which is another in each step "
+                f"the forward asks {what} for {name}{_location_suffix(place)}, which is another in "
+                "each step "
                 "and in a plan; leave it out, or work with what is the same in all steps"
             )
 

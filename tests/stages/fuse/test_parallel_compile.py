@@ -91,7 +91,8 @@ def test_two_runs_may_compile_a_group_at_a_time_and_one_may_be_killed(
     running = [
         subprocess.Popen(
             [sys.executable, "-m", "tightfit.stages.fuse.compile_worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=compile_groups.INSTALL_ROOT,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            cwd=compile_groups.INSTALL_ROOT,
         )
         for _ in range(2)
     ]  # fmt: skip

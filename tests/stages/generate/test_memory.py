@@ -14,7 +14,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from data import models
-from tests.stages.generate.conftest import Planned
+from tests.stages.conftest import Planned
 from tests.stages.generate.plans import generated, keep_all, recompute, traced
 from tests.stages.runtime.test_planned_module import run
 from tests.stages.trace import modules
@@ -115,8 +115,8 @@ def test_an_input_is_let_go_when_it_is_no_longer_needed(small: Planned) -> None:
 
 
 def test_nothing_is_saved_by_autograd(small: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrap = importlib.import_module(f"{small.package.__name__}.wrap")
-    monkeypatch.setattr(wrap, "check_surroundings", lambda writes: None)
+    wrap = importlib.import_module(f"{small.package.__name__}.runtime.planned_module")
+    monkeypatch.setattr(wrap, "check_call_context", lambda writes: None)
     planned = small.package.load(small.model())
     packed: list[torch.Tensor] = []
 

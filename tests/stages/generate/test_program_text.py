@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.stages.generate.conftest import Planned
+from tests.stages.conftest import Planned
 from tests.stages.generate.plans import PLAN, keep_all, recompute
 from tightfit.schemas.actions import Compute
 from tightfit.schemas.graph.training_graph import NO_VALUE, Graph, GraphValue, Op, write_graph
@@ -35,6 +35,7 @@ from tightfit.stages.generate.package import (
 )
 from tightfit.stages.generate.step_writer import SourceProgram, write_program
 from tightfit.stages.simulate.simulate import simulate
+from tightfit.stages.validate.load import package_files
 from tightfit.util.errors import ArtifactError, ConfigError, ScheduleError
 
 HELPERS = {
@@ -65,7 +66,9 @@ def audit(text: str) -> ast.Module:
             assert ast.unparse(node.value).startswith(("torch.ops.aten.", "torch.ops.prims."))
             bound.add(ast.unparse(node.targets[0]))
         elif isinstance(node, ast.ImportFrom):
-            assert (node.module, node.level) in {("absent", 1), ("repeat", 1), ("chain", 1)}
+            assert node.level == 1 and node.module in {
+                f"runtime.{name}" for name in ("output_gradients", "operators", "autograd_chain")
+            }
         elif isinstance(node, ast.Import):
             assert [name.name for name in node.names] == ["torch"]
         elif isinstance(node, ast.Expr):
@@ -104,8 +107,8 @@ def test_the_text_is_the_same_every_time(small: Planned) -> None:
 
 def test_the_package_imports_only_pytorch(small: Planned) -> None:
     allowed = {"torch", "__future__"} | set(sys.stdlib_module_names)
-    files = sorted(small.directory.glob("*.py"))
-    assert {"__init__.py", "step.py", "wrap.py"} <= {file.name for file in files}
+    files = sorted(small.directory.rglob("*.py"))
+    assert {"__init__.py", "step.py", "planned_module.py"} <= {file.name for file in files}
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
@@ -320,7 +323,7 @@ def test_the_command_writes_the_package(small: Planned, tmp_path: Path) -> None:
     (tmp_path / "out" / "module").mkdir(parents=True)
     (tmp_path / "out" / "module" / "old.py").touch()
     command.run(options(tmp_path))
-    written = {file.name: file.read_bytes() for file in (tmp_path / "out" / "module").iterdir()}
+    written = package_files(tmp_path / "out" / "module")
     files = build_package(small.graph, steps_of(small.graph), asdict(REAL))
     made_from = read_manifest(tmp_path / "out" / "module")
     assert written == add_lineage_file(

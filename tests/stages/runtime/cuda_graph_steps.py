@@ -38,8 +38,8 @@ def package_of(graph: Graph, at: Path) -> ModuleType:
 
 def unrefused(module: ModuleType) -> None:
     """Lets a package for the CPU be loaded as CUDA graphs."""
-    wrapping: Any = sys.modules[f"{module.__name__}.wrap"]
-    wrapping.refusal = lambda step, interface: ""
+    wrapping: Any = sys.modules[f"{module.__name__}.runtime.planned_module"]
+    wrapping.cuda_graph_obstacle = lambda step, interface: ""
 
 
 def twins(small: tuple[ModuleType, BuiltModel]) -> tuple[nn.Module, nn.Module, Any]:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-from tests.stages.generate.conftest import Planned
+from tests.stages.conftest import Planned
 from tests.stages.generate.plans import generated, traced
 from tests.stages.runtime.test_planned_module import assert_same_gradients, run, twins
 from tightfit.stages.torch_utils.model_factory import BuiltModel

@@ -175,7 +175,7 @@ def test_what_cannot_be_a_graph_is_refused_by_name(tmp_path: Path) -> None:
     drawing = generated(graph, tmp_path / "drawing", recompute(graph, 1, 1.0))
     keeping = generated(graph, tmp_path / "keeping", in_place=True)
     facts = replace(keeping.INTERFACE, device="cuda")
-    refusal = sys.modules[f"{keeping.__name__}.graphed"].refusal
+    refusal = sys.modules[f"{keeping.__name__}.runtime.cuda_graphs"].cuda_graph_obstacle
     assert refusal(keeping.step, facts) == ""
     assert "draws random numbers once more" in refusal(drawing.step, facts)
     assert "an output shares memory" in refusal(keeping.step, replace(facts, aliased=(0,)))

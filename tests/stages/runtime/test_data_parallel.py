@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.multiprocessing
 
-from tests.stages.generate.conftest import Planned
+from tests.stages.conftest import Planned
 from tests.stages.runtime.data_parallel import work
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tests.stages.generate.conftest import Planned
+from tests.stages.conftest import Planned
 from tests.stages.generate.plans import generated, traced
 from tests.stages.runtime.test_planned_module import assert_same_gradients, run, twins
 from tests.stages.trace import modules

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.stages.generate.conftest import Planned
+from tests.stages.conftest import Planned
 from tests.stages.generate.plans import (
     check_equal,
     compare,

@@ -71,10 +71,10 @@ def made(folder: Path, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, 
     write_directory(folder, build_package(graph, steps, PLAN | {"gpu": gpu}))
     module = load_package(folder)
     sizes: list[int] = []
-    wrapping: Any = sys.modules[f"{module.__name__}.wrap"]
-    inside: Any = sys.modules[f"{module.__name__}.ahead"]
-    monkeypatch.setattr(inside.Ahead, "take", lambda self, device: sizes.append(self.size))
-    assert wrapping.Ahead is inside.Ahead
+    wrapping: Any = sys.modules[f"{module.__name__}.runtime.planned_module"]
+    inside: Any = sys.modules[f"{module.__name__}.runtime.preallocation"]
+    monkeypatch.setattr(inside.Preallocation, "take", lambda self, device: sizes.append(self.size))
+    assert wrapping.Preallocation is inside.Preallocation
     return module.load(built.model), built, sizes
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.stages.generate.conftest import Planned
+from tests.stages.conftest import Planned
 from tests.stages.generate.plans import check_equal, step
 
 

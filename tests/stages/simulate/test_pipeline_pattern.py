@@ -156,11 +156,10 @@ def test_what_waits_on_the_same_device_is_counted() -> None:
     late = simulate_pattern(alone(0, 1, 2, 8 + 6), stages, DeviceCapacity())
     assert late.in_flight == [2, 1]
     assert late.peaks == {"a": 10 + 10 + 20 + 5}
-    early = simulate_pattern(alone(0, 8 + 2, 8 + 4, 8 + 5), [StageMemory(10, output=30), StageMemory(1)],
-                         DeviceCapacity())  # fmt: skip
+    stages = [StageMemory(10, output=30), StageMemory(1)]
+    early = simulate_pattern(alone(0, 8 + 2, 8 + 4, 8 + 5), stages, DeviceCapacity())
     assert early.peaks == {"a": 10 + 10 + 30 + 1}
-    between = simulate_pattern(alone(0, 8 + 5, 8 + 6, 16 + 2), [StageMemory(10, 30), StageMemory(1)],
-                           DeviceCapacity())  # fmt: skip
+    between = simulate_pattern(alone(0, 8 + 5, 8 + 6, 16 + 2), stages, DeviceCapacity())
     assert between.peaks == {"a": 3 * 10 + 2 * 30}
 
 

@@ -122,13 +122,13 @@ def test_what_is_wrong_with_a_step_is_told(
     folder, words = made
     out = str(tmp_path / "measurement.arrow")
     package: Any = load_package(folder / "module")
-    inside: Any = sys.modules[f"{package.__name__}.updating"]
-    update = inside.Updates.update
+    inside: Any = sys.modules[f"{package.__name__}.runtime.offload.piecewise_optimizer"]
+    update = inside.PiecewiseOptimizer.update
 
     def wrong(self: Any, number: int, group: dict[str, Any], arriving: bool = False) -> None:
         update(self, number, {**group, "eps": 1e-7}, arriving)
 
-    monkeypatch.setattr(inside.Updates, "update", wrong)
+    monkeypatch.setattr(inside.PiecewiseOptimizer, "update", wrong)
     assert main(["validate", *words, "--out", out, "--pairs", "0"]) == 1
     found = read_measurement(out)
     assert found.verdict == "failed" and not found.bits_equal
@@ -273,7 +273,7 @@ def test_other_bytes_of_a_microbatch_are_told(
 ) -> None:
     """Of a step whose bits are those of the optimiser: these are compared elsewhere."""
     package, judged = parts
-    said, lodge = package.LODGING, package.lodge
+    said, lodge = package.LODGING, package.offload_parameters
     facts = ("first_adding_peak", "adding_peak", "peak", "first_peak", "sums")
     wrong = {fact: getattr(said, fact) + 64 for fact in facts}
     monkeypatch.setattr(
@@ -295,13 +295,13 @@ def test_gradients_that_add_up_otherwise_are_told(
     parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package, judged = parts
-    lane: Any = sys.modules[f"{package.__name__}.lane"]
-    add = lane.Bench.add
+    lane: Any = sys.modules[f"{package.__name__}.runtime.offload.host_update"]
+    add = lane.UpdateWorkspace.add
 
     def forgetting(self: Any, number: int, gradient: int, earlier: int, first: bool) -> Any:
         return add(self, number, gradient, earlier, first=True)
 
-    monkeypatch.setattr(lane.Bench, "add", forgetting)
+    monkeypatch.setattr(lane.UpdateWorkspace, "add", forgetting)
     found = judged(tmp_path)
     assert found.verdict == "failed" and not found.bits_equal and found.peak_as_predicted
     assert found.sentence.startswith("In 3 steps of AdamW, an output of step 2 differs")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.stages.validate.test_validate import PLAN, command, net, written
+from tests.stages.validate.test_validate import PLAN, net, validate_command, written
 from tightfit.schemas.graph.training_graph import Graph
 from tightfit.schemas.measurement import read_measurement, read_memory_timeline
 from tightfit.schemas.reference import ReferenceMeasurement, read_reference, write_reference
@@ -161,7 +161,7 @@ def test_a_reference_of_no_step_is_refused(changes: dict[str, Any], tmp_path: Pa
 def commands(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The words that validate a module, after the reference was measured by the command."""
     monkeypatch.chdir(Path(__file__).parents[3])
-    words = command(graph, PLAN, tmp_path)[1]
+    words = validate_command(graph, PLAN, tmp_path)[1]
     own = argparse.ArgumentParser()
     reference_command.add_arguments(own)
     where = [

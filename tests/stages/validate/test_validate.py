@@ -291,7 +291,7 @@ def test_trails_cover_all_samples_and_steps(graph: Graph, built: BuiltModel) -> 
     assert found.output > 0 and found.gradient > 0 and not found.bits_equal
 
 
-def command(
+def validate_command(
     graph: Graph, plan: dict[str, Any], folder: Path
 ) -> tuple[argparse.ArgumentParser, list[str]]:
     """The parser of the stage, and the words that validate a module which is its model."""
@@ -309,7 +309,7 @@ def test_the_command_builds_no_model_for_an_infeasible_plan(graph: Graph, tmp_pa
     """Its budget may be smaller than what is there before the step."""
     refused = {"verdict": "infeasible", "sentence": "Too small.", "budget_bytes": -57112}
     plan = {**PLAN, **refused, "time": None, "peak": None}
-    parser, words = command(graph, plan, tmp_path)
+    parser, words = validate_command(graph, plan, tmp_path)
     command.run(parser.parse_args([*words, "--factory", "nowhere:net"]))
     measured = read_measurement(tmp_path / "measurement.arrow")
     assert (measured.verdict, measured.sentence) == ("infeasible", "Too small.")
@@ -334,7 +334,7 @@ def test_what_is_wrong_with_a_plan_names_its_file(
 ) -> None:
     plan = {key: value for key, value in {**PLAN, **changes}.items() if key != "sentence"}
     plan |= {} if "sentence" in changes else {"sentence": ""}
-    parser, words = command(graph, plan, tmp_path)
+    parser, words = validate_command(graph, plan, tmp_path)
     with pytest.raises(ArtifactError, match=f"^{tmp_path}/plan.json: {said}"):
         command.run(parser.parse_args(words))
 
@@ -343,7 +343,7 @@ def test_the_command_writes_measurement_and_line(
     graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[3])
-    parser, words = command(graph, PLAN, tmp_path)
+    parser, words = validate_command(graph, PLAN, tmp_path)
     assert command.run(parser.parse_args(words)) == 1
     measured = read_measurement(tmp_path / "measurement.arrow")
     assert measured.bits_equal and measured.verdict == "failed"
@@ -362,7 +362,7 @@ def test_a_plan_is_validated_with_the_threads_of_its_costs(
 ) -> None:
     """Some workspaces depend on how many there are: a plan does not fail for having others."""
     monkeypatch.chdir(Path(__file__).parents[3])
-    parser, words = command(graph, {**PLAN, "threads": 2}, tmp_path)
+    parser, words = validate_command(graph, {**PLAN, "threads": 2}, tmp_path)
     with pytest.raises(
         ConfigError, match=r"--threads 1: the costs of .*plan\.json were measured with 2"
     ):

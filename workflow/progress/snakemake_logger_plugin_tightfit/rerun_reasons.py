@@ -49,7 +49,8 @@ def describe_jobs(jobs: Iterable[WorkflowJob]) -> list[str]:
         causes = _causes(own)
         if causes:
             lines.append(
-                f"  {model}, {_step_count_prefix(own)}{_format_steps(len(own))}: {'; '.join(causes)}"
+                f"  {model}, {_step_count_prefix(own)}{_format_steps(len(own))}: "
+                f"{'; '.join(causes)}"
             )
     return lines
 

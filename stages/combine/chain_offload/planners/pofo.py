@@ -30,8 +30,8 @@ SLACK = 1.02
 
 
 class Pofo:
-    """The fastest plan of the program of `stages.combine.chain_offload.pofo`, of `autocapper` and of
-    `opportunist`."""
+    """The fastest plan of the program of `stages.combine.chain_offload.pofo`, of `autocapper` and
+    of `opportunist`."""
 
     about = OFFLOADERS["pofo"]
     reorders = True

@@ -207,8 +207,8 @@ def test_equal_layers_move_together() -> None:
     ]
     loss = PlanningNode(layers, "loss", 0.0, 4, [layers - 1], [layers], [], False, False)
     backward = [
-        PlanningNode(layers + i, "backward", 1.0, 4, [layers + i - 1, layers - 1 - i], [layers + i], [],
-             False, True)
+        PlanningNode(layers + i, "backward", 1.0, 4, [layers + i - 1, layers - 1 - i], [layers + i],
+                     [], False, True)
         for i in range(1, layers + 1)
     ]  # fmt: skip
     nodes = [*forward, loss, *backward]

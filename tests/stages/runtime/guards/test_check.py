@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.stages.generate.conftest import Planned
+from tests.stages.conftest import Planned
 from tests.stages.generate.plans import PLAN, generated, load_package, traced
 from tests.stages.generate.small_model import Small
 from tests.stages.runtime.guards.guarded_plans import traced_watched

@@ -58,7 +58,7 @@ def test_a_package_without_its_description_is_refused(tmp_path: Path) -> None:
     graph, built = traced_watched((nn.Linear(3, 3), ((X,), {})))
     module = generated(graph, tmp_path / "linear")
     assert is_planned(module.load(built.model)(X))
-    file = tmp_path / "linear" / "watched.json"
+    file = tmp_path / "linear" / "guards.json"
     document = json.loads(file.read_text())
     document["watch"]["holders"][0]["place"] = [["module"]]
     file.write_text(json.dumps(document))
@@ -76,7 +76,7 @@ def test_a_package_without_its_description_is_refused(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(RuntimeError, match=r"watched\.json cannot be read, generate the module"):
         module.load(built.model)
-    assert "watched.json" in build_package(graph, _steps(graph), PLAN)
+    assert "guards.json" in build_package(graph, _steps(graph), PLAN)
 
 
 def _steps(graph: Any) -> Any:

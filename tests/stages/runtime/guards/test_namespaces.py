@@ -112,7 +112,7 @@ CASES: dict[str, tuple[Callable[..., Any], Any, str, str]] = {
     "single": (lambda s, x: x * Single.get().scale, Single.get(), "scale", "scale 5.0"),
     "computed name": (lambda s, x: x * getattr(Config, s.key), Config, "scale", "scale 5.0"),
     "deep": (
-        lambda s, x: x * tests.stages.generate.settings.deep.conf.FLAG,
+        lambda s, x: x * tests.stages.runtime.guards.settings.deep.conf.FLAG,
         conf,
         "FLAG",
         "FLAG 5.0",
@@ -207,7 +207,7 @@ def test_a_forward_that_sets_a_class_is_refused() -> None:
 def test_a_file_never_imports(tmp_path: Path) -> None:
     graph, built = traced_watched((nn.Linear(3, 3), ((X,), {})))
     generated(graph, tmp_path / "module")
-    path = tmp_path / "module/watched.json"
+    path = tmp_path / "module/guards.json"
     document = json.loads(path.read_text())
     place, reads = [["python", "antigravity"]], {"x": 1}
     document["watch"]["holders"] += [

@@ -214,7 +214,9 @@ def run_in_turn(
     steps, mails = [], []
     for rank, own in enumerate(models):
         mail = Mail(rank, boxes)
-        patching.setattr(package.pipeline, "Messages", lambda group, facts, mail=mail: mail)
+        patching.setattr(
+            package.runtime.pipeline.rank, "PeerMessages", lambda group, facts, mail=mail: mail
+        )
         steps.append(package.load_pipeline(own, rank).begin(calls, loss, outputs))
         mails.append(mail)
     state = torch.get_rng_state()

@@ -66,8 +66,8 @@ def check(package: Any, calls: list[Any], patching: pytest.MonkeyPatch) -> None:
     wanted = dict(own.named_parameters())
     kept = dict(own.named_buffers())
     for rank, each in enumerate(models):
-        needed = set(package.pipeline.json.loads(_facts(package))["needed"][rank])
-        tensors = package.pipeline.json.loads(_facts(package))["tensors"]
+        needed = set(package.runtime.pipeline.rank.json.loads(_facts(package))["needed"][rank])
+        tensors = package.runtime.pipeline.rank.json.loads(_facts(package))["tensors"]
         paths = {
             tensor.path
             for value, tensor in zip(tensors, package.INTERFACE.tensors, strict=True)
@@ -112,8 +112,9 @@ def test_stages_that_compute_again(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         object.__setattr__(block, "once", written)
     again = [("F_ck", 1), ("F_none", 2), ("F_all", 3), ("B", 3), ("F_all", 1), ("F_all", 2)]
     sequence = [
-        ChainOperation(kind, block, branch=1) for kind, block in [*again, ("B", 2), ("B", 1)]
-    ]  # type: ignore[arg-type]
+        ChainOperation(kind, block, branch=1)  # type: ignore[arg-type]
+        for kind, block in [*again, ("B", 2), ("B", 1)]
+    ]
     rest = [("F_all", 4), ("F_all", 5), ("F_all", 6), ("F_all", 7), ("B", 7), ("B", 6)]
     sequence += [
         ChainOperation(kind, block, branch=2)  # type: ignore[arg-type]
@@ -144,7 +145,9 @@ def test_a_pipeline_wants_as_many_calls_a_loss_and_a_group(
     package = package_of(graph, found, tmp_path / "module")
     with pytest.raises(RuntimeError, match="needs a group of processes"):
         package.load_pipeline(model, 0)
-    monkeypatch.setattr(package.pipeline, "Messages", lambda group, facts: Mail(0, {}))
+    monkeypatch.setattr(
+        package.runtime.pipeline.rank, "PeerMessages", lambda group, facts: Mail(0, {})
+    )
     pipeline = package.load_pipeline(model, 0)
     with pytest.raises(RuntimeError, match="planned for 2 microbatches, and 3 are given"):
         pipeline.step(calls_of(3), loss_of)
@@ -175,7 +178,9 @@ def test_what_ranks_do_not_have_in_common_is_told(
     with pytest.raises(RuntimeError, match="the loss draws random numbers, which come to the rank"):
         run_in_turn(package, model, calls_of(2), drawing, monkeypatch)
     with monkeypatch.context() as patching:
-        patching.setattr(package.pipeline, "Messages", lambda group, facts: Mail(0, {}))
+        patching.setattr(
+            package.runtime.pipeline.rank, "PeerMessages", lambda group, facts: Mail(0, {})
+        )
         step = package.load_pipeline(model, 0).begin(calls_of(2), loss_of)
         compared: dict[str, str] = {}
         patching.setattr(step.messages, "meet", compared.update, raising=False)
@@ -189,7 +194,9 @@ def test_what_ranks_do_not_have_in_common_is_told(
     def gathered(rows: list[Any], mine: Any, group: Any) -> None:
         rows[:] = [mine, {**mine, "embed.weight": "x"}]
 
-    messages = package.messages.Messages(None, {"microbatches": 2, "devices": [0, 0]})
+    messages = package.runtime.pipeline.p2p.PeerMessages(
+        None, {"microbatches": 2, "devices": [0, 0]}
+    )
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
     monkeypatch.setattr(torch.distributed, "all_gather_object", gathered)
     messages.meet({"tokens": "y"})
@@ -222,7 +229,9 @@ def test_other_ranks_parameters_give_their_memory_back(
     model, graph = hard()
     found = split_by_hand(graph, blocks_by_hand(graph, 6), [0, 1], [3, 7], 2)
     package = package_of(graph, found, tmp_path / "module")
-    monkeypatch.setattr(package.pipeline, "Messages", lambda group, facts: Mail(0, {}))
+    monkeypatch.setattr(
+        package.runtime.pipeline.rank, "PeerMessages", lambda group, facts: Mail(0, {})
+    )
     own = copy.deepcopy(model)
     pipeline = package.load_pipeline(own, 0, light=True)
     names = {name for name, _ in pipeline.named_parameters()}
