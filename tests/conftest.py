@@ -34,14 +34,14 @@ settings.load_profile("shared")
 TESTS = Path(__file__).parent
 FIRST = (
     "workflow/test_plan.py",
-    "workflow/test_redo.py",
+    "workflow/test_incremental_runs.py",
     "crash",
     "gpu",
-    "stages/combine/local_search/test_sweep.py",
+    "stages/combine/local_search/test_budget_sweep.py",
     "stages/combine/optimizer_offload",
     "workflow",
     "tightfit",
-    "test_machines.py",
+    "test_reproducibility.py",
     "battery",
     "fuzz",
 )
@@ -149,11 +149,14 @@ def _young_garbage() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with programs that start at once, see `ready.py`."""
+    """A folder with programs that start at once, see `preloaded_process.py`."""
     folder = tmp_path_factory.mktemp("programs")
     # Traces name the innermost file on the stack that is somebody's: this one is to be nobody's.
     code = py_compile.compile(
-        str(TESTS / "ready.py"), str(folder / "ready.pyc"), "<frozen ready>", doraise=True
+        str(TESTS / "preloaded_process.py"),
+        str(folder / "ready.pyc"),
+        "<frozen ready>",
+        doraise=True,
     )
     command = [sys.executable, str(code), str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as serving:

@@ -1,4 +1,4 @@
-"""`together.py COMMAND ...`: runs a command, and ends it with all that it has started.
+"""`process_group.py COMMAND ...`: runs a command, and ends it with all that it has started.
 
 An interrupt or a request to end goes to every process of the command as an interrupt; a further one
 as a request to end, which also reaches what outlives the command then. All are waited for."""

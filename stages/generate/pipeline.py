@@ -68,7 +68,7 @@ def _runtime_document(
     programs: Sequence[SourceProgram],
     whole: SourceProgram,
 ) -> dict[str, Any]:
-    """What the runtime knows beside texts: see `runtime/pipeline.py`."""
+    """What the runtime knows beside texts: see `runtime/pipeline/rank.py`."""
     document = pipeline_to_json(pipeline)
     base = {graph.values[p.value].storage: p.value for p in pipeline.parcels}
     for shared in document["shared"]:

@@ -17,6 +17,7 @@ from tightfit.schemas.graph.training_graph import Graph
 from tightfit.stages.torch_utils.devices import is_out_of_memory, preserve_random_states
 from tightfit.stages.torch_utils.model_factory import BuiltModel, Sample, map_leaves
 from tightfit.stages.validate.comparison import SEED, copy_model
+from tightfit.stages.validate.load import describe_error
 from tightfit.stages.validate.step_results import StepResults, record_steps
 from tightfit.stages.validate.training_step import StepRunner
 

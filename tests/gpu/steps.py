@@ -122,7 +122,8 @@ def _runs(asked: Asked) -> list[Step]:
         small = replace(asked, size=asked.small)
         found.append(_way(small, "llama", EAGER, part=1, group="1"))
         found.append(_way(small, "llama", GRAPHS, "most", part=1, group="1"))
-        found.append(_tests("1 tests of operators", ["tests/stages/device"], 25))
+        folders = ["tests/stages/torch_utils", "tests/stages/runtime"]
+        found.append(_tests("1 tests of operators", folders, 25))
     return found
 
 

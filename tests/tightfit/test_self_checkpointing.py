@@ -108,7 +108,7 @@ def test_layers_that_a_reentrant_checkpoint_gives_no_gradient_get_none(
         assert (mine is None) == (theirs is None) and (mine is None or torch.equal(mine, theirs))
     assert (model.layer.weight.grad is None) == reentrant
     said = "has use_reentrant=True and inputs that need no gradient"
-    assert (said in made.sentence and "test_itself.py:" in made.sentence) == reentrant
+    assert (said in made.sentence and "test_self_checkpointing.py:" in made.sentence) == reentrant
 
 
 def test_where_a_reentrant_checkpoint_leaves_no_gradient_at_all_it_is_named(store: Path) -> None:

@@ -34,7 +34,7 @@ def write(tmp_path: Path) -> Write:
     put("helpers/parts.py", "SIZE = 1\n")
     put("helpers/unused.py", "SIZE = 1\n")
     put(
-        "tightfit/stages/solve/cli.py",
+        "tightfit/stages/solve/command.py",
         "def run():\n    from tightfit.schemas.blocks import read\n    return read()\n",
     )
     put("tightfit/stages/solve/__init__.py", "")
@@ -70,13 +70,13 @@ def test_what_changes_the_source_of_a_model(
 @pytest.mark.parametrize(
     ("path", "content", "changes"),
     [
-        ("tightfit/stages/solve/cli.py", "def run():\n    return 2\n", True),
+        ("tightfit/stages/solve/command.py", "def run():\n    return 2\n", True),
         ("tightfit/stages/solve/more.py", "X = 1\n", True),
         ("tightfit/stages/solve/table.json", "{}", True),
         ("tightfit/schemas/blocks.py", "def read():\n    # new\n    return 1\n", False),
         ("tightfit/schemas/blocks.py", "def read():\n    return 2\n", True),
         ("tightfit/schemas/other.py", "def read():\n    return 2\n", False),
-        ("tightfit/stages/trace/cli.py", "X = 1\n", False),
+        ("tightfit/stages/trace/command.py", "X = 1\n", False),
         ("tightfit/reports/page.html", "<p>", False),
     ],
 )
@@ -89,7 +89,7 @@ def test_what_changes_a_stage(
 
 
 def test_the_templates_belong_to_the_report(tmp_path: Path, write: Write) -> None:
-    write("tightfit/stages/report/cli.py", "X = 1\n")
+    write("tightfit/stages/report/command.py", "X = 1\n")
     before = stage_fingerprint("report", tmp_path)
     write("tightfit/reports/page.html", "<p>")
     assert stage_fingerprint("report", tmp_path) != before

@@ -45,7 +45,7 @@ SETTLED: dict[str, Any] = {
     "tiny": {"factory": "mine:tower", "budgets": ["50%"], "strategies": ["unplanned", "rockmate"]}
 }
 
-OPERATORS = Path(__file__).parents[1] / "stages/device/mine.py"
+OPERATORS = Path(__file__).parents[1] / "stages/torch_utils/custom_ops.py"
 
 Finished = tuple[Workplace, subprocess.CompletedProcess[str]]
 
@@ -134,7 +134,7 @@ def test_a_plan_within_its_budget_is_as_predicted(finished: Finished) -> None:
     assert found.within_budget
     assert found.measured_peak == plan.peak
     assert {"__init__.py", "step.py"} <= {path.name for path in (point / "module").iterdir()}
-    assert 'operator("mine.scaled.default")' in (point / "module/step.py").read_text()
+    assert 'custom_operator("mine.scaled.default")' in (point / "module/step.py").read_text()
 
 
 def test_a_budget_that_is_too_small_is_a_verdict_and_stops_no_other_point(

@@ -1,4 +1,4 @@
-"""The labels of MadPipe's program, compiled; `special.py` says what they are for.
+"""The labels of MadPipe's program, compiled; `allocators/madpipe.py` says what they are for.
 
 Labels of the same layers and devices that are left lie in places, by load and memory of the special
 device. A place holds few of them.

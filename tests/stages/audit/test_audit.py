@@ -220,7 +220,10 @@ CHANGES: dict[str, tuple[Callable[[], Any], str]] = {
     "costs": (faster, "plan.json: time is"),
     "code": (lambda: edit(f"{POINT}/module/step.py"), "step.py: was changed after it was gen"),
     "more code": (lambda: edit(f"{POINT}/module/more.py"), "more.py: was not generated"),
-    "less code": (lambda: Path(f"{POINT}/module/wrap.py").unlink(), "wrap.py: is missing"),
+    "less code": (
+        lambda: Path(f"{POINT}/module/runtime/planned_module.py").unlink(),
+        "planned_module.py: is missing",
+    ),
     "module": (other_module, "module: was generated from another plan.json than is there now"),
     "no origin": (
         lambda: Path(f"{POINT}/module/made_from.json").unlink(),

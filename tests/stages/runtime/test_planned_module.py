@@ -31,7 +31,7 @@ SAMPLE = {"scale": 2.0}
 
 
 def is_planned(output: Any) -> bool:
-    return "_Output" in output["logits"].grad_fn.name()
+    return "_ReturnOutput" in output["logits"].grad_fn.name()
 
 
 def twins(small: Planned) -> tuple[Small, Small]:

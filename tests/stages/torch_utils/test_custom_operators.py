@@ -79,7 +79,7 @@ def test_a_module_that_registers_nothing_is_told(written: str, said: str) -> Non
 
 def test_a_graph_calls_it_only_where_it_is_allowed() -> None:
     made: tuple[Any, ...] = custom_ops.Calling(custom_ops.shifted), ((torch.randn(4, 32),), {})
-    said = r"mine.py:\d+: .*namespace is named as .* operators=\['mine'\]"
+    said = r"custom_ops.py:\d+: .*namespace is named as .* operators=\['mine'\]"
     with pytest.raises(ModelError, match=said):
         trace(check_factory_result(made, "mine"), "mine")
     assert SCALED in [op.target for op in graph_of(custom_ops.shifted).ops]

@@ -112,7 +112,7 @@ def causes_of(inner: nn.Module, **options: Any) -> str:
 def test_what_runs_otherwise_in_its_own_checkpoint_is_named(reentrant: bool) -> None:
     dropping = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
     said = causes_of(dropping, use_reentrant=reentrant, preserve_rng_state=False)
-    assert "test_causes.py:" in said and "leave preserve_rng_state=False out" in said
+    assert "test_difference_causes.py:" in said and "leave preserve_rng_state=False out" in said
     said = causes_of(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), use_reentrant=reentrant)
     assert "changes the buffer 'inner.1.num_batches_tracked' in place" in said
     still = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0))

@@ -54,7 +54,7 @@ def plant(package: Path, name: str, source: str) -> None:
 
 def test_planted_bytecode_does_not_run(package: Path, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    for name in ("__init__.py", "step.py", "guards.py", "trees.py"):
+    for name in ("__init__.py", "step.py", "runtime/guards/check.py", "runtime/pytree.py"):
         plant(package, name, f"open({str(ran)!r}, 'w')")
     before = sorted((package / "__pycache__").iterdir())
     model, x = Shifted(), torch.ones(2, 3)
@@ -100,7 +100,7 @@ def test_other_constants_are_refused(package: Path, data: bytes | None) -> None:
 @pytest.mark.parametrize("source", ["x = (", "\0", "raise ValueError('no')", "from .none import x"])
 def test_what_cannot_be_imported_leaves_nothing(package: Path, source: str) -> None:
     loaded = set(sys.modules)
-    (package / "facts.py").write_text(source)
+    (package / "runtime/interface.py").write_text(source)
     with pytest.raises(ArtifactError, match=r"^[^\n]*importing it fails, [^\n]*$"):
         load_planned_module(package, Shifted())
     assert not [name for name in set(sys.modules) - loaded if name.startswith("tightfit_module")]
@@ -134,10 +134,11 @@ def test_no_package_is_refused(tmp_path: Path) -> None:
 def test_a_package_that_was_changed_does_not_run(package: Path) -> None:
     """The manifest is that of a plan's packages; one without it says nothing of its files."""
     files = add_lineage_file(package_files(package), *["0" * 64] * 3)
-    changed = {**files, "chain.py": files["chain.py"].replace(b"reversed(", b"sorted(")}
-    cut = {name: data for name, data in files.items() if name != "ties.py"}
-    assert changed["chain.py"] != files["chain.py"]
-    for broken, said in ((changed, "chain.py was changed"), (cut, "lacks ties.py")):
+    chain, aliasing = "runtime/autograd_chain.py", "runtime/guards/aliasing.py"
+    changed = {**files, chain: files[chain].replace(b"reversed(", b"sorted(")}
+    cut = {name: data for name, data in files.items() if name != aliasing}
+    assert changed[chain] != files[chain]
+    for broken, said in ((changed, "autograd_chain.py was changed"), (cut, f"lacks {aliasing}")):
         write_directory(package, broken)
         with pytest.raises(ArtifactError, match=said):
             load_planned_module(package, Shifted())

@@ -24,4 +24,4 @@ def traced_watched(made: Sequence[Any], label: str = "model") -> tuple[Graph, Bu
 
 def is_planned(output: torch.Tensor) -> bool:
     """True when a planned step made the output."""
-    return output.grad_fn is not None and "_Output" in output.grad_fn.name()
+    return output.grad_fn is not None and "_ReturnOutput" in output.grad_fn.name()
