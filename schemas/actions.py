@@ -198,7 +198,9 @@ def action_to_row(action: Action) -> dict[str, Any]:
     """An action as a row: its name and `COLUMNS`; raises ArtifactError where it says more."""
     said = asdict(action)
     if more := sorted(said.keys() - set(ACTION_COLUMNS)):
-        raise ArtifactError(f"a {type(action).__name__} says {more[0]!r}, which no column holds")
+        raise ArtifactError(
+            f"a {ACTION_NAMES[type(action)]} says {more[0]!r}, which no column holds"
+        )
     return {"action": ACTION_NAMES[type(action)], **dict.fromkeys(ACTION_COLUMNS, NO_VALUE), **said}
 
 

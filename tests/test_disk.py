@@ -71,15 +71,16 @@ def files(folder: Path) -> dict[str, bytes]:
 WRITERS = {
     "store": """
 from pathlib import Path
-from tightfit.schemas.sequence import Operation, write_sequence
-write_sequence(Path("kept.arrow"), [Operation("B", 1)] * 1000)
+from tightfit.schemas.sequence import ChainOperation, write_sequence
+write_sequence(Path("kept.arrow"), [ChainOperation("B", 1)] * 1000)
 """,
     "library": """
 from dataclasses import replace
-from tightfit.schemas.costs import Cost, Device
-from tightfit.stages.profile.cost_library import open_library
-with open_library("store", Device("cpu", "a machine", "a build", 2, "measured")) as library:
-    library.add(Cost(f"{key:064}", "aten.mm.default", -1, 1.0, 0.0, 1, 1) for key in range(100))
+from tightfit.schemas.costs import OpCost, ProfileDevice
+from tightfit.stages.profile.cost_library import open_cost_library
+device = ProfileDevice("cpu", "a machine", "a build", 2, "measured")
+with open_cost_library("store", device) as library:
+    library.add(OpCost(f"{key:064}", "aten.mm.default", -1, 1.0, 0.0, 1, 1) for key in range(100))
 """,
     "module": """
 from pathlib import Path
@@ -186,11 +187,12 @@ def test_a_read_only_store_that_lacks_something_is_a_sentence(blocks: Path) -> N
 
 LOOK_UP = """
 import sys
-from tightfit.schemas.costs import Device
+from tightfit.schemas.costs import ProfileDevice
 from tightfit.util.errors import TightfitError
-from tightfit.stages.profile.cost_library import open_library
+from tightfit.stages.profile.cost_library import open_cost_library
+device = ProfileDevice("cpu", "a machine", "a build", 2, "measured")
 try:
-    with open_library("store", Device("cpu", "a machine", "a build", 2, "measured")) as library:
+    with open_cost_library("store", device) as library:
         print(len(library.costs.rows))
 except TightfitError as error:
     sys.exit(str(error))

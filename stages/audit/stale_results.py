@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from tightfit.schemas.config import EAGER_FOLDER, Config
 from tightfit.schemas.lineage import LINEAGE_FOLDER
@@ -112,13 +112,22 @@ def _has_run_files(folder: Path) -> bool:
 
 
 def _known_files(folder: Path) -> set[str]:
-    """The files of a folder that are known by name."""
-    if not (folder / MANIFEST_NAME).is_file():
+    """The files of a folder that are known by name: those of a package for its folders, too."""
+    package = _package_of(folder)
+    if package is None:
         return RESULT_FILES
     try:
-        return {MANIFEST_NAME, *read_manifest(folder).files}
+        names = map(PurePosixPath, (MANIFEST_NAME, *read_manifest(package).files))
     except ArtifactError:
         return set()
+    within = PurePosixPath(folder.relative_to(package).as_posix())
+    return {name.name for name in names if name.parent == within}
+
+
+def _package_of(folder: Path) -> Path | None:
+    """The package that a folder is, or is in."""
+    around = (folder, *folder.parents[:2])
+    return next((path for path in around if (path / MANIFEST_NAME).is_file()), None)
 
 
 def _is_known_file(folder: Path, name: str, known: set[str]) -> bool:
@@ -127,5 +136,5 @@ def _is_known_file(folder: Path, name: str, known: set[str]) -> bool:
     if folder.name == LOGS_FOLDER:
         return name.endswith(".txt")
     if folder.name == "__pycache__":
-        return name.endswith(".pyc") and (folder.parent / MANIFEST_NAME).is_file()
+        return name.endswith(".pyc") and _package_of(folder.parent) is not None
     return name in known or name == SNAKEMAKE_TIMESTAMP

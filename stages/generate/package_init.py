@@ -117,9 +117,11 @@ _GROUPED_ABOUT = """
     which has eager's bits and a peak of its own.
 """
 _PREPARE_GROUPS = """    more = (libraries, without_compiler)
-    if not prepare_kernels(GROUPS, INTERFACE.device, LIBRARIES, {eager}, libraries,
-    without_compiler): whole = (otherwise, load, cuda_graphs, eager.ARENA) return wrap_model(model,
-    eager.INTERFACE, eager.step, *whole, more=more, disk=disk) """
+    given = (GROUPS, INTERFACE.device, LIBRARIES, {eager}, libraries, without_compiler)
+    if not prepare_kernels(*given):
+        whole = (otherwise, load, cuda_graphs, eager.ARENA)
+        return wrap_model(model, eager.INTERFACE, eager.step, *whole, more=more, disk=disk)
+"""
 
 _INIT_TEMPLATE = (
     '''"""A training step of {model}, planned by tightfit for the budget {for_budget}.

@@ -149,7 +149,7 @@ def placeholder_updates(steps: Sequence[ScheduleStep]) -> OptimizerPlan | None:
 
 PARAMETER_STORE, STEP_PARAMETERS = "home", "parameters"
 """The names, in a program, of where such parameters live, and of its visit there."""
-PARAMETER_NAMES = (PARAMETER_STORE, STEP_PARAMETERS, "Visit")
+PARAMETER_NAMES = (PARAMETER_STORE, STEP_PARAMETERS, "StepContext")
 OFFLOAD_TARGET_ACTIONS = (Offload, FreeHostCopy, UpdateOnHost, AccumulateOnHost)
 """The actions whose bytes are those of the other memory."""
 

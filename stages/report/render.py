@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,19 @@ def render_index(index: RunIndex) -> str:
     return _render("index.html", index=index)
 
 
+_FILTERS: dict[str, Callable[..., str]] = {
+    "size": formatting.format_bytes,
+    "exact": formatting.format_exact_bytes,
+    "duration": formatting.format_duration,
+    "ratio": formatting.format_ratio,
+    "percent": formatting.format_percent,
+    "count": formatting.format_count,
+    "listing": formatting.format_list,
+    "operator": formatting.short_op_name,
+}
+"""The filters of templates."""
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -48,8 +62,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = ("size", "exact", "duration", "ratio", "percent", "count", "listing", "operator")
-    environment.filters.update({name: getattr(formatting, name) for name in names})
+    environment.filters.update(_FILTERS)
     environment.filters["short"] = lambda number: f"{number:.3f}".rstrip("0").rstrip(".")
     return environment
 

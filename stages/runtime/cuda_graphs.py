@@ -41,12 +41,12 @@ def cuda_graph_obstacle(step: StepProgram, interface: Interface) -> str:
     """Why a step cannot be run as CUDA graphs; "" where it can."""
     if interface.device != "cuda":
         return f"CUDA graphs need a GPU, and the plan was made for {interface.device}"
-    if "drawing_from" in getattr(step, "__globals__", {}):
+    if "use_random_state" in getattr(step, "__globals__", {}):
         return (
             "the plan draws random numbers once more where it recomputes, from a state that a CUDA "
             "graph cannot set"
         )
-    if "Moving" in getattr(step, "__globals__", {}):
+    if "StepTransfers" in getattr(step, "__globals__", {}):
         return "the plan sends tensors to the host, in streams that a CUDA graph does not have"
     if interface.assigned:
         path = interface.tensors[interface.assigned[0]].path

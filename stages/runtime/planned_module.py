@@ -212,7 +212,7 @@ def _copy_methods(base: type[Model], model: Model, loading: LoadArguments) -> di
 
 def transfer_settings_of(step: StepProgram, disk: str | None) -> Any:
     """How a step sends tensors, None for one that sends none."""
-    sending = getattr(step, "__globals__", {}).get("Sending")
+    sending = getattr(step, "__globals__", {}).get("TransferSettings")
     return None if sending is None else sending(disk)
 
 

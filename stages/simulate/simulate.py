@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tightfit.schemas.actions import (
+    ACTION_NAMES,
     AccumulateOnHost,
     Compute,
     FreeHostCopy,
@@ -145,7 +146,7 @@ def _simulate_step(state: SimulatorState, effect: Effect) -> ScheduleStep:
         raise state.refuse("a restored random state is not used at once")
     rule = CHECK_OF_ACTION.get(type(action))
     if rule is None:
-        raise state.refuse(f"{type(action).__name__.lower()} is not possible on one device")
+        raise state.refuse(f"{ACTION_NAMES[type(action)]} is not possible on one device")
     peak = rule.play(state, effect)
     found = ScheduleStep(
         action,

@@ -225,8 +225,9 @@ def _imported_names(name: str, level: int, parts: Any, names: dict[str, Any]) ->
 
 def is_plan_namespace(names: dict[str, Any]) -> bool:
     """True for the globals of a generated package, whose code runs around a planned part."""
-    package = sys.modules.get(names.get("__package__") or "")
-    return hasattr(package, "PlanMismatch") and hasattr(package, "PREDICTED_PEAK")
+    parts = str(names.get("__package__") or "").split(".")
+    packages = (sys.modules.get(".".join(parts[:end])) for end in range(1, len(parts) + 1))
+    return any(hasattr(p, "PlanMismatch") and hasattr(p, "PREDICTED_PEAK") for p in packages)
 
 
 def is_tightfit_code(file: str) -> bool:

@@ -222,14 +222,14 @@ def test_a_plan_as_cuda_graphs_takes_the_bytes_of_the_plan(tmp_path: Path) -> No
 
 RESERVED = """
 import pathlib, sys, torch
-from tightfit.stages.combine.lowering.schedule import open_schedule
-from tightfit.stages.torch_utils.model_factory import check_result, move
-from tightfit.stages.generate.package import package, write_directory
+from tightfit.stages.combine.lowering.schedule import lower_to_schedule
+from tightfit.stages.torch_utils.model_factory import check_factory_result, move_built_model
+from tightfit.stages.generate.package import build_package, write_directory
 from tightfit.stages.torch_utils.devices import describe_device
-from tightfit.stages.profile.cost_library import open_library
+from tightfit.stages.profile.cost_library import open_cost_library
 from tightfit.stages.profile.profile import profile
-from tightfit.stages.simulate.cuda_memory import on_gpu
-from tightfit.stages.simulate.simulate import replay
+from tightfit.stages.simulate.cuda_memory import simulate_cuda_memory
+from tightfit.stages.simulate.simulate import simulate
 from tightfit.stages.trace.trace import trace
 from tightfit.stages.validate.validate import validate
 from tests.gpu.test_on_gpu import Wide
@@ -241,16 +241,16 @@ def built():
     torch.manual_seed(0)
     rows = 8192 if kind == "cuda" else 16
     made = (Wide().train(), ((torch.randn(rows, 512),), {}))
-    return move(check_result(made, "model"), device)
+    return move_built_model(check_factory_result(made, "model"), device)
 if sys.argv[4] == "plan":
     graph = trace(built(), "model", kind)
-    with open_library(folder / "library", describe_device(device)) as library:
+    with open_cost_library(folder / "library", describe_device(device)) as library:
         costs = profile(graph, None, library, device=device)
-    played = replay(graph, costs, open_schedule(graph, costs, recompute(graph, 1, 0.7), True))
-    found = on_gpu(graph, costs, played.steps, arena)
+    played = simulate(graph, costs, lower_to_schedule(graph, costs, recompute(graph, 1, 0.7), True))
+    found = simulate_cuda_memory(graph, costs, played.steps, arena)
     gpu = {"arena": arena, "reserved": found.most.reserved, "allocated": found.most.allocated}
     plan = PLAN | {"peak": played.peak, "budget_bytes": played.peak, "gap": None, "gpu": gpu}
-    write_directory(folder / "module", package(graph, played.steps, plan))
+    write_directory(folder / "module", build_package(graph, played.steps, plan))
     torch.save((graph, plan), folder / "plan.pt")
 else:
     graph, plan = torch.load(folder / "plan.pt", weights_only=False)

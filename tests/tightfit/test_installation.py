@@ -161,8 +161,8 @@ def test_a_stage_that_needs_the_workflow_names_the_extra(environment: Path, tmp_
 
 
 def test_the_described_devices_are_there(environment: Path, tmp_path: Path) -> None:
-    code = "from tightfit.schemas.machine import machine_file, read_machine\n"
-    code += "print(read_machine(machine_file('h100')).devices[0].name)"
+    code = "from tightfit.schemas.machine import read_machine, resolve_machine_file\n"
+    code += "print(read_machine(resolve_machine_file('h100')).devices[0].name)"
     assert run(str(environment / "bin" / "python"), "-c", code, cwd=tmp_path) == "cuda:0\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tightfit.schemas.actions import (
+    ACTION_NAMES,
     Compute,
     ComputeLoss,
     FreeRandomState,
@@ -114,8 +115,7 @@ def _check_place(state: SimulatorState, effect: Effect, op: Op) -> None:
     wanted, found = type(op_action(op)), type(effect.step.action)
     if found is not wanted:
         raise state.refuse(
-            f"op {op.id} ({op.target}) is a {wanted.__name__.lower()}, "
-            f"not a {found.__name__.lower()}"
+            f"op {op.id} ({op.target}) is a {ACTION_NAMES[wanted]}, not a {ACTION_NAMES[found]}"
         )
     if op.phase == "backward" and state.loss_at < 0:
         raise state.refuse(f"op {op.id} ({op.target}) of the backward runs before the loss")

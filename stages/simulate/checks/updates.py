@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tightfit.schemas.actions import AccumulateOnHost, UpdateOnDevice, UpdateOnHost
+from tightfit.schemas.actions import ACTION_NAMES, AccumulateOnHost, UpdateOnDevice, UpdateOnHost
 from tightfit.schemas.optimizer_plan import OptimizerPlan, ParameterUpdateCost
 from tightfit.schemas.schedule import ScheduleStep
 from tightfit.stages.simulate.effects import Effect
@@ -82,7 +82,7 @@ def _simulate_update(state: SimulatorState, effect: Effect) -> int:
         )
     if isinstance(action, AccumulateOnHost) is not updates.adds:
         which = "is not the last" if updates.adds else "is the last"
-        raise state.refuse(f"{type(action).__name__} of {value} in a microbatch that {which}")
+        raise state.refuse(f"{ACTION_NAMES[type(action)]} of {value} in a microbatch that {which}")
     state.updated.append(value)
     if not isinstance(action, UpdateOnDevice):
         _update_on_host(state, updates, value, effect.moves)

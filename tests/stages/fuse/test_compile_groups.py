@@ -144,7 +144,7 @@ def test_what_another_build_has_compiled_is_not_read(
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
     for module, name, other in (
         (torch, "__version__", "2.13.0+other"),
-        (device_kernels, "_instructions", lambda: ["avx2"]),
+        (device_kernels, "_cpu_instructions", lambda: ["avx2"]),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, other)

@@ -16,12 +16,12 @@ from tests.stages.generate.plans import generated, traced
 ROOT = Path(__file__).parents[3]
 CHILD = """
 import importlib, sys
-from tests.stages.generate import test_caches
+from tests.stages.runtime import test_key_value_caches
 sys.path.insert(0, sys.argv[1])
 for name in sys.argv[2:]:
-    model, (_, kwargs) = getattr(test_caches, name)()
+    model, (_, kwargs) = getattr(test_key_value_caches, name)()
     load = importlib.import_module(f"plan_{name}").load
-    print(test_caches.caches_of(load(model)(**kwargs)))
+    print(test_key_value_caches.caches_of(load(model)(**kwargs)))
 """
 
 

@@ -234,7 +234,8 @@ def test_a_trace_of_pytorch_is_read() -> None:
 
 PLAYED = """
 import os, random, torch
-from tightfit.stages.simulate.caching_allocator import Taken, events_of_trace, simulate
+from tightfit.stages.simulate.caching_allocator import AllocatorBytes
+from tightfit.stages.simulate.caching_allocator import simulate_allocator, trace_events
 from tightfit.stages.simulate.allocator_settings import parse_settings
 
 torch.cuda.init()
@@ -248,10 +249,10 @@ for _ in range(400):
     live.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
 entries = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
 set_to = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-found = simulate(events_of_trace(entries), parse_settings(set_to)).end
+found = simulate_allocator(trace_events(entries), parse_settings(set_to)).end
 counters = torch.cuda.memory_stats()
 names = ("requested", "allocated", "reserved")
-measured = Taken(*(counters[f"{name}_bytes.all.current"] for name in names))
+measured = AllocatorBytes(*(counters[f"{name}_bytes.all.current"] for name in names))
 assert found == measured, (found, measured)
 """
 

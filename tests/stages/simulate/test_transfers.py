@@ -241,7 +241,7 @@ def test_opening_adds_waits_views_and_frees_of_copies() -> None:
         forward: list[Action] = [first, Offload(0), second, Free(0), third, ComputeLoss(loss.op)]
         steps = opener.of_actions([*forward, fifth, Prefetch(0), last], in_place=False)
         kinds = [type(step.action).__name__ for step in steps if step.action not in (first,)]
-        assert kinds.count("Wait") == 2 and kinds.count("FreeCopy") == 1
+        assert kinds.count("Wait") == 2 and kinds.count("FreeHostCopy") == 1
         place = [step.action for step in steps].index(Free(0))
         assert isinstance(steps[place - 1].action, Wait)
         found = simulate(graph, costs, steps, link=LINK)

@@ -149,7 +149,10 @@ class Model(nn.Module):
 
 
 SENTENCES: list[tuple[Callable[[Any, Tensor], Any], str]] = [
-    (sets_data, r"sets \.data of a tensor at .*test_refusals\.py:\d+, .* set it between steps"),
+    (
+        sets_data,
+        r"sets \.data of a tensor at .*test_capture_errors\.py:\d+, .* set it between steps",
+    ),
     (sets_data_of_a_buffer, r"sets \.data of a tensor at"),
     (changes_its_input, r"changes its input input.* in place, .*: let it change a copy"),
     (retains, r"calls retain_grad\(\) on a tensor at .*: call it on what the model returns"),
@@ -159,12 +162,12 @@ SENTENCES: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (fills_a_table, r"the forward changes \(3, 'x'\) in the global TABLES"),
     (
         keeps_a_tensor,
-        r"the forward changes the global KEPT at .*test_refusals.*; return the tensors that it "
+        r"the forward changes the global KEPT at .*test_capture_errors.*; return the tensors that it "
         "puts there, or put them into a list of its own",
     ),
     (
         goes_another_way_compiled,
-        r"TypeError: 'NoneType' .*; at .*test_refusals\.py:\d+ it asks whether it is compiled, .* "
+        r"TypeError: 'NoneType' .*; at .*test_capture_errors\.py:\d+ it asks whether it is compiled, .* "
         "such as a mask: give it that",
     ),
     (looks_up_a_class, "by the exact class of a tensor, .*: name the choice in the call"),

@@ -280,7 +280,7 @@ def test_other_bytes_of_a_microbatch_are_told(
         "tightfit.stages.validate.offloaded_parameters.check_offloaded_step", lambda *_: ""
     )
     monkeypatch.setattr(
-        package, "lodge", lambda one, other, _, *disks: lodge(one, other, said, *disks)
+        package, "offload_parameters", lambda one, other, _, *disks: lodge(one, other, said, *disks)
     )
     monkeypatch.setattr(package, "LODGING", replace(said, **wrong))
     found = judged(tmp_path)

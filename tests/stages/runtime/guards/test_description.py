@@ -62,7 +62,7 @@ def test_a_package_without_its_description_is_refused(tmp_path: Path) -> None:
     document = json.loads(file.read_text())
     document["watch"]["holders"][0]["place"] = [["module"]]
     file.write_text(json.dumps(document))
-    with pytest.raises(RuntimeError, match=r"watched\.json is not what was generated"):
+    with pytest.raises(RuntimeError, match=r"guards\.json is not what was generated"):
         module.load(built.model)
     document["watch"]["holders"][0] |= {"place": [["python", "builtins"], ["global", "len"]]}
     for kind in ("defaults", "cells", "names"):
@@ -71,10 +71,10 @@ def test_a_package_without_its_description_is_refused(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match=r"the plan was made|is not what was generated"):
             module.load(built.model)
     file.write_text("[" * 100_000)
-    with pytest.raises(RuntimeError, match=r"watched\.json cannot be read, generate the module"):
+    with pytest.raises(RuntimeError, match=r"guards\.json cannot be read, generate the module"):
         module.load(built.model)
     file.unlink()
-    with pytest.raises(RuntimeError, match=r"watched\.json cannot be read, generate the module"):
+    with pytest.raises(RuntimeError, match=r"guards\.json cannot be read, generate the module"):
         module.load(built.model)
     assert "guards.json" in build_package(graph, _steps(graph), PLAN)
 

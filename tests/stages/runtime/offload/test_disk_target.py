@@ -112,12 +112,12 @@ def test_two_disks_of_one_folder_do_not_meet(tmp_path: Path) -> None:
 def test_nothing_is_left_where_a_process_is_killed(tmp_path: Path) -> None:
     code = (
         "import os, torch\n"
-        "from tightfit.stages.runtime.offload.disk_target import Disk\n"
-        "disk = Disk(1 << 20)\n"
+        "from tightfit.stages.runtime.offload.disk_target import DiskTarget\n"
+        "disk = DiskTarget(1 << 20)\n"
         "disk.wait(disk.write(torch.ones(1 << 18), 0))\n"
         f"os.kill(os.getpid(), {int(signal.SIGKILL)})\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=False)
+    ended = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[4], check=False)
     assert ended.returncode == -signal.SIGKILL and not list(tmp_path.iterdir())
 
 

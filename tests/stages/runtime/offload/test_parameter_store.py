@@ -22,7 +22,7 @@ from tightfit.stages.runtime.offload.target import TargetSlice
 from tightfit.stages.runtime.offload.worker_thread import WorkerFuture
 from tightfit.stages.torch_utils.memory_meter import measure_call_memory
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(autouse=True)
