@@ -162,13 +162,13 @@ SENTENCES: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (fills_a_table, r"the forward changes \(3, 'x'\) in the global TABLES"),
     (
         keeps_a_tensor,
-        r"the forward changes the global KEPT at .*test_capture_errors.*; return the tensors that it "
-        "puts there, or put them into a list of its own",
+        r"the forward changes the global KEPT at .*test_capture_errors.*; return the tensors that "
+        "it puts there, or put them into a list of its own",
     ),
     (
         goes_another_way_compiled,
-        r"TypeError: 'NoneType' .*; at .*test_capture_errors\.py:\d+ it asks whether it is compiled, .* "
-        "such as a mask: give it that",
+        r"TypeError: 'NoneType' .*; at .*test_capture_errors\.py:\d+ it asks whether it is compiled, "
+        ".* such as a mask: give it that",
     ),
     (looks_up_a_class, "by the exact class of a tensor, .*: name the choice in the call"),
     (groups_products, r"in bfloat16 alone: cast the model to it, or .*\(\"batched_mm\"\)"),

@@ -192,7 +192,7 @@ def test_a_bound_is_widened_where_a_known_plan_is_not_near_it(
     assert first.seconds + 0.5 < wider.seconds <= best[0]
     assert len(wider.sequences) > len(first.sequences)
     assert moments.solve_bound(budget, most=1, known=first.seconds) == first
-    for name, value in {"WORK": 0, "WIDEST": 1}.items():
+    for name, value in {"RELAXATION_WORK": 0, "MAX_REFINED_CUTS": 1}.items():
         with monkeypatch.context() as patched:
             patched.setattr(cut_refinement, name, value)
             known = moments.solve_bound(budget, most=1, known=best[0])
