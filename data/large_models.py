@@ -1,6 +1,6 @@
 """Language models of published sizes, for plans of devices that are not here.
 
-Their weights are made by initialisers of PyTorch, so that tracing allocates none of them.
+Their weights are made by initializers of PyTorch, so that tracing allocates none of them.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def llama(
 
 
 def resnet(name: str = "resnet50", batch: int = 4, size: int = 224) -> tuple[nn.Module, Sample]:
-    """A residual network of pytorchcv ("resnet10", "resnet50") on square colour images.
+    """A residual network of pytorchcv ("resnet10", "resnet50") on square color images.
 
     `size` is a multiple of 32; the last pooling is fitted to it.
     """

@@ -14,7 +14,7 @@ Factory = tuple[nn.Module, Sample]
 
 
 def wav2vec2(layers: int = 2, width: int = 64, batch: int = 2, samples: int = 8000) -> Factory:
-    """Wav2Vec2ForCTC on raw sound: convolutions over time, weight normalisation, dropout."""
+    """Wav2Vec2ForCTC on raw sound: convolutions over time, weight normalization, dropout."""
     from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
 
     config = Wav2Vec2Config(

@@ -1,6 +1,6 @@
 """Image models of transformers and pytorchcv for `zoo.yaml`: small, random weights.
 
-Factories as those of `data.models`; images are square and have three colours.
+Factories as those of `data.models`; images are square and have three colors.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def swin(width: int = 32, batch: int = 4, size: int = 64) -> Factory:
 
 
 def convnext(width: int = 32, batch: int = 4, size: int = 64, drop_path: float = 0.0) -> Factory:
-    """ConvNextForImageClassification: layer normalisation over channels, three stages; each layer
+    """ConvNextForImageClassification: layer normalization over channels, three stages; each layer
     is left out of a share of the images, up to `drop_path`."""
     from transformers import ConvNextConfig, ConvNextForImageClassification
 

@@ -149,7 +149,7 @@ TransferAction: TypeAlias = Offload | Prefetch
 LinkAction: TypeAlias = Offload | Prefetch | Wait | FreeHostCopy
 """The actions that only a schedule with transfers has."""
 OptimizerAction: TypeAlias = UpdateOnDevice | UpdateOnHost | AccumulateOnHost
-"""The actions that only a schedule with an optimiser has."""
+"""The actions that only a schedule with an optimizer has."""
 Action: TypeAlias = (
     Compute
     | WriteBuffer

@@ -1,7 +1,7 @@
 """`tightfit.blocks/3`: a training step as a sequence of blocks, and the distinct problems in it.
 
 The step runs the `prelude` once, then the blocks' forwards in order, the loss (which is position
-L+1 of the chain, on its own), and the blocks' backwards in reverse order. Between neighbours only
+L+1 of the chain, on its own), and the blocks' backwards in reverse order. Between neighbors only
 the `outputs` of one (the `inputs` of the next) and their gradients pass. What every block may read
 besides, and what the caller holds, is allocated throughout as far as planning with blocks goes:
 `held_bytes`, which no block counts.

@@ -2,7 +2,7 @@
 
 Two ops are the same when their keys are equal: same target and arguments. A tensor stands in a key
 as its shape, strides and dtype, with its device where that is not the graph's; a repeated tensor is
-recognised.
+recognized.
 """
 
 from __future__ import annotations

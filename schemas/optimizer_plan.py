@@ -101,7 +101,7 @@ class SecondTierStates:
 
 @dataclass(frozen=True)
 class OptimizerPlan:
-    """The optimiser of a step, as the referee plays it.
+    """The optimizer of a step, as the referee plays it.
 
     `costs` are by parameter (a value of the graph). States are in the other memory, but for those
     of the parameters `on_device`, and pass through `buffers` staging buffers of the device; there
@@ -159,7 +159,7 @@ class OptimizerPlan:
         return self.offloaded_state_bytes + moving + sums
 
     def text(self) -> str:
-        """The optimiser as JSON, with null for what is infinite."""
+        """The optimizer as JSON, with null for what is infinite."""
         costs = [
             {
                 **asdict(cost),
@@ -188,7 +188,7 @@ def _finite_or_none(figure: float) -> float | None:
 
 
 def parse_optimizer_plan(text: str, what: str) -> OptimizerPlan:
-    """The optimiser that `Updates.text` says; raises ArtifactError, naming `what`, where it is
+    """The optimizer that `Updates.text` says; raises ArtifactError, naming `what`, where it is
     none."""
     try:
         found = json.loads(text)
@@ -208,7 +208,7 @@ def parse_optimizer_plan(text: str, what: str) -> OptimizerPlan:
     except (ValueError, AttributeError, KeyError, IndexError, TypeError, RecursionError):
         good = False
     if not good:
-        raise ArtifactError(f"{what}: what it says of an optimiser is none")
+        raise ArtifactError(f"{what}: what it says of an optimizer is none")
     return made
 
 
@@ -331,7 +331,7 @@ class OptimizerStepPrediction:
             if self.remote
             else device,
             "gradients": f"{device}, each until its parameter is updated",
-            "optimiser states": states,
+            "optimizer states": states,
         }
 
 
@@ -372,10 +372,10 @@ def read_optimizer_costs(path: Path | str) -> OptimizerCosts:
         raise ArtifactError(f"{path}: what it says of a spare processor is neither true nor false")
     updates = parse_optimizer_plan(text, str(path))
     if not updates.optimizer or not updates.piece:
-        raise ArtifactError(f"{path}: does not say of which optimiser it is")
+        raise ArtifactError(f"{path}: does not say of which optimizer it is")
     if updates.optimizer not in ELEMENTWISE_OPTIMIZERS:
         known = ", ".join(ELEMENTWISE_OPTIMIZERS)
-        raise ArtifactError(f"{path}: {updates.optimizer!r} is no optimiser that is known: {known}")
+        raise ArtifactError(f"{path}: {updates.optimizer!r} is no optimizer that is known: {known}")
     paths = Counter(cost.path for cost in updates.costs.values())
     if twice := [name for name, count in paths.items() if count > 1]:
         raise ArtifactError(f"{path}: the parameter {twice[0]!r} is updated twice")
@@ -384,7 +384,7 @@ def read_optimizer_costs(path: Path | str) -> OptimizerCosts:
 
 
 def _costs_as_plan(measured: OptimizerCosts) -> OptimizerPlan:
-    """The same as an optimiser of a step, by numbers in order, over a link that is not known."""
+    """The same as an optimizer of a step, by numbers in order, over a link that is not known."""
     return OptimizerPlan(
         costs=dict(enumerate(measured.costs.values())),
         speed=LinkSpeed(0.0, 0.0, (0.0, 0.0), 0.0),

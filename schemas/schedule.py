@@ -64,7 +64,7 @@ def write_schedule(
     updates: OptimizerPlan | None = None,
 ) -> str:
     """Writes a schedule and returns its digest; `graph_digest` names the graph it is for, `link` is
-    what its transfers take, `updates` the optimiser whose steps are among its own."""
+    what its transfers take, `updates` the optimizer whose steps are among its own."""
     rows = [
         {**vars(step), **action_to_row(step.action), "step": index}
         for index, step in enumerate(steps)
@@ -82,7 +82,7 @@ def schedule_link(path: Path | str) -> HostLink | None:
 
 
 def schedule_optimizer_plan(path: Path | str) -> OptimizerPlan | None:
-    """The optimiser of a schedule, None where it has none; raises ArtifactError where what it says
+    """The optimizer of a schedule, None where it has none; raises ArtifactError where what it says
     is none."""
     said = store.read_header(path).metadata.get("updates")
     return None if said is None else parse_optimizer_plan(said, str(path))

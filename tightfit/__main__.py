@@ -36,7 +36,7 @@ _STAGES = (
     (
         "whole",
         "combine.optimizer_offload.command",
-        "plan a step with its optimiser, in two memories",
+        "plan a step with its optimizer, in two memories",
     ),
     ("split", "combine.pipeline.command", "split a step over the ranks of a pipeline"),
     ("generate", "generate.command", "write the module that runs a plan"),

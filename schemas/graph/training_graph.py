@@ -145,7 +145,7 @@ class Graph:
     value id, or NONE for a leaf that is no tensor, whose JSON text stands in `input_constants`.
     `input_tree` and `output_tree` are texts of `stages.runtime.pytree`. `gradients` may name one
     owner several times: what autograd adds up, in its order. `model` is the label from the
-    configuration, `device` a device type. `guards` is JSON text of what the trace was specialised
+    configuration, `device` a device type. `guards` is JSON text of what the trace was specialized
     to beyond tensors: `{"eval_modules": [...], "autocast": {...}, "plain_backward": true, "watch":
     {...}, "assigned": [...], "unread": [...]}`. A plain backward runs no Python. Assigned are the
     buffers that the forward puts another tensor in the place of. Unread are the plain leaves of

@@ -132,7 +132,7 @@ def _has_no_transfers(plan: Plan) -> bool:
 
 
 def _has_updates(files: PlanFiles) -> bool:
-    """Whether a step has updates of its optimiser, whose time others lack."""
+    """Whether a step has updates of its optimizer, whose time others lack."""
     try:
         return files.schedule is not None and schedule_optimizer_plan(files.schedule) is not None
     except TightfitError:

@@ -46,7 +46,7 @@ ZERO_TERM, ONE_TERM = LinearTerm(), LinearTerm(constant=1.0)
 
 
 class MilpProgram(NamedTuple):
-    """Minimise `cost` over columns between `low` and `high`, those of `integral` in whole numbers;
+    """Minimize `cost` over columns between `low` and `high`, those of `integral` in whole numbers;
     each row, sparse by `start`, `column` and `value`, is at least its `least`. All are bounded.
     `possible` is False where a row of constants does not hold."""
 

@@ -1,1 +1,1 @@
-"""Groups of pointwise and normalising ops as single nodes of a graph."""
+"""Groups of pointwise and normalizing ops as single nodes of a graph."""

@@ -1,4 +1,4 @@
-"""`tightfit fuse`: a graph with groups of pointwise and normalising ops as single ops."""
+"""`tightfit fuse`: a graph with groups of pointwise and normalizing ops as single ops."""
 
 from __future__ import annotations
 

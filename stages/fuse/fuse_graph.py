@@ -78,7 +78,7 @@ def fuse(graph: Graph, refused: Collection[str] = ()) -> Graph:
 
     Evaluated by ATen, call by call, it gives the bits of the graph. Random ops, ops that write
     and ops that run exactly once keep their order. Groups whose targets are `refused` stay single
-    ops; a neighbour that they read may then have more outputs and another digest.
+    ops; a neighbor that they read may then have more outputs and another digest.
     """
     units = group_ops(graph)
     recomputed = min_cut_recomputes(graph)

@@ -35,7 +35,7 @@ def is_inlined_view(graph: Graph, op: Op) -> bool:
 
 
 def is_groupable(graph: Graph, op: Op) -> bool:
-    """Whether an op may be a member: pointwise or normalising, each output in a new storage, not
+    """Whether an op may be a member: pointwise or normalizing, each output in a new storage, not
     random, free to run whenever its inputs are there, and of no complex numbers, which inductor
     leaves to ATen."""
     if not is_group_operator(op.target) or op.random or not op.repeatable or op.writes:

@@ -1,4 +1,4 @@
-"""The text of `interface.py`: what a plan was specialised to, as literals."""
+"""The text of `interface.py`: what a plan was specialized to, as literals."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def interface_text(graph: Graph, program: SourceProgram, prefix: str = "") -> st
     places = {value: position for position, value in reversed([*enumerate(yielded)])}
     eval_modules, autocast, cached = eval_and_autocast_guards(graph)
     lines = [
-        '"""What the plan was specialised to."""',
+        '"""What the plan was specialized to."""',
         "",
         "import torch",
         "",

@@ -1,4 +1,4 @@
-"""The package of a training step with its optimiser, whose parameters live in another memory."""
+"""The package of a training step with its optimizer, whose parameters live in another memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_optimizer_step(
         return
     if not updates.optimizer or not updates.piece:
         raise ScheduleError(
-            "the schedule has described updates, which say of no optimiser what its states take: "
+            "the schedule has described updates, which say of no optimizer what its states take: "
             "plan with measured ones (`tightfit profile --optimizer`)"
         )
     if odd := sorted(updates.on_device - updates.costs.keys()):
@@ -97,7 +97,7 @@ def check_microbatches(updates: OptimizerPlan, adding: MicrobatchSchedule) -> No
 
 
 def zero_time_updates(updates: OptimizerPlan) -> OptimizerPlan:
-    """The optimiser for the referee where only the order of steps and sizes matter."""
+    """The optimizer for the referee where only the order of steps and sizes matter."""
     nothing = {value: _zero_time_cost(cost) for value, cost in updates.costs.items()}
     fast = LinkSpeed(float("inf"), float("inf"), (float("inf"), float("inf")), 0.0)
     far = updates.far
@@ -171,7 +171,7 @@ def offload_spec_text(
     updates: OptimizerPlan,
     adding: MicrobatchSchedule = None,
 ) -> str:
-    """What the package says of the optimiser and of where parameters live, as Python; `adding` is
+    """What the package says of the optimizer and of where parameters live, as Python; `adding` is
     the schedule of the microbatches that are not the last one."""
     values = sorted(updates.remote)
     paths = tuple(graph.values[value].path for value in values)
@@ -241,8 +241,8 @@ _MICROBATCHES = """
 
 _INIT_TEMPLATE = '''"""A training step of {model} with its optimizer, planned for {budget}.
 
-`load(model, optimizer)` gives a module that takes the place of the model, and an optimiser that
-takes the place of the optimiser. Sizes are in bytes.
+`load(model, optimizer)` gives a module that takes the place of the model, and an optimizer that
+takes the place of the optimizer. Sizes are in bytes.
 """
 
 from .interface import INTERFACE
@@ -257,15 +257,15 @@ __all__ = ["PlanMismatch", "load"]
 
 
 def load(model, optimizer, disk=None, otherwise="error", far_disk=None):
-    """A module that takes the place of `model`, and an optimiser that takes that of `optimizer`.
+    """A module that takes the place of `model`, and an optimizer that takes that of `optimizer`.
 
-    Parameters named in LODGING, and all states of the optimiser, live in another memory: in a file
+    Parameters named in LODGING, and all states of the optimizer, live in another memory: in a file
     without a name in the folder `disk` (that which TIGHTFIT_DISK names, else that of temporary
     files), on a GPU in the host's memory. States of those that LODGING has `far` are in a file of
     the folder `far_disk` behind that. A step brings what it needs. The backward updates each
     parameter as soon as its gradient is whole; `optimizer.step()` ends the step. Parameters stay
     the objects that they were. Their values are to be had within `optimizer.gathered()`, and in
-    `state_dict()` of module and optimiser; all else that asks for them is refused.
+    `state_dict()` of module and optimizer; all else that asks for them is refused.
 {microbatches}
     The module is called as the model is; a call that differs from what the plan was made for raises
     PlanMismatch. With otherwise="copy" inputs that only lie otherwise in memory than the sample's

@@ -1,4 +1,4 @@
-"""Writes the package of a plan: the step, what it was specialised to, and the runtime."""
+"""Writes the package of a plan: the step, what it was specialized to, and the runtime."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def unlimited_link(graph: Graph) -> HostLink:
 
 
 def placeholder_updates(steps: Sequence[ScheduleStep]) -> OptimizerPlan | None:
-    """An optimiser for the referee, as `any_link`; None for a schedule that updates nothing."""
+    """An optimizer for the referee, as `any_link`; None for a schedule that updates nothing."""
     actions = [step.action for step in steps]
     updated = [a.value for a in actions if isinstance(a, OptimizerAction)]
     nothing = ParameterUpdateCost("", (), 0.0, 0, 0, (0, 0))
@@ -170,7 +170,7 @@ class OffloadedParameterCode:
     def of(
         cls, graph: Graph, updates: OptimizerPlan | None, steps: Sequence[ScheduleStep] = ()
     ) -> OffloadedParameterCode:
-        """Those of an optimiser."""
+        """Those of an optimizer."""
         values = sorted(updates.remote) if updates is not None else []
         there = [n for n, value in enumerate(values) if updates and value in updates.there]
         storages = [graph.values[value].storage for value in values]
@@ -246,7 +246,7 @@ class OffloadedParameterCode:
         `storage` is that of the gradient."""
         if storage not in self.gradients:
             raise ScheduleError("no program updates parameters of the device in another memory")
-        name = "accumulate" if isinstance(action, AccumulateOnHost) else "optimise"
+        name = "accumulate" if isinstance(action, AccumulateOnHost) else "optimize"
         return Statement("", f"{STEP_PARAMETERS}.{name}", [str(self.gradients[storage])])
 
     def frees(self, storage: int) -> str:

@@ -1,1 +1,1 @@
-"""Cuts a training step into a sequence of blocks and recognises the equal ones."""
+"""Cuts a training step into a sequence of blocks and recognizes the equal ones."""

@@ -117,7 +117,7 @@ LOSS_LABEL = "loss"
 
 
 def build_block_chain(graph: Graph, blocks: Blocks) -> Chain:
-    """The chain of a model: position i is block i - 1, labelled with its digest, the last is the
+    """The chain of a model: position i is block i - 1, labeled with its digest, the last is the
     loss.
 
     Times and sizes are those of a step that runs every op once. Parameters that several blocks read

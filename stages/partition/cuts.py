@@ -16,7 +16,7 @@ from tightfit.schemas.graph.training_graph import NO_VALUE
 from tightfit.stages.partition.gradient_flow import GradientFlow, common_module_path
 
 MERGED_BLOCK_OPS = 3
-"""Runs of single ops between cuts (convolution, normalisation, activation) are put together to
+"""Runs of single ops between cuts (convolution, normalization, activation) are put together to
 blocks of this many ops."""
 
 
@@ -45,7 +45,7 @@ class Segments:
 def find_segments(facts: GradientFlow) -> Segments:
     """Cuts a step into the longest sequence of blocks that is worth having.
 
-    Neighbouring single ops are put together (`merge_trivial`), and cuts without a counterpart in
+    Neighboring single ops are put together (`merge_trivial`), and cuts without a counterpart in
     the backward are given up. Without any cut, the whole step is one block.
     """
     activations = find_forward_cuts(facts)

@@ -1,4 +1,4 @@
-"""Recognises a join: parts of a step that know nothing of each other until the loss (S ch. 1, J).
+"""Recognizes a join: parts of a step that know nothing of each other until the loss (S ch. 1, J).
 
 A join has branches, each with a forward and a backward of its own, and a head: what comes between
 all forwards and all backwards, the loss among it. Weights may be shared, values may not.

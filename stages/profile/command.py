@@ -15,7 +15,7 @@ from tightfit.util.command_line import LineageEntry, parse_count
 from tightfit.util.errors import ConfigError
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
-"""The optimisers of `torch.optim` whose updates are measured; "momentum" is SGD with momentum."""
+"""The optimizers of `torch.optim` whose updates are measured; "momentum" is SGD with momentum."""
 SOURCE_OPTIONS = {"machine": "roofline", "costs": "file"}
 """Options that one source of costs takes, which would otherwise say nothing."""
 

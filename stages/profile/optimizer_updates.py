@@ -103,7 +103,7 @@ def measure_updates(
 def measure_graph_updates(
     graph: Graph, name: str, device: torch.device, folder: str | None = None
 ) -> OptimizerCosts:
-    """What the updates of all parameters with a gradient take, by an optimiser of `torch.optim` in
+    """What the updates of all parameters with a gradient take, by an optimizer of `torch.optim` in
     its usual settings; "momentum" is SGD with momentum. See `measure_updates`."""
     kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     kind = kinds.get(name, torch.optim.SGD)

@@ -32,7 +32,7 @@ class AxisScale:
         return round(100 * (1 - share if self.flipped else share), 3)
 
     def ticks(self, number: int, say: Callable[[float], str]) -> list[AxisTick]:
-        """About `number` round ticks, each labelled by `say`."""
+        """About `number` round ticks, each labeled by `say`."""
         step = round_step((self.high - self.low) / max(number, 1))
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)

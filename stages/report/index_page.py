@@ -76,12 +76,12 @@ def build_run_index(models: Sequence[ModelResults]) -> RunIndex:
     """The index of a run, models in the order given."""
     rows: list[IndexRow] = []
     sparks = []
-    colours = strategy_colors(sorted({name for model in models for name in strategy_order(model)}))
+    colors = strategy_colors(sorted({name for model in models for name in strategy_order(model)}))
     for number, model in enumerate(models):
         spark, scales = _build_sparkline(model, f"curve-{number}")
         if spark is not None:
             sparks.append(spark)
-        rows += _model_rows(model, colours, spark.id if spark else "", scales)
+        rows += _model_rows(model, colors, spark.id if spark else "", scales)
     return RunIndex(
         rows=rows,
         sparks=sparks,
@@ -123,7 +123,7 @@ def _predicted_place(result: PlanResult) -> tuple[int, float] | None:
 
 def _model_rows(
     model: ModelResults,
-    colours: dict[str, int],
+    colors: dict[str, int],
     spark: str,
     scales: tuple[AxisScale, AxisScale] | None,
 ) -> list[IndexRow]:
@@ -135,7 +135,7 @@ def _model_rows(
     for folder, sentence in sorted(model.failures.items()):
         strategy, _, budget = folder.partition("/")
         rows.append(
-            _failure_row(model.name, strategy, budget, link, colours.get(strategy, 0), sentence)
+            _failure_row(model.name, strategy, budget, link, colors.get(strategy, 0), sentence)
         )
     plans = sorted(
         model.plans,
@@ -145,7 +145,7 @@ def _model_rows(
             result.folder,
         ),
     )
-    rows += [_plan_row(model.name, plan, link, colours, spark, scales) for plan in plans]
+    rows += [_plan_row(model.name, plan, link, colors, spark, scales) for plan in plans]
     return rows
 
 
@@ -176,7 +176,7 @@ def _plan_row(
     model: str,
     result: PlanResult,
     link: str,
-    colours: dict[str, int],
+    colors: dict[str, int],
     spark: str,
     scales: tuple[AxisScale, AxisScale] | None,
 ) -> IndexRow:
@@ -191,7 +191,7 @@ def _plan_row(
         budget="" if plan.budget == NO_BUDGET else plan.budget,
         budget_bytes=plan.budget_bytes,
         link=f"{link}#{quote(panel_id(result.folder))}" if link else "",
-        ink=colours[plan.strategy],
+        ink=colors[plan.strategy],
         state=found.state,
         word=found.word,
         predicted=plan.peak,

@@ -107,11 +107,11 @@ def build_model_page(results: ModelResults) -> ModelPage:
     plans = sorted(results.plans, key=lambda result: _plan_order(result, strategies))
     lines = _plan_timelines(results, plans)
     ids = {result.folder: panel_id(result.folder) for result in plans}
-    colours = strategy_colors(strategies)
+    colors = strategy_colors(strategies)
     keep_all = _unplanned_timeline(plans, lines)
     panels = [
         _build_panel(
-            results, result, ids[result.folder], colours, lines.get(result.folder), keep_all
+            results, result, ids[result.folder], colors, lines.get(result.folder), keep_all
         )
         for result in plans
     ]
@@ -167,7 +167,7 @@ def _build_panel(
     results: ModelResults,
     result: PlanResult,
     name: str,
-    colours: dict[str, int],
+    colors: dict[str, int],
     line: StepTimeline | None,
     keep_all: StepTimeline | None,
 ) -> PlanPanel:
@@ -180,7 +180,7 @@ def _build_panel(
     return PlanPanel(
         id=name,
         name=plan_name(plan),
-        ink=colours[plan.strategy],
+        ink=colors[plan.strategy],
         plan=plan,
         outcome=plan_outcome(result),
         proof=optimality_label(plan),

@@ -94,7 +94,7 @@ class PlotPoint:
 
 
 def strategy_colors(strategies: Sequence[str]) -> dict[str, int]:
-    """A colour number for each strategy: the same for the same strategy on every page."""
+    """A color number for each strategy: the same for the same strategy on every page."""
     spare = [name for name in sorted(strategies) if name not in _STRATEGY_COLORS]
     extra = {name: _SPARE_COLORS[i % len(_SPARE_COLORS)] for i, name in enumerate(spare)}
     return {name: _STRATEGY_COLORS.get(name, extra.get(name, 0)) for name in strategies}
@@ -171,13 +171,13 @@ def plot_tradeoff(results: ModelResults, panels: Mapping[str, str]) -> TradeoffP
     heights += [end for dot in dots for end in dot.quartiles or ()]
     y = fit_scale(heights, 0.06, flipped=True)
     names = strategy_order(results)
-    colours = strategy_colors(names)
+    colors = strategy_colors(names)
     lines = _budget_lines(shown, budgets, x)
     return TradeoffPlot(
         series=[
             Series(
                 strategy=name,
-                ink=colours[name],
+                ink=colors[name],
                 baseline=name in baseline_names(),
                 path=staircase_path([(x.at(p), y.at(t)) for p, t in frontiers.get(name, [])]),
                 predicted=_predicted_marks(name, frontiers.get(name, []), x, y),

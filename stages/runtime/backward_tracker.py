@@ -1,4 +1,4 @@
-"""Which optimiser updates a parameter in its backward, as the parameter itself says, and by what a
+"""Which optimizer updates a parameter in its backward, as the parameter itself says, and by what a
 backward has ended."""
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-_OPTIMIZER_ATTRIBUTE = "_tightfit_optimiser"
+_OPTIMIZER_ATTRIBUTE = "_tightfit_optimizer"
 
 
 class _OptimizerRef:
-    """Leads to an optimiser; a copy that was pickled leads to none."""
+    """Leads to an optimizer; a copy that was pickled leads to none."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = weakref.ref(optimizer)
@@ -27,7 +27,7 @@ class _OptimizerRef:
 
 
 def attach_optimizer(parameters: Iterable[torch.Tensor], optimizer: Any) -> None:
-    """Parameters are updated by an optimiser from here on."""
+    """Parameters are updated by an optimizer from here on."""
     made = _OptimizerRef(optimizer)
     for parameter in parameters:
         setattr(parameter, _OPTIMIZER_ATTRIBUTE, made)
@@ -40,12 +40,12 @@ def detach_optimizer(parameters: Iterable[torch.Tensor]) -> None:
 
 
 def backward_optimizer_of(parameter: torch.Tensor) -> Any:
-    """The optimiser that updates a parameter, None where there is none."""
+    """The optimizer that updates a parameter, None where there is none."""
     return getattr(parameter, _OPTIMIZER_ATTRIBUTE, _no_optimizer)()
 
 
 def optimizer_refs(parameters: Iterable[torch.Tensor]) -> list[Callable[[], Any]]:
-    """What leads to the optimisers of parameters, for as long as these are there."""
+    """What leads to the optimizers of parameters, for as long as these are there."""
     found = {getattr(parameter, _OPTIMIZER_ATTRIBUTE, None): None for parameter in parameters}
     return [each for each in found if each is not None]
 
@@ -57,7 +57,7 @@ def error_summary(error: BaseException) -> str:
 
 
 def report_failed_backward(marks: Iterable[Callable[[], Any]], error: BaseException) -> str:
-    """Tells optimisers by what error a backward has ended; returns what that says."""
+    """Tells optimizers by what error a backward has ended; returns what that says."""
     for each in marks:
         own = each()
         if own is not None:
@@ -66,7 +66,7 @@ def report_failed_backward(marks: Iterable[Callable[[], Any]], error: BaseExcept
 
 
 def backward_failure(marks: Iterable[Callable[[], Any]]) -> str:
-    """By what a backward has ended that optimisers know of, "" for none."""
+    """By what a backward has ended that optimizers know of, "" for none."""
     found = (own.ended_by for own in (each() for each in marks) if own is not None)
     return next(filter(None, found), "")
 

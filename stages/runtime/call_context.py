@@ -113,7 +113,7 @@ def check_tensor_types(tensors: Iterable[torch.Tensor]) -> None:
     for kind in {type(tensor) for tensor in tensors} - {torch.Tensor, torch.nn.Parameter}:
         if not _is_plain(kind):
             raise PlanMismatch(
-                f"a tensor of the call is a {kind.__name__}, whose own behaviour a planned step "
+                f"a tensor of the call is a {kind.__name__}, whose own behavior a planned step "
                 f"does not have: give it plain tensors"
             )
     if any(tensor.is_inference() for tensor in tensors):
@@ -130,7 +130,7 @@ def check_tensor_types(tensors: Iterable[torch.Tensor]) -> None:
 
 def as_plain_gradient(tangent: torch.Tensor, number: int) -> torch.Tensor:
     """The gradient of the output `number` as a plain tensor. Raises RuntimeError where it is more
-    than one: many at once, one with a derivative of its own, a subclass with its own behaviour."""
+    than one: many at once, one with a derivative of its own, a subclass with its own behavior."""
     functorch = torch._C._functorch
     if functorch.peek_interpreter_stack() is not None or functorch.is_legacy_batchedtensor(tangent):
         raise RuntimeError(
@@ -148,7 +148,7 @@ def as_plain_gradient(tangent: torch.Tensor, number: int) -> torch.Tensor:
         return tangent
     if not _is_plain(kind):
         raise RuntimeError(
-            f"the gradient of output {number} is a {kind.__name__}, whose own behaviour a planned "
+            f"the gradient of output {number} is a {kind.__name__}, whose own behavior a planned "
             f"step does not have: give it a plain tensor, or use the original model"
         )
     return tangent.as_subclass(torch.Tensor)

@@ -1,4 +1,4 @@
-"""What a plan was specialised to: the types that `interface.py` is written in."""
+"""What a plan was specialized to: the types that `interface.py` is written in."""
 
 from __future__ import annotations
 

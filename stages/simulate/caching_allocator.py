@@ -6,7 +6,7 @@ head and in the note "CUDA semantics, Memory management" of its documentation
 from segments of 2 MiB, those below 10 MiB from segments of 20 MiB, larger ones from segments of
 their own, a multiple of 2 MiB. The smallest free block that fits is taken, of equal ones that with
 the lowest address, and split where more than 1 MiB is left over (512 bytes in small segments). A
-freed block joins its free neighbours. Segments stay until memory runs out.
+freed block joins its free neighbors. Segments stay until memory runs out.
 
 One stream, one thread. Segments are taken to lie in the order in which they were made, as they
 mostly do: it matters where free blocks of different segments have the same size. This module needs
@@ -174,7 +174,7 @@ class CachingAllocator:
         self.peak = AllocatorBytes(*(max(pair) for pair in most))
 
     def free(self, name: int) -> None:
-        """Takes a block back, and joins it with its free neighbours."""
+        """Takes a block back, and joins it with its free neighbors."""
         if name not in self.live:
             raise ValueError(f"{name} is freed and was not allocated")
         block = self.live.pop(name)
@@ -183,10 +183,10 @@ class CachingAllocator:
         self.requested -= block.requested
         self.allocated -= block.size
         block.used = False
-        for neighbour in (block.before, block.after):
-            if neighbour is not None and not neighbour.used:
-                block.pool.take(neighbour)
-                block = self._joined(block, neighbour)
+        for neighbor in (block.before, block.after):
+            if neighbor is not None and not neighbor.used:
+                block.pool.take(neighbor)
+                block = self._joined(block, neighbor)
         block.pool.add(block)
 
     def _block(self, requested: int) -> _Block:
@@ -289,7 +289,7 @@ class CachingAllocator:
         return rest
 
     def _joined(self, one: _Block, other: _Block) -> _Block:
-        """Two neighbours as one block: the one with the lower address."""
+        """Two neighbors as one block: the one with the lower address."""
         low, high = (one, other) if one.address < other.address else (other, one)
         low.size += high.size
         low.after = high.after

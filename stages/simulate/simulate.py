@@ -83,7 +83,7 @@ def simulate(
     several microbatches, the first one aside, so is that of a parameter of the device.
     Raises ScheduleError, naming the step, when an input is not live, a storage is freed twice or
     leaked, an op that must run once runs again, random draws change their order, or an output,
-    gradient or buffer update is missing. A gradient may be taken up by an optimiser at once, so it
+    gradient or buffer update is missing. A gradient may be taken up by an optimizer at once, so it
     leaves after the last read of its parameter or input: a later one is refused. So is what a
     transfer may not do (`stages.simulate.checks.transfers`), and an update
     (`stages.simulate.checks.updates`). The peak of a whole step is without its staging buffers,

@@ -70,7 +70,7 @@ class SimulatorState:
     `last_draw` the last one that drew for the first time, `last_once` the last one of the forward
     that may run only once. `asleep` are the values that come back with a storage. `clock` is when
     the compute lane is free; what concerns the `link` and the memory behind it is in `away`. Of
-    `updates`, the optimiser, `updated` are the parameters that have been updated; `remote` the
+    `updates`, the optimizer, `updated` are the parameters that have been updated; `remote` the
     storages of those that live in the other memory, in whose lane `beside` they may be updated.
     """
 

@@ -84,7 +84,7 @@ def count_variables(stages: Sequence[UnrolledStage]) -> int:
 
 
 class BlockCheckmate:
-    """The ILP of one block: `program` minimises the seconds of recomputation, in shares of
+    """The ILP of one block: `program` minimizes the seconds of recomputation, in shares of
     `scale` seconds. `feasible` is False where constants alone break a limit. Saved random states
     are not counted: what it proves holds with them too, and `simulate` adds them to a solution."""
 

@@ -54,7 +54,7 @@ class PulpSolveResult:
 def solve(
     program: pulp.LpProblem, engine: SolverEngine, limits: PulpLimits, warm: bool = False
 ) -> PulpSolveResult:
-    """Minimises a program; `warm` starts from the initial values of its variables."""
+    """Minimizes a program; `warm` starts from the initial values of its variables."""
     return _SOLVERS[engine](program, limits, warm)
 
 

@@ -1,4 +1,4 @@
-"""The dtypes of what normalisations give on the CPU; their fake versions say those of CUDA."""
+"""The dtypes of what normalizations give on the CPU; their fake versions say those of CUDA."""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ def _time_repeatedly(
 
 
 def summarize_timings(seconds: list[float]) -> CallTiming:
-    """The median and quartiles of some times, by linear interpolation between neighbours."""
+    """The median and quartiles of some times, by linear interpolation between neighbors."""
     if len(seconds) == 1:
         return CallTiming(seconds[0], seconds[0], seconds[0], 1)
     first, median, third = statistics.quantiles(seconds, n=4, method="inclusive")

@@ -88,8 +88,8 @@ def check_model(label: str, model: nn.Module) -> None:
             )
         if type(tensor).__name__ == PLACEHOLDER_CLASS:
             raise ModelError(
-                f"{label}: {path} is in another memory, where the optimiser of a plan keeps it: "
-                "close() that optimiser before the model is planned again"
+                f"{label}: {path} is in another memory, where the optimizer of a plan keeps it: "
+                "close() that optimizer before the model is planned again"
             )
 
 

@@ -46,7 +46,7 @@ def load_from_package(
     if hasattr(package, "LODGING"):
         raise ArtifactError(
             f"{directory}: its plan has parameters in another memory, and its load takes the "
-            f"optimiser, too: load(model, optimizer)"
+            f"optimizer, too: load(model, optimizer)"
         )
     load = getattr(package, "load", None)
     if not callable(load):
@@ -72,11 +72,11 @@ def load_offloaded_module(
     far_folder: str | None = None,
     **options: Any,
 ) -> tuple[nn.Module, Any]:
-    """The planned module that the package of a whole step makes of a model, and the optimiser that
+    """The planned module that the package of a whole step makes of a model, and the optimizer that
     takes the place of another one; `folder` is where the file of the other memory goes, and
     `far_folder` that of a third one.
 
-    Raises ArtifactError where the directory is no such package, or refuses model or optimiser.
+    Raises ArtifactError where the directory is no such package, or refuses model or optimizer.
     """
     package = load_package(directory)
     if not hasattr(package, "LODGING"):

@@ -45,11 +45,11 @@ from tightfit.util.progress import LabeledProgressCallback, LabeledProgressCount
 
 STEPS = 3
 PLAIN_OPTIMIZER_STEP, PLANNED_OPTIMIZER_STEP = (
-    "a plain step with its optimiser",
-    "a planned step with its optimiser",
+    "a plain step with its optimizer",
+    "a planned step with its optimizer",
 )
 LoadOffloadedModule = Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, Any]]
-"""Makes the planned module of a model, and the optimiser that takes the place of another one."""
+"""Makes the planned module of a model, and the optimizer that takes the place of another one."""
 
 
 def check_offloaded_step(
@@ -61,11 +61,11 @@ def check_offloaded_step(
     told: LabeledProgressCounter | None = None,
 ) -> str:
     """Takes three steps of some microbatches, each on other contents, of a copy of the model with a
-    copy of its optimiser, and of what `load` makes of other copies; each microbatch is `told`.
+    copy of its optimizer, and of what `load` makes of other copies; each microbatch is `told`.
 
     Returns "" where outputs, gradients, parameters, buffers and states are equal in every bit, else
     a sentence with the first that differs. Nothing is compared on a GPU, or where the model adds in
-    no fixed order. Model, optimiser and random numbers stay as they are.
+    no fixed order. Model, optimizer and random numbers stay as they are.
     """
     if reason_not_compared(graph):
         return ""
@@ -169,11 +169,11 @@ def validate_offloaded_step(
     far_folder: str | None = None,
     report: LabeledProgressCallback | None = None,
 ) -> Validation:
-    """Runs a planned step beside a plain one with an optimiser of `torch.optim`, on copies of the
+    """Runs a planned step beside a plain one with an optimizer of `torch.optim`, on copies of the
     model, and measures both; `report` is told of each step.
 
     The verdict is "failed" where a bit differs, or the first or a later step takes other bytes than
-    predicted, or the other memory others. Raises ModelError where there is no such optimiser, and
+    predicted, or the other memory others. Raises ModelError where there is no such optimizer, and
     ConfigError where the plan has states in a third memory, and no folder is named for it.
     """
     base = replace(
@@ -352,7 +352,7 @@ def _measured_and_predicted_peaks(
 
 
 def build_optimizer(lodging: Any, model: nn.Module) -> torch.optim.Optimizer:
-    """An optimiser of the class that a plan was made for, over the parameters that it updates, that
+    """An optimizer of the class that a plan was made for, over the parameters that it updates, that
     keeps states where the plan has some; raises ModelError where none of `torch.optim` does."""
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "SGD": torch.optim.SGD,
@@ -361,7 +361,7 @@ def build_optimizer(lodging: Any, model: nn.Module) -> torch.optim.Optimizer:
     }
     name = lodging.optimizer
     if name not in kinds:
-        raise ModelError(f"the plan was made for the optimiser {name!r}, which is not known")
+        raise ModelError(f"the plan was made for the optimizer {name!r}, which is not known")
     updated = [model.get_parameter(path) for path in lodging.updated]
     settings = {"momentum": 0.9} if name == "SGD" and lodging.states else {}
     return kinds[name](updated, lr=1e-3, **settings)

@@ -31,7 +31,7 @@ from tightfit.util.progress import LabeledProgressCallback, LabeledProgressCount
 
 STEPS = 3
 QUICK_STEPS = 2
-"""The first one makes the states of an optimiser, the second one uses them."""
+"""The first one makes the states of an optimizer, the second one uses them."""
 
 
 def compare_optimizer_steps(
@@ -45,12 +45,12 @@ def compare_optimizer_steps(
     full: bool = True,
 ) -> str:
     """Takes three steps, or unless `full` two, of a copy of the model, or of what `original` makes
-    of it, with a copy of its optimiser, and of what `load` makes of another copy with the optimizer
+    of it, with a copy of its optimizer, and of what `load` makes of another copy with the optimizer
     that `replace_optimizer` gives for a copy. `report` is told of each step.
 
     Returns "" where all parameters and buffers are equal in every bit, else a sentence with the
     first that differs. Nothing is compared on a GPU, or where the model adds in no fixed order.
-    Model, optimiser and random numbers stay as they are.
+    Model, optimizer and random numbers stay as they are.
     """
     if graph.device != "cpu" or find_nondeterministic_ops(graph):
         return ""
@@ -97,7 +97,7 @@ def _run_optimizer_steps(
 def copy_optimizer(
     optimizer: torch.optim.Optimizer, model: nn.Module, twin: nn.Module
 ) -> torch.optim.Optimizer:
-    """An optimiser of the twin's parameters with the groups and states of one of the model's."""
+    """An optimizer of the twin's parameters with the groups and states of one of the model's."""
     twins = dict(zip(map(id, model.parameters()), twin.parameters(), strict=True))
     groups = [
         {**group, "params": [twins.get(id(p), p.detach().clone()) for p in group["params"]]}
@@ -111,7 +111,7 @@ def copy_optimizer(
 
 @dataclass
 class OptimizerSteps:
-    """Whole training steps of a module with its optimiser, of some microbatches each; `held` is
+    """Whole training steps of a module with its optimizer, of some microbatches each; `held` is
     what the last one left with the caller. Those that are measured are `told` by a `name`."""
 
     stepper: StepRunner

@@ -52,13 +52,13 @@ def tokens(number: int) -> Sample:
     return (whole(number, 12, 3, 5),), {}
 
 
-def labelled(number: int) -> Sample:
+def labeled(number: int) -> Sample:
     return (whole(number, 12, 3, 5),), {"labels": whole(number, 12, 3, 5, place=1)}
 
 
 def same_object(number: int) -> Sample:
     if number:
-        return labelled(number)
+        return labeled(number)
     given = whole(0, 12, 3, 5)
     return (given,), {"labels": given}
 
@@ -143,9 +143,9 @@ CASES = (
     Case("mlp, planned loss", Mlp, rows, cross_entropy),
     Case("mlp, loss that draws", Mlp, rows, positive),
     Case("tied", Tied, tokens),
-    Case("tied, labelled", Tied, labelled),
+    Case("tied, labeled", Tied, labeled),
     Case("tied, one object twice", Tied, same_object),
-    Case("tied, own loss", Tied, labelled, lambda output: output["loss"]),
+    Case("tied, own loss", Tied, labeled, lambda output: output["loss"]),
     Case("convolutions", Convolutions, images),
     Case("convolutions, a norm in eval", with_eval_part, images),
     Case("transformer", Transformer, tokens),

@@ -32,7 +32,7 @@ from tests.battery.uses import USES
 
 torch.set_num_threads(1)
 
-FAST = ("mlp", "tied, labelled", "heads", "convolutions", "attributes", "normed", "named tuple")
+FAST = ("mlp", "tied, labeled", "heads", "convolutions", "attributes", "normed", "named tuple")
 LEAST = 200
 """How many of the fast combinations are equal: a module that refuses everything is of no use."""
 

@@ -32,7 +32,7 @@ PACE = 4
 
 
 def rows_of_whole_steps(store: Path, rounds: int) -> Iterator[str]:
-    """The rows of the table: the plain step, and plans with the optimiser in their backward.
+    """The rows of the table: the plain step, and plans with the optimizer in their backward.
 
     The machine's pace changes. *At one pace* is predicted / measured where the prediction is taken
     to the pace of the measurement, by plain steps around the profile and among the steps.
@@ -93,7 +93,7 @@ def rows_of_whole_steps(store: Path, rounds: int) -> Iterator[str]:
 
 
 class _Steps:
-    """Whole training steps of a module with an optimiser."""
+    """Whole training steps of a module with an optimizer."""
 
     def __init__(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any

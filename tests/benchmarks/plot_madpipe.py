@@ -50,15 +50,15 @@ def drawn(names: list[str], found: dict[int, list[float | None]]) -> str:
         out.append(f'<text x="{x(size)}" y="{BOTTOM + 18}" text-anchor="middle">{size}</text>')
     middle = (LEFT + RIGHT) // 2
     out.append(f'<text x="{middle}" y="{BOTTOM + 38}" text-anchor="middle">GB of a device</text>')
-    for number, (name, colour) in enumerate(zip(names, COLOURS, strict=True)):
+    for number, (name, color) in enumerate(zip(names, COLOURS, strict=True)):
         seen = [(size, found[size][number]) for size in sizes]
         points = " ".join(f"{x(size)},{y(mean)}" for size, mean in seen if mean is not None)
         wide = 3 if name == "all" else 1.5
         out.append(
-            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{wide}"/>'
+            f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="{wide}"/>'
         )
         place = TOP + 20 * number + 12
-        out.append(f'<text x="{RIGHT + 14}" y="{place}" fill="{colour}">{name}</text>')
+        out.append(f'<text x="{RIGHT + 14}" y="{place}" fill="{color}">{name}</text>')
     return "\n".join([*out, "</svg>", ""])
 
 

@@ -104,7 +104,7 @@ OPERATIONS: dict[str, Operation] = {
     "instance_norm": lambda m, a, b, k: functional.instance_norm(a),
     "group_norm": lambda m, a, b, k: functional.group_norm(a, 2),
     "batch_norm": lambda m, a, b, k: _norm(m, a, k),
-    "normalise": lambda m, a, b, k: functional.normalize(a, dim=_dim(a, k)),
+    "normalize": lambda m, a, b, k: functional.normalize(a, dim=_dim(a, k)),
     "standardise": lambda m, a, b, k: (a - a.mean(-1, True)) / (a.std(-1, keepdim=True) + 0.1),
     "dropout": lambda m, a, b, k: functional.dropout(a, 0.1 + 0.1 * (k % 4), m.training),
     "feature_dropout": lambda m, a, b, k: functional.dropout1d(a, 0.3, m.training),

@@ -2,10 +2,10 @@
 
 Writes JSON: the peak of a step in bytes beyond what is there before it, what parameters and states
 take on the device all the time, seconds of a step, and a digest of the parameters after `CHECKED`
-steps. With a module the optimiser steps in the backward of that, with its states in the host's
+steps. With a module the optimizer steps in the backward of that, with its states in the host's
 memory, or, on a CPU, on a disk. Beside the result of the plain step a plan is made, in a third of
 its bytes, whose parameters live there too, and are updated there where that is predicted faster.
-The peer is torchao's optimiser, which keeps its states and updates on the host, where it is there.
+The peer is torchao's optimizer, which keeps its states and updates on the host, where it is there.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def offloading(model: nn.Module) -> torch.optim.Optimizer | None:
 def _away(
     model: nn.Module, sample: Sample, optimizer: torch.optim.Optimizer, budget: int, size: str
 ) -> tuple[nn.Module, Any, dict[str, Any]]:
-    """The module and the optimiser of a plan whose parameters live in the other memory, and what is
+    """The module and the optimizer of a plan whose parameters live in the other memory, and what is
     predicted of it; raises ConfigError where none fits."""
     if size == "tiny":
         tightfit.parameter_offload.MIN_OFFLOADED_BYTES = 1 << 10
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--module", default="")
     parser.add_argument("--beside", type=Path, help="the result of the plain step")
-    parser.add_argument("--peer", action="store_true", help="torchao's optimiser on the host")
+    parser.add_argument("--peer", action="store_true", help="torchao's optimizer on the host")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()

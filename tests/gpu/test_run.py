@@ -359,7 +359,7 @@ def test_whole_steps_are_told_beside_plain_ones() -> None:
     assert "llama: torchao: torchao is not installed" in text
 
 
-def test_torchaos_optimiser_is_a_peer_where_it_is_installed(
+def test_torchaos_optimizer_is_a_peer_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A double of it steps as plain AdamW does; without it a sentence says so."""

@@ -55,7 +55,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
 
 @pytest.fixture(scope="session")
 def rows_traced() -> tuple[Graph, BuiltModel]:
-    """Normalisation that writes buffers, dropout that draws, two outputs."""
+    """Normalization that writes buffers, dropout that draws, two outputs."""
     torch.manual_seed(0)
     return traced((Small().train(), ((ROWS,), {"scale": 2.0})))
 

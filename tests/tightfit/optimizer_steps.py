@@ -1,4 +1,4 @@
-"""Steps of planned modules with their optimisers, measured and compared with plain ones."""
+"""Steps of planned modules with their optimizers, measured and compared with plain ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Measured:
 def check_three_steps(
     module: Any, optimizer: Any, plain: Any, expected: Any, args: Any, whole: Any
 ) -> None:
-    """Takes three steps of a planned module and of a plain one, each with its optimiser and a
+    """Takes three steps of a planned module and of a plain one, each with its optimizer and a
     scheduler: losses, parameters, buffers and states have to be equal bit for bit, and the bytes of
     both memories as they were predicted."""
     measured = Measured(module)

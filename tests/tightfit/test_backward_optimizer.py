@@ -1,4 +1,4 @@
-"""A plan with an optimiser: trained as without, in the bytes that were predicted, or refused."""
+"""A plan with an optimizer: trained as without, in the bytes that were predicted, or refused."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(kind: Any, store:
     assert Measured(fitted).peak(args) == made.whole.accumulating_peak
     made.optimizer.step()
     assert made.optimizer.staging_bytes == made.whole.staging  # type: ignore[attr-defined]
-    assert made.whole.places["optimiser states"].startswith("disk")
+    assert made.whole.places["optimizer states"].startswith("disk")
     with pytest.raises(ConfigError, match=r"in the backward of a plan already: .* close\(\) it"):
         tightfit.plan(model, args, optimizer=made.optimizer, store=store, **SETTINGS)
     made.optimizer.close()  # type: ignore[attr-defined]
@@ -191,7 +191,7 @@ def test_the_largest_that_fits_is_found() -> None:
         (lambda p: torch.optim.AdamW(p, differentiable=True), "differentiable=True"),
     ],
 )
-def test_optimisers_that_cannot_be(kind: Any, words: str, store: Path) -> None:
+def test_optimizers_that_cannot_be(kind: Any, words: str, store: Path) -> None:
     model, args = tied()
     with pytest.raises(ConfigError, match=words):
         tightfit.plan(model, args, optimizer=kind(model.parameters()), store=store, **SETTINGS)
@@ -203,7 +203,7 @@ def test_a_disk_that_is_none(store: Path) -> None:
         tightfit.plan(model, args, optimizer=adamw(model), disk="/nowhere", store=store, **SETTINGS)
 
 
-def test_the_optimiser_alone_for_a_model_that_is_not_planned() -> None:
+def test_the_optimizer_alone_for_a_model_that_is_not_planned() -> None:
     model, args = tied()
     plain = copy.deepcopy(model)
     expected, found = adamw(plain), tightfit.in_backward(adamw(model))
@@ -213,7 +213,7 @@ def test_the_optimiser_alone_for_a_model_that_is_not_planned() -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
-    with pytest.raises(ConfigError, match="updated in its backward by another optimiser"):
+    with pytest.raises(ConfigError, match="updated in its backward by another optimizer"):
         tightfit.in_backward(adamw(model))
 
 

@@ -31,13 +31,13 @@ def _model(compute: Callable[[nn.Linear], nn.Module]) -> nn.Module:
 def _trained(model: nn.Module) -> list[torch.Tensor]:
     """The state, and the outputs on the way, of a few steps."""
     torch.manual_seed(2)
-    optimiser = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     outputs = []
     for _ in range(3):
         outputs.append(model(torch.randn(5, 6)))
         outputs[-1].square().sum().backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     return [*outputs, *model.parameters(), *model.buffers()]
 
 

@@ -279,8 +279,8 @@ def test_what_are_no_kernels(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_an_optimiser_may_step_in_the_backward(tmp_path: Path) -> None:
-    """The parameters are those of the same kernels unplanned with the optimiser after them."""
+def test_an_optimizer_may_step_in_the_backward(tmp_path: Path) -> None:
+    """The parameters are those of the same kernels unplanned with the optimizer after them."""
     model = net()
     own = torch.optim.AdamW(model.parameters(), 0.1)
     fitted, made = tightfit.plan(

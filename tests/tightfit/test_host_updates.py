@@ -91,7 +91,7 @@ def one_microbatch(store: Path) -> tuple[Path, Any]:
         away.test_what_asks_for_values_elsewhere_is_refused_or_right,
         away.test_gradients_of_microbatches_add_up_and_are_clipped,
         away.test_a_forward_without_its_backward_changes_nothing,
-        away.test_a_module_without_its_optimiser_does_not_train,
+        away.test_a_module_without_its_optimizer_does_not_train,
         away.test_a_backward_that_is_interrupted_leaves_whole_parameters,
     ],
 )
@@ -153,7 +153,7 @@ def test_a_parameter_that_lies_transposed_takes_the_bytes_predicted(
 
 
 def planned(package: Path) -> tuple[Any, Any, Any, Any]:
-    """A planned module with its optimiser, and a plain one with its own."""
+    """A planned module with its optimizer, and a plain one with its own."""
     with memory_session("cpu"):
         model = deep()[0]
     plain = deep()[0]

@@ -116,7 +116,7 @@ def test_the_smallest_budget_is_that_of_either_kernels(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("paced", [1.0], indirect=True)
-def test_an_optimiser_in_the_backward_steps_with_eagers_kernels_where_these_are_faster(
+def test_an_optimizer_in_the_backward_steps_with_eagers_kernels_where_these_are_faster(
     paced: None, tmp_path: Path
 ) -> None:
     model, other = net(), net()

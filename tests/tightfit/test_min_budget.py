@@ -1,4 +1,4 @@
-"""Plans of the least budget with an optimiser: trained as without, in the bytes predicted."""
+"""Plans of the least budget with an optimizer: trained as without, in the bytes predicted."""
 
 from __future__ import annotations
 

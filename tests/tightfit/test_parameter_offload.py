@@ -150,7 +150,7 @@ def package(store: Path) -> Path:
 
 
 def planned(package: Path) -> tuple[Any, ...]:
-    """A planned module with its optimiser, its model, and a plain twin with its optimiser."""
+    """A planned module with its optimizer, its model, and a plain twin with its optimizer."""
     model, _ = deep()
     plain = copy.deepcopy(model)
     fitted, optimizer = tightfit.load_whole(package, model, adamw(model))
@@ -159,7 +159,7 @@ def planned(package: Path) -> tuple[Any, ...]:
 
 def test_a_model_whose_parameters_are_away_is_not_planned(package: Path, store: Path) -> None:
     _, optimizer, model, *_ = planned(package)
-    with pytest.raises(ModelError, match=r"in another memory, .*: close\(\) that optimiser"):
+    with pytest.raises(ModelError, match=r"in another memory, .*: close\(\) that optimizer"):
         tightfit.plan(model, deep()[1], loss=loss, progress=False, store=store)
     optimizer.close()
 
@@ -277,12 +277,12 @@ def test_a_forward_without_its_backward_changes_nothing(package: Path) -> None:
     optimizer.close()
 
 
-def test_a_module_without_its_optimiser_does_not_train(package: Path) -> None:
+def test_a_module_without_its_optimizer_does_not_train(package: Path) -> None:
     fitted, optimizer, model, plain, _ = planned(package)
     _, args = deep()
     del optimizer
     gc.collect()
-    with pytest.raises(RuntimeError, match="the optimiser of the plan is gone"):
+    with pytest.raises(RuntimeError, match="the optimizer of the plan is gone"):
         fitted(*args)
     with pytest.raises(RuntimeError, match=r"brings them back, is gone: the .* state_dict\(\) has"):
         model(*args)
@@ -335,7 +335,7 @@ def test_what_cannot_be_is_told(store: Path, package: Path) -> None:
     with pytest.raises(tightfit.ArtifactError, match=r"layers\.2\.weight shares its memory with"):
         tightfit.load_whole(package, model, adamw(model))
     del kept
-    with pytest.raises(tightfit.ArtifactError, match="its load takes the optimiser, too"):
+    with pytest.raises(tightfit.ArtifactError, match="its load takes the optimizer, too"):
         tightfit.load(package, model)
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
     assert loss(model(*args)).isfinite()

@@ -1,4 +1,4 @@
-"""Plans with an optimiser that steps in their backward: what that takes."""
+"""Plans with an optimizer that steps in their backward: what that takes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class PredictedOptimizerStep:
 
 @dataclass(frozen=True)
 class OptimizerSetup:
-    """An optimiser of a model's parameters as it is going to step in the backward: `costs` by path,
+    """An optimizer of a model's parameters as it is going to step in the backward: `costs` by path,
     the speed of the link, the bytes of staging and states, and whether a processor is left for
     updates in the slow memory; `source` says where the speed is from. Where the loop keeps its
     `gradients` it updates after the backward."""
@@ -238,7 +238,7 @@ def measure_optimizer(
     disk: Path | str | None,
     away: bool = False,
 ) -> OptimizerSetup:
-    """What the updates of an optimiser take, also in the memory of parameters that are `away`;
+    """What the updates of an optimizer take, also in the memory of parameters that are `away`;
     raises ConfigError where it cannot step in the backward."""
     from tightfit.schemas.graph.training_graph import read_graph
     from tightfit.stages.profile.link_cache import cached_link
@@ -293,7 +293,7 @@ def in_backward(
     resident: Collection[int] = (),
     keep_gradients: bool = False,
 ) -> torch.optim.Optimizer:
-    """The optimiser that takes the place of another one, for any module: it updates each parameter
+    """The optimizer that takes the place of another one, for any module: it updates each parameter
     in the backward, with its states in a file of the folder `disk`, or in the host's memory for
     parameters on a GPU, but for those of the `resident` parameters, by their numbers in all groups,
     which stay on the device. The states of `optimizer` move. With `keep_gradients` it updates in
@@ -313,7 +313,7 @@ def in_backward(
 def resident_parameter_numbers(
     variant: InputSpecialization, whole: OptimizerStepPrediction, optimizer: torch.optim.Optimizer
 ) -> frozenset[int]:
-    """The numbers, in all groups of an optimiser, of the parameters whose states stay on the device
+    """The numbers, in all groups of an optimizer, of the parameters whose states stay on the device
     in a plan."""
     from tightfit.schemas.graph.training_graph import read_graph
     from tightfit.schemas.schedule import schedule_optimizer_plan

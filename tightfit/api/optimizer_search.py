@@ -1,4 +1,4 @@
-"""Which plan fits with an optimiser that steps in its backward, and which states stay then."""
+"""Which plan fits with an optimizer that steps in its backward, and which states stay then."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plan_optimizer_step(
     """The fastest plan whose step with all updates is within a budget, and what is predicted of it.
 
     A budget in bytes counts all of the step, where gradients of several microbatches accumulate
-    with these, too. A share chooses a plan as it does without an optimiser; `total` are
+    with these, too. A share chooses a plan as it does without an optimizer; `total` are
     the bytes of a share that is another step's. Raises ConfigError, with what the smallest plan
     takes, where none fits.
     """

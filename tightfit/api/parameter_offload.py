@@ -207,14 +207,14 @@ def load_whole(
     far_disk: Path | str | None = None,
     keep_gradients: bool = False,
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The module that takes the place of `model`, and the optimiser that takes the place of
+    """The module that takes the place of `model`, and the optimizer that takes the place of
     `optimizer`, by the generated package of a plan whose parameters live in another memory: in a
     file of the folder `disk`, on a GPU in the host's memory. Where the plan has states in a third
     one, these are in a file of the folder `far_disk`. With `keep_gradients` the optimizer updates
     in `step()`, and gradients are on the device until then, as where the plan was made with it.
 
     Raises ArtifactError where the folder holds no such package, or one for another model or
-    optimiser, or where the other memory has no room, ConfigError where `disk` is no folder's path.
+    optimizer, or where the other memory has no room, ConfigError where `disk` is no folder's path.
     """
     check_folder("load_whole", disk)
     check_folder("load_whole", far_disk, "far_disk")

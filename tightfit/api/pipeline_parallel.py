@@ -62,7 +62,7 @@ def plan_pipeline(
     `machine` is the path of a `tightfit.machine/1`. `loss` is a function from the model's output to
     a scalar, needed unless the output is one. With `inside` stages compute again what they do not
     store. Parameters count `weight_copies` times: themselves, their gradients, and what the
-    optimiser keeps. `engine` solves the integer programs of the allocator and of the blocks of
+    optimizer keeps. `engine` solves the integer programs of the allocator and of the blocks of
     `inside="rockmate"`; with "none" the blocks have none, and HiGHS solves the others. What was
     found out is kept in `store`, unless given the folder `tightfit` in the user's cache folder;
     `operators` and `jobs` are as in `plan`. Gives the plan; `module` is the folder that
@@ -166,7 +166,7 @@ def load_pipeline(
 ) -> Any:
     """What this process runs of a pipeline, by its package in a folder: see the package's own
     `load_pipeline`. The `step(calls, loss)` of what is loaded is one training step, its
-    `parameters()` are those to optimise.
+    `parameters()` are those to optimize.
 
     Raises ArtifactError where the folder holds no pipeline, or one of another model or group.
     """

@@ -160,7 +160,7 @@ def absolute_path(folder: Path | str | None) -> str | None:
 
 
 def check_optimizer(optimizer: object, model: nn.Module) -> None:
-    """Raises ConfigError where an optimiser is none, or none of the model."""
+    """Raises ConfigError where an optimizer is none, or none of the model."""
     import torch
 
     if optimizer is None:

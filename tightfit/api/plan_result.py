@@ -161,7 +161,7 @@ class FrontierEntries(Sequence[FrontierEntry]):
 
 class ChosenPlan(Plan):
     """A plan with the folder of its package, and the plans of all shapes that were planned
-    together; where it was made with an optimiser,
+    together; where it was made with an optimizer,
     `optimizer` takes the place of that and `whole` is what is predicted of the step with its
     updates. `beside` is the plan of eager's kernels that travels with one of fused ones, where it
     was asked for."""

@@ -143,7 +143,7 @@ def plan(
     sample's shape, all but the last run within `made.optimizer.accumulating()`, and their gradients
     add up there, too; of samples of several shapes with a number each the fastest is taken. Of
     that memory a plan takes `room` at most ("20GB", unless given the free bytes of the disk); what
-    optimiser states have no room there are in a third one, a file of the folder `far_disk` of
+    optimizer states have no room there are in a third one, a file of the folder `far_disk` of
     another disk, as few as have to, and their parameters are updated beside the second one. With
     `accumulating` a budget in bytes counts the gradients of several microbatches, too, which add up
     on the device. With `keep_gradients` the plan's optimizer updates in its `step()`, and gradients
@@ -245,7 +245,7 @@ def _plan_with_optimizer(
     disk: Path | str | None,
     gradients: GradientSettings,
 ) -> tuple[nn.Module, ChosenPlan]:
-    """The plan of one shape with an optimiser that steps in its backward."""
+    """The plan of one shape with an optimizer that steps in its backward."""
     from tightfit.api.pickling import package_loader
 
     if len(given) > 1:

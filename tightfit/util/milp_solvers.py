@@ -150,7 +150,7 @@ class CbcResult:
 def solve_with_cbc(
     program: pulp.LpProblem, gap: float, nodes: int, seconds: float, warm: bool = False
 ) -> CbcResult:
-    """Minimises a program in one thread, to an absolute `gap`, within so many `nodes` of the search
+    """Minimizes a program in one thread, to an absolute `gap`, within so many `nodes` of the search
     tree and, as the last guard, `seconds`; `warm` starts from the values that variables have.
 
     Raises TightfitError where CBC does not come to its end, as where it is killed or its files have

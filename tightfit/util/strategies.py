@@ -195,7 +195,7 @@ class AllocatorInfo:
     """What is known of an allocator before it runs.
 
     `summary` is a line for people. A `contiguous` one gives each device one stage, so that only
-    neighbours need a link. One with `turns` makes k-periodic patterns and takes k. One with
+    neighbors need a link. One with `turns` makes k-periodic patterns and takes k. One with
     `inside` can compute again inside of stages. One that `solves` integer programs takes the
     engine that does. A `blind` one looks at memory afterwards, so that
     it may find nothing where something fits. `optimal_in` names the class that its plans are

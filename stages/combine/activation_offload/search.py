@@ -336,7 +336,7 @@ class _BudgetTransferSearch:
 
 
 def _bisect_share(tried: Mapping[float, float]) -> float:
-    """A share between the one with the fewest seconds and the farther of its neighbours."""
+    """A share between the one with the fewest seconds and the farther of its neighbors."""
     best = min(tried, key=lambda share: (tried[share], share))
     low = max((share for share in tried if share < best), default=0.0)
     high = min((share for share in tried if share > best), default=1.0)

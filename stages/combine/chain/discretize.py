@@ -139,7 +139,7 @@ def discretize_on_grid(needs: SegmentMemory, grid: SlotGrid) -> DiscretizedChain
 
 
 def has_exact_slots(ways: ChainProblem, limit: int, slots: int) -> bool:
-    """Whether `discretise` rounds nothing."""
+    """Whether `discretize` rounds nothing."""
     needs = SegmentMemory(ways)
     return choose_slot_size(needs.stored(), needs.other_sizes(), limit, slots)[1]
 

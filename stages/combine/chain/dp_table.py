@@ -153,7 +153,7 @@ def segment_rows_ending_at(length: int, first: int, t: int) -> np.ndarray:
 def build_chain_table(
     ways: ChainProblem, limit: int, slots: int, optimistic: bool = False
 ) -> ChainTable:
-    """The table of all budgets up to `limit` bytes, in at most `slots` slots (see `discretise`)."""
+    """The table of all budgets up to `limit` bytes, in at most `slots` slots (see `discretize`)."""
     chain = discretize_chain(ways, limit, slots, optimistic)
     steps = chain.length**3 / 6 * chain.count
     steps += chain.length / 2 * len(chain.save) * chain.count

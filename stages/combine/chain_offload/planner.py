@@ -165,7 +165,7 @@ class ChainOffloadPlans:
         gaps: Collection[IdleInterval],
         budget: int,
     ) -> ChainOffloadPlan:
-        """A plan in which what leaves is sent in a better order, where some neighbours or nearly so
+        """A plan in which what leaves is sent in a better order, where some neighbors or nearly so
         that change places make one: what is made later may be larger, or needed less."""
         chosen = add_intervals_to_fit(computed, gaps, budget) or []
         order = order_by_production(chosen)

@@ -103,7 +103,7 @@ def build_span_chain(ways: ChainProblem, limit: int, slots: int, bandwidth: floa
 
 
 def _round_sizes(sizes: IntArray, unit: int) -> IntArray:
-    """Sizes in slots, so that those of neighbours together are off by a slot at most."""
+    """Sizes in slots, so that those of neighbors together are off by a slot at most."""
     return np.diff(np.rint(np.cumsum(sizes) / unit), prepend=0).astype(np.int64)
 
 

@@ -28,7 +28,7 @@ def plan_cluster_chain(
 
 def build_cluster_chain(tasks: TaskGraph) -> ChainProblem | None:
     """Tasks as a chain, a position for each before the loss; None where a task reads of others than
-    of its neighbours what can be dropped. What stays is on no account."""
+    of its neighbors what can be dropped. What stays is on no account."""
     backward = _backward_tasks(tasks)
     if not _is_sequence(tasks, backward):
         return None
@@ -57,7 +57,7 @@ def _backward_tasks(tasks: TaskGraph) -> dict[int, int]:
 
 
 def _is_sequence(tasks: TaskGraph, backward: dict[int, int]) -> bool:
-    """Whether what can be dropped passes between neighbours alone, forward and backward."""
+    """Whether what can be dropped passes between neighbors alone, forward and backward."""
     turned = {late: k for k, late in backward.items()}
     if len(tasks.tasks) > tasks.loss + 1 + len(turned):
         return False

@@ -256,8 +256,8 @@ def select_spread_options(sizes: Sequence[int], count: int) -> list[int]:
     while len(places) < count:
         gaps = [pair for pair in pairwise(sorted(places)) if pair[1] - pair[0] > 1]
         low, high = max(gaps, key=lambda pair: (sizes[pair[0]] - sizes[pair[1]], pair[1] - pair[0]))
-        middle, centre = (sizes[low] + sizes[high]) / 2, (low + high) / 2
-        near = {place: abs(place - centre) for place in range(low + 1, high)}
+        middle, center = (sizes[low] + sizes[high]) / 2, (low + high) / 2
+        near = {place: abs(place - center) for place in range(low + 1, high)}
         places.add(min(near, key=lambda place: (abs(sizes[place] - middle), near[place])))
     return sorted(places)
 

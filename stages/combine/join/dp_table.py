@@ -153,7 +153,7 @@ def build_join_table(
     join: JoinProblem, limit: int, slots: int, optimistic: bool = False
 ) -> JoinTable:
     """The table of all budgets up to `limit` bytes (`join.throughout` not counted), in at most
-    `slots` slots, and half as many more where sizes are rounded (see `chain.slots.discretise`)."""
+    `slots` slots, and half as many more where sizes are rounded (see `chain.slots.discretize`)."""
     table = build_empty_join_table(join, limit, slots, optimistic)
     positions = sum(branch.length for branch in table.states.branches)
     if len(table.states) * positions < JOIN_COMPILED_MIN_WORK:

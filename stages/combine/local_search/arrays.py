@@ -13,7 +13,7 @@ from tightfit.schemas.graph.training_graph import NO_VALUE
 from tightfit.stages.combine.local_search.views import ViewTimes, untimed_views
 
 EQUIVALENCE_ROUNDS = 2
-"""How far around a node its neighbours have to be alike, too."""
+"""How far around a node its neighbors have to be alike, too."""
 
 
 def equivalence_classes(problem: PlanningGraph) -> list[int]:

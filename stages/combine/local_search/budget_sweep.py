@@ -22,7 +22,7 @@ from tightfit.stages.combine.local_search.search import (
 from tightfit.util.progress import ProgressCallback, ProgressCounter
 
 BUDGET_RATIO = 0.975
-"""Ratio of two neighbouring budgets on the grid of a frontier."""
+"""Ratio of two neighboring budgets on the grid of a frontier."""
 UNLIMITED_BYTES = 1 << 62
 """Bytes that no step takes."""
 MAX_MISSES = 3
@@ -30,7 +30,7 @@ MAX_MISSES = 3
 a search that has to go further down can find what a nearer one did not."""
 WARM_START_INTERVAL = 6
 """One budget of a grid in this many has drafts, which take longer than the search, and a patient
-search where it is small: neighbouring budgets start from what that finds."""
+search where it is small: neighboring budgets start from what that finds."""
 SMALLEST_BUDGETS = WARM_START_INTERVAL + MAX_MISSES
 """How many of the smallest budgets of a grid are searched patiently, those missed among them."""
 
@@ -63,7 +63,7 @@ class BudgetSweep:
 
     def run(self, workers: int) -> list[AnnealedSequence]:
         """Each budget that a start fits by itself, each further one from what the one before it
-        found; then each again from what its neighbours found, and it takes over what a smaller
+        found; then each again from what its neighbors found, and it takes over what a smaller
         budget found, where that is faster. None of this depends on `workers`, the number of
         threads."""
         lowest = min((peak for peak, _ in self.measured), default=UNLIMITED_BYTES)
@@ -100,7 +100,7 @@ class BudgetSweep:
         return found
 
     def _beside(self, found: Sequence[AnnealedSequence], index: int) -> AnnealedSequence:
-        """What is found for a budget from the best of its own and of its neighbours."""
+        """What is found for a budget from the best of its own and of its neighbors."""
         budget = self.budgets[index]
         known = [
             self.searcher.polished(each.sequence, budget, each.start)

@@ -1,1 +1,1 @@
-"""Whole training steps: activations, parameters, gradients and states of optimisers."""
+"""Whole training steps: activations, parameters, gradients and states of optimizers."""

@@ -1,4 +1,4 @@
-"""`whole`: plans a training step with its optimiser for a described machine with two memories."""
+"""`whole`: plans a training step with its optimizer for a described machine with two memories."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def read_offload_problem(
         updates = _read_spec_costs(options, graph, machine, link)
     elif options.optimizer is not None:
         raise ConfigError(
-            f"whole: {options.updates} says of which optimiser it is, not --optimizer"
+            f"whole: {options.updates} says of which optimizer it is, not --optimizer"
         )
     else:
         updates = costs_by_value(graph, measured.costs)

@@ -1,7 +1,7 @@
 """A training step whose parameters are updated in its backward, or after it, as actions.
 
 A gradient that is handed over is used up by the update, which ends before anything else is
-computed: so it is when an optimiser steps in the hooks of autograd.
+computed: so it is when an optimizer steps in the hooks of autograd.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def costs_by_value(
 def add_updates_in_backward(
     graph: Graph, steps: Sequence[ScheduleStep], costs: Mapping[int, ParameterUpdateCost]
 ) -> list[ScheduleStep]:
-    """A schedule with an `Optimise` for each parameter with a cost, as soon as its gradient is
+    """A schedule with an `Optimize` for each parameter with a cost, as soon as its gradient is
     whole, in the order in which autograd takes gradients up."""
     found: list[ScheduleStep] = []
     for position, arrived in _steps_with_complete_gradients(graph, steps):
@@ -49,7 +49,7 @@ def add_updates_in_backward(
 def add_updates_after_backward(
     steps: Sequence[ScheduleStep], order: Sequence[int]
 ) -> list[ScheduleStep]:
-    """A schedule with an `Optimise` for each parameter, in this order, after its backward."""
+    """A schedule with an `Optimize` for each parameter, in this order, after its backward."""
     return [*steps, *(ScheduleStep(UpdateOnDevice(value)) for value in order)]
 
 
@@ -134,7 +134,7 @@ def _heap_pop(heap: list[tuple[int, int]]) -> tuple[int, int]:
 
 
 OPTIMIZER_STATE_COUNTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
-"""The optimisers of `torch.optim` that are known here, with the tensors that each keeps of a
+"""The optimizers of `torch.optim` that are known here, with the tensors that each keeps of a
 parameter; "momentum" is SGD with momentum."""
 SPEC_PIECE_BYTES = 16 << 20
 """Bytes of a parameter that are updated at a time: their states pass through one buffer."""

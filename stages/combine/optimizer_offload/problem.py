@@ -41,7 +41,7 @@ STAGING_BUFFERS = 4
 
 @dataclass(frozen=True)
 class OffloadProblem:
-    """A training step with an optimiser, on a device with a link to another memory.
+    """A training step with an optimizer, on a device with a link to another memory.
 
     `updates` are by parameter; `remote` are the parameters that live in the other memory, by
     storage, in the order of their first use. The small others stay on the device with their states.
@@ -142,7 +142,7 @@ class OffloadProblem:
     def played(
         self, there: frozenset[int], here: bool, adds: bool = False, away: bool = True
     ) -> OptimizerPlan:
-        """The optimiser as the referee takes it; states pass through staging buffers where some
+        """The optimizer as the referee takes it; states pass through staging buffers where some
         parameters that live in the other memory are updated `here`, and updates take the `bench`
         where some are updated `away`. A microbatch that is not the last one `adds`."""
         return OptimizerPlan(
@@ -257,7 +257,7 @@ def _host_contents_message(played: OptimizerPlan) -> str:
     parts = {
         "parameters": bool(played.remote),
         "sums of gradients": bool(played.remote) and played.summed,
-        "optimiser states": played.offloaded_state_bytes > buffers,
+        "optimizer states": played.offloaded_state_bytes > buffers,
         "the buffers that states of a third memory pass through": buffers > 0,
     }
     words = [part for part, there in parts.items() if there]
@@ -345,7 +345,7 @@ def _host_updatable_parameters(graph: Graph) -> frozenset[int]:
 
 
 def _state_count(cost: ParameterUpdateCost, size: int) -> int:
-    """How many tensors of a parameter's size an optimiser keeps of it: pieces are a little larger
+    """How many tensors of a parameter's size an optimizer keeps of it: pieces are a little larger
     than their parts of it."""
     return cost.states // size if size else 0
 
@@ -375,6 +375,6 @@ def _check_problem(task: OffloadProblem) -> None:
             if graph.values[value].kind == "parameter" and value not in task.updates:
                 raise ConfigError(
                     f"{graph.values[value].path} has a gradient, and is not among the parameters "
-                    "that the optimiser updates"
+                    "that the optimizer updates"
                 )
     check_min_memory(task)

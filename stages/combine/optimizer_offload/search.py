@@ -51,7 +51,7 @@ MAX_TRIES = 4
 
 @dataclass(frozen=True)
 class OffloadSearchResult:
-    """A plan: the choice, the optimiser as the referee takes it, and what that says; `adding` is
+    """A plan: the choice, the optimizer as the referee takes it, and what that says; `adding` is
     what it says of each microbatch that is not the last one, where there are several. `seconds` are
     those of all."""
 
@@ -96,7 +96,7 @@ class OffloadSearch:
         return self.improve(self.begun())
 
     def begun(self) -> OffloadSearchResult:
-        """The fastest plan of those that are tried ahead of the neighbours of one; raises
+        """The fastest plan of those that are tried ahead of the neighbors of one; raises
         ConfigError as `best` does."""
         self.check()
         here = self.tightest_choices[0].here

@@ -1,4 +1,4 @@
-"""Which states of an optimiser are in a third memory, where the other one has no room for all."""
+"""Which states of an optimizer are in a third memory, where the other one has no room for all."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Allocation:
         return max(self.loads().values())
 
     def merged(self) -> Allocation:
-        """The same with neighbouring stages on one device made one."""
+        """The same with neighboring stages on one device made one."""
         stages: list[Stage] = []
         for stage in self.stages:
             if stages and stages[-1].device == stage.device:

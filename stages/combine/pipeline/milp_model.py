@@ -43,7 +43,7 @@ class IntegerSolution:
 
 @dataclass
 class IntegerProgram:
-    """Minimises costs over columns within bounds, whole numbers where `integral`; each row is at
+    """Minimizes costs over columns within bounds, whole numbers where `integral`; each row is at
     least its number."""
 
     costs: list[float] = field(default_factory=list)

@@ -31,7 +31,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
         "--weight-copies",
         type=int,
         help="how many times a device stores its parameters: 3 (two versions and a gradient, the "
-        "default) or what a flush and the optimiser take",
+        "default) or what a flush and the optimizer take",
     )
     group.add_argument(
         "--buffers",

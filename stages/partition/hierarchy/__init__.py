@@ -2,7 +2,7 @@
 
 A hierarchy whose contracted graph has no cycle at any level is one of intervals of a topological
 order: opened up from the top, it gives such an order. So the order is chosen first (`order`), and
-only neighbours in it are merged (`grouping`). Any set of intervals in a row is convex, and what is
+only neighbors in it are merged (`grouping`). Any set of intervals in a row is convex, and what is
 made of it has no cycle, whichever is merged when.
 """
 

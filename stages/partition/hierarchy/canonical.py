@@ -167,15 +167,15 @@ def _kahn_order(start: Array, reader: Array, count: int) -> Array:
 
 @njit(cache=True)
 def _depths_and_hashes(
-    start: Array, maker: Array, inner: Array, size: Array, colour: Array
+    start: Array, maker: Array, inner: Array, size: Array, color: Array
 ) -> tuple[Array, Array]:
     """For each item how many come before it on the longest path within its cluster, and a number
     that tells what it is made of there."""
-    count = len(colour)
+    count = len(color)
     depth = np.zeros(count, np.int64)
     shade = np.empty(count, np.uint64)
     for item in range(count):
-        mixed = colour[item]
+        mixed = color[item]
         for edge in range(start[item], start[item + 1]):
             if inner[edge]:
                 depth[item] = max(depth[item], depth[maker[edge]] + 1)

@@ -1,7 +1,7 @@
-"""One level of H-Partition: neighbours in the order are merged, the best candidate first.
+"""One level of H-Partition: neighbors in the order are merged, the best candidate first.
 
 Candidates are those of Z 3.3.1, from a(x) to x with and without either, as intervals of the order,
-and all pairs of neighbours, so that there are candidates as long as two neighbours have room. As
+and all pairs of neighbors, so that there are candidates as long as two neighbors have room. As
 printed, a(x) is the closest common ancestor of what x reads; Property 3 needs more, that no path
 from a source to x passes by a(x), which is what `_dominators` finds. Nor does Algorithm 7 end as
 printed where no candidate has room, which skip connections bring about: the pairs mend that.
@@ -159,7 +159,7 @@ def merge_neighbors(items: LevelItems, limit: int, enough: int, alpha: float) ->
     """The ends of the groups that `items`, in topological order, are merged to.
 
     No group has more than `limit` items. Merging stops once there are `enough` groups or fewer,
-    or no two neighbours have room; candidates that nothing but their place tells apart are all
+    or no two neighbors have room; candidates that nothing but their place tells apart are all
     taken before it stops, so that equal parts are cut equally.
     """
     limit = min(limit, items.count)
@@ -234,11 +234,11 @@ def _candidates(above: Array, limit: int) -> tuple[Array, Array]:
 
 
 @njit(cache=True)
-def _prefix_hashes(colour: Array) -> Array:
+def _prefix_hashes(color: Array) -> Array:
     """Sums by which a number for any row of items is told from their digests (`_label`)."""
-    total = np.zeros(len(colour) + 1, np.uint64)
-    for item in range(len(colour)):
-        total[item + 1] = total[item] * _BASE + colour[item]
+    total = np.zeros(len(color) + 1, np.uint64)
+    for item in range(len(color)):
+        total[item + 1] = total[item] * _BASE + color[item]
     return total
 
 

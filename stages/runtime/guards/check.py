@@ -24,7 +24,7 @@ _REMEDY = 'undo it, plan again with it, or load the plan with otherwise="origina
 
 
 class Guards:
-    """Everything a plan was specialised to, laid out for one model.
+    """Everything a plan was specialized to, laid out for one model.
 
     Raises RuntimeError when the model is another one: of other modules, parameters or buffers, or
     with other attributes where the plan's trace read them. With `copying`, inputs that lie

@@ -167,7 +167,7 @@ _NORM_OPERATORS = (
 
 
 def _norm_in_single_precision(norm: Callable[..., Any]) -> Callable[..., Any]:
-    """A normalisation that, on the CPU, gives what ATen does where operands of several precisions
+    """A normalization that, on the CPU, gives what ATen does where operands of several precisions
     meet, as under autocast: means and deviations in single precision, the rest in the input's."""
 
     def run(given: Tensor, *more: Any) -> Any:

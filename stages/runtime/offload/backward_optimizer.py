@@ -1,4 +1,4 @@
-"""An optimiser that updates each parameter in the backward, as soon as its gradient is whole."""
+"""An optimizer that updates each parameter in the backward, as soon as its gradient is whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .supported_optimizers import check_supported_optimizer
 
 
 class OptimizerStates(Mapping[Any, Any]):
-    """The states of an optimiser by parameter, fetched whenever they are looked at. They are
+    """The states of an optimizer by parameter, fetched whenever they are looked at. They are
     copies: unless they are to be `taken` away, they refuse to be changed in place, as tensors of
     inference mode do."""
 
@@ -54,7 +54,7 @@ def in_backward(
     resident: Collection[int] = (),
     keep_gradients: bool = False,
 ) -> OptimizerT:
-    """An optimiser that takes the place of `optimizer`: of its class, with its groups and states.
+    """An optimizer that takes the place of `optimizer`: of its class, with its groups and states.
 
     Each backward updates every parameter as soon as its gradient is whole, and drops the gradient.
     `step()` then ends the step; it updates what still has a gradient, as it does where all of a
@@ -65,7 +65,7 @@ def in_backward(
     device. The states of `optimizer` move. With `keep_gradients` a backward updates nothing:
     gradients stay, to be clipped, scaled or read, and `step()` updates by them.
 
-    Raises RuntimeError, in one sentence, for an optimiser that is not known, settings that this
+    Raises RuntimeError, in one sentence, for an optimizer that is not known, settings that this
     cannot be exact with, parameters that share memory, and a disk that has no room.
     """
     check_supported_optimizer(optimizer)
@@ -80,7 +80,7 @@ def in_backward(
 
 
 def make_backward_optimizer(optimizer: torch.optim.Optimizer, updates: PiecewiseOptimizer) -> Any:
-    """The optimiser that takes the place of another one by its updates; see `in_backward`."""
+    """The optimizer that takes the place of another one by its updates; see `in_backward`."""
     kind = type(optimizer)
     settings = {"defaults": optimizer.defaults, "param_groups": optimizer.param_groups}
     body = {"__doc__": kind.__doc__, "__module__": kind.__module__, "_kind": kind}
@@ -96,7 +96,7 @@ def make_backward_optimizer(optimizer: torch.optim.Optimizer, updates: Piecewise
 
 
 class _BackwardOptimizer(torch.optim.Optimizer):
-    """What takes the place of an optimiser; see `in_backward`. With `keep_gradients` its `step()`
+    """What takes the place of an optimizer; see `in_backward`. With `keep_gradients` its `step()`
     alone updates, as that of any optimizer."""
 
     _kind: type[torch.optim.Optimizer]
@@ -212,7 +212,7 @@ class _BackwardOptimizer(torch.optim.Optimizer):
         if closure is not None:
             if not self.keep_gradients:
                 raise RuntimeError(
-                    "an optimiser that steps in the backward takes no closure: plan with "
+                    "an optimizer that steps in the backward takes no closure: plan with "
                     "keep_gradients=True"
                 )
             with torch.enable_grad():
@@ -234,7 +234,7 @@ class _BackwardOptimizer(torch.optim.Optimizer):
             changed = _changed_setting(settings, _plain_settings(self.param_groups[place]))
             if changed:
                 raise RuntimeError(
-                    f"{changed} of the optimiser was changed between a backward, which has used it "
+                    f"{changed} of the optimizer was changed between a backward, which has used it "
                     f"already, and step(): change it before the backward"
                 )
         for number, version in self._taken.items():
@@ -286,7 +286,7 @@ class _BackwardOptimizer(torch.optim.Optimizer):
             lane.settle()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As that of every optimiser; refused where a backward has taken gradients already."""
+        """As that of every optimizer; refused where a backward has taken gradients already."""
         self._settle()
         if self._taken:
             raise self._refused(
@@ -326,7 +326,7 @@ class _BackwardOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: the states of all parameters have their places."""
         raise RuntimeError(
-            "an optimiser that steps in the backward takes no further group: add it before"
+            "an optimizer that steps in the backward takes no further group: add it before"
         )
 
     def gathered(self) -> contextlib.AbstractContextManager[None]:
@@ -351,7 +351,7 @@ class _BackwardOptimizer(torch.optim.Optimizer):
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of the device that states pass through, for as long as the optimiser lives."""
+        """Bytes of the device that states pass through, for as long as the optimizer lives."""
         return self._updates.staging
 
     @property
@@ -384,7 +384,7 @@ class _BackwardOptimizer(torch.optim.Optimizer):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise RuntimeError(
-            "an optimiser that steps in the backward is neither copied nor pickled: save its "
+            "an optimizer that steps in the backward is neither copied nor pickled: save its "
             "state_dict()"
         )
 

@@ -246,7 +246,7 @@ class HostUpdater:
         return bool(self.sums.size)
 
     def takes(self, number: int) -> bool:
-        """Whether the gradient of a parameter, by its number in the optimiser, is handed over to
+        """Whether the gradient of a parameter, by its number in the optimizer, is handed over to
         the run that goes on."""
         visit = self.home.visit
         return number in self.store_numbers and visit is not None and visit() is not None
@@ -282,7 +282,7 @@ class HostUpdater:
         """The bytes that a gradient has on the device are free."""
         self.gradients.pop(n, None)
 
-    def optimise(self, n: int, taking: Callable[[int], dict[str, Any]]) -> None:
+    def optimize(self, n: int, taking: Callable[[int], dict[str, Any]]) -> None:
         """A parameter begins to be updated; `taking` tells the settings for one of which nothing
         has come but the sum of earlier microbatches."""
         place, number = self.places.pop(n, None), self.numbers[n]

@@ -1,4 +1,4 @@
-"""Parameters in pieces, and where in a slow memory an optimiser's states of each piece lie."""
+"""Parameters in pieces, and where in a slow memory an optimizer's states of each piece lie."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ParameterPiece:
 
 
 def states_per_parameter(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> int:
-    """How many tensors of a parameter's size an optimiser keeps of each, 0 for one not known."""
+    """How many tensors of a parameter's size an optimizer keeps of each, 0 for one not known."""
     if kind is torch.optim.SGD:
         return 1 if group["momentum"] else 0
     return 3 if group["amsgrad"] else 2

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _TARGET_FAILED = (
     "the memory that parameters live in has failed, and some of them may be lost: make model and "
-    "optimiser anew, and load a state_dict() that was saved"
+    "optimizer anew, and load a state_dict() that was saved"
 )
 
 
@@ -76,7 +76,7 @@ class ParameterStore:
         self.moving: dict[int, TransferHandle] = {}
         self.visit: weakref.ref[Any] | None = None
         self.stepping: weakref.ref[Any] | None = None
-        """The optimiser that updates them in the backward, where there is one."""
+        """The optimizer that updates them in the backward, where there is one."""
         self.open = 0
         self.closed = False
         self.in_state_dict = False
@@ -117,9 +117,9 @@ class ParameterStore:
             return f"the values of {self.paths[number]} are not to be had: {lost}"
         if self.optimizer_is_gone:
             return (
-                f"the values of {self.paths[number]} are in another memory, and the optimiser of "
+                f"the values of {self.paths[number]} are in another memory, and the optimizer of "
                 "the plan, which brings them back, is gone: the planned module's state_dict() has "
-                "copies; keep that optimiser as long as its parameters, or close() it first"
+                "copies; keep that optimizer as long as its parameters, or close() it first"
             )
         return (
             f"the values of {self.paths[number]} are in another memory: use them within "
@@ -129,7 +129,7 @@ class ParameterStore:
 
     @property
     def optimizer_is_gone(self) -> bool:
-        """Whether the optimiser that updates them is gone."""
+        """Whether the optimizer that updates them is gone."""
         return self.stepping is not None and self.optimizer is None
 
     @property
@@ -182,7 +182,7 @@ class ParameterStore:
             )
         if self.optimizer_is_gone:
             raise RuntimeError(
-                "the optimiser of the plan is gone, and nothing would update the parameters: keep "
+                "the optimizer of the plan is gone, and nothing would update the parameters: keep "
                 "the one that was made with the module"
             )
         self.settle()
@@ -221,7 +221,7 @@ class ParameterStore:
             self.outdated.add(number)
 
     def discard_update(self, number: int) -> None:
-        """A gradient that the optimiser has taken, by the parameter's number there, is not used."""
+        """A gradient that the optimizer has taken, by the parameter's number there, is not used."""
         if self.optimizer is not None:
             self.optimizer.discard_update(number)
 
@@ -328,7 +328,7 @@ class ParameterStore:
             raise target_error(self.memory, _TARGET_FAILED)
         if self.closed:
             raise RuntimeError(
-                "the optimiser was closed, and the parameters no longer live in another memory: "
+                "the optimizer was closed, and the parameters no longer live in another memory: "
                 "load the plan anew"
             )
 

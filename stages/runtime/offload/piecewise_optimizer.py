@@ -1,6 +1,6 @@
-"""Updates parameters piece by piece as their optimiser does, their states in a slow memory.
+"""Updates parameters piece by piece as their optimizer does, their states in a slow memory.
 
-Each piece is given to the optimiser's own `step` as a parameter of its own. All that is known here
+Each piece is given to the optimizer's own `step` as a parameter of its own. All that is known here
 works element by element, so that a parameter in pieces is, bit for bit, what it is in one.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 KNOWN_OPTIMIZERS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 EXTRA_STATE_SETTINGS = ("momentum", "amsgrad")
-"""Settings with which an optimiser keeps one more state."""
+"""Settings with which an optimizer keeps one more state."""
 STAGING_BUFFER_COUNT = 4
 """Staging buffers: of one the states are updated, two come, and one goes back."""
 
@@ -116,7 +116,7 @@ class PiecewiseOptimizer:
         if gradient.layout != torch.strided:
             raise RuntimeError(
                 f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient, which the "
-                f"optimisers known here do not take in pieces: use the optimiser after the backward"
+                f"optimizers known here do not take in pieces: use the optimizer after the backward"
             )
         if gradient.stride() != parameter.stride():
             return self.layouts[number].empty().copy_(gradient)
@@ -155,7 +155,7 @@ class PiecewiseOptimizer:
             self.parameters[number].grad = None
 
     def states(self, number: int) -> dict[str, Any]:
-        """The states of a parameter as its optimiser keeps them, tensors of their own."""
+        """The states of a parameter as its optimizer keeps them, tensors of their own."""
         if number not in self.keys:
             return {}
         self._unmoved(number)
@@ -208,7 +208,7 @@ class PiecewiseOptimizer:
         if MemoryLayout.of(parameter) != self.layouts[number]:
             raise RuntimeError(
                 f"a parameter of shape {tuple(parameter.shape)} has another dtype, layout or "
-                f"device than when its optimiser was made: make it anew"
+                f"device than when its optimizer was made: make it anew"
             )
         return parameter
 
@@ -270,7 +270,7 @@ class PiecewiseOptimizer:
         shadow: torch.optim.Optimizer,
         own: Sequence[torch.Tensor],
     ) -> tuple[dict[str, Any], bool]:
-        """Updates a piece that has its gradient by a `shadow` of its optimiser, and leaves the
+        """Updates a piece that has its gradient by a `shadow` of its optimizer, and leaves the
         states that are tensors in its `own`; those that are numbers, and whether there are any."""
         states = self._stepped(part, given, shadow)
         tensors = {
@@ -287,7 +287,7 @@ class PiecewiseOptimizer:
     def _stepped(
         self, part: torch.Tensor, given: dict[str, Any], shadow: torch.optim.Optimizer
     ) -> dict[str, Any]:
-        """The states of a parameter after a step of the optimiser's own."""
+        """The states of a parameter after a step of the optimizer's own."""
         if given:
             shadow.state[part] = given
         shadow.param_groups[0]["params"] = [part]
@@ -318,7 +318,7 @@ class PiecewiseOptimizer:
             named = {name: settings[name] for name in EXTRA_STATE_SETTINGS if settings.get(name)}
             told = ", ".join(f"{name} {value}" for name, value in named.items())
             raise RuntimeError(
-                f"the optimiser has {told} now, which takes more states of a parameter than the "
+                f"the optimizer has {told} now, which takes more states of a parameter than the "
                 f"{room} that it had a place for: give it that setting before it is planned or "
                 "moved; a scheduler as OneCycleLR or CyclicLR sets a momentum unless it is made "
                 "with cycle_momentum=False"
@@ -329,7 +329,7 @@ class PiecewiseOptimizer:
         if len(tensors) > room:
             raise RuntimeError(
                 f"a parameter of shape {tuple(parameter.shape)} has the states "
-                f"{', '.join(tensors)}, and there is room for {room}: give the optimiser its "
+                f"{', '.join(tensors)}, and there is room for {room}: give the optimizer its "
                 f"settings before its states leave"
             )
         for key, value in tensors.items():
@@ -360,7 +360,7 @@ def group_settings(group: dict[str, Any]) -> dict[str, Any]:
 def make_shadow_optimizer(
     kind: type[torch.optim.Optimizer], group: dict[str, Any], some: torch.Tensor
 ) -> torch.optim.Optimizer:
-    """An optimiser of the kind with the settings of a group and no parameter; `some` is one."""
+    """An optimizer of the kind with the settings of a group and no parameter; `some` is one."""
     taken = inspect.signature(kind.__init__).parameters
     settings = {name: value for name, value in group.items() if name in taken and name != "params"}
     made = kind([torch.empty(0, dtype=some.dtype, device=some.device)], **settings)
@@ -371,7 +371,7 @@ def make_shadow_optimizer(
 def _step_without_hooks(
     kind: type[torch.optim.Optimizer],
 ) -> Callable[[torch.optim.Optimizer], Any]:
-    """The step of an optimiser without the hooks that run once for a step of all parameters."""
+    """The step of an optimizer without the hooks that run once for a step of all parameters."""
     step: Any = kind.step
     while hasattr(step, "hooked"):
         step = step.__wrapped__
@@ -388,7 +388,7 @@ def check_reproducible(kind: type[torch.optim.Optimizer], group: dict[str, Any])
         if parameter.device.type == "cpu" and parameter.dtype.itemsize == 2:
             raise RuntimeError(
                 f"PyTorch's fused SGD leaves wrong momenta of {parameter.dtype} on a CPU: make the "
-                "optimiser with fused=False"
+                "optimizer with fused=False"
             )
 
 
@@ -399,6 +399,6 @@ def check_single_process() -> None:
     several = distributed.is_available() and distributed.is_initialized()
     if several and distributed.get_world_size() > 1:
         raise RuntimeError(
-            "the optimiser would step in the backward before the gradients of all processes are "
+            "the optimizer would step in the backward before the gradients of all processes are "
             "added up: use it after the backward"
         )

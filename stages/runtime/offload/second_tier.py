@@ -1,4 +1,4 @@
-"""A third memory: states of an optimiser on a disk behind a slow memory, and buffers of that memory
+"""A third memory: states of an optimizer on a disk behind a slow memory, and buffers of that memory
 which they pass through.
 
 What updates parameters beside the slow memory finds states there: a thread of the disk brings those
@@ -34,7 +34,7 @@ TIER_BUFFERS = 4
 BOUNCE_BYTES = 1 << 18
 """Bytes that are on the host at once, in each direction, between two disks."""
 _TIER_FAILED = (
-    "a disk that states wait on has failed: make model and optimiser anew, and load a state_dict() "
+    "a disk that states wait on has failed: make model and optimizer anew, and load a state_dict() "
     "that was saved"
 )
 
@@ -208,7 +208,7 @@ class SecondTierStore:
 
 
 class TieredStates:
-    """All states of an optimiser for what updates on the device: those in a slow memory, `near`,
+    """All states of an optimizer for what updates on the device: those in a slow memory, `near`,
     and behind these those that are `far`."""
 
     def __init__(self, near: OffloadTarget, far: SecondTierStore) -> None:

@@ -1,4 +1,4 @@
-"""Moves parameters into a slow memory, with an optimiser that updates them in the backward."""
+"""Moves parameters into a slow memory, with an optimizer that updates them in the backward."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .target import TargetSlice
 
 @dataclass(frozen=True)
 class OffloadSpec:
-    """What a plan says of an optimiser whose parameters live in a slow memory, in part.
+    """What a plan says of an optimizer whose parameters live in a slow memory, in part.
 
     `optimizer` is its class, `paths` are those of the parameters that live there, of which `there`
     are on the device between two steps, too (as places in `paths`), and `updated` those that a step
@@ -84,9 +84,9 @@ def offload_parameters(
     folder: str | os.PathLike[str] | None = None,
     far_folder: str | os.PathLike[str] | None = None,
 ) -> tuple[ParameterStore, Any]:
-    """The home of a model's parameters and the optimiser that takes the place of another one.
+    """The home of a model's parameters and the optimizer that takes the place of another one.
 
-    Raises RuntimeError, in one sentence, where the optimiser is another one than that of the plan,
+    Raises RuntimeError, in one sentence, where the optimizer is another one than that of the plan,
     where parameters cannot live elsewhere, and where there is no room; all is then as it was.
     """
     if lodging.far and not far_folder:
@@ -154,12 +154,12 @@ def _make_host_updater(
     own = {id(parameter) for parameter in updates.parameters}
     for number in lodging.away:
         if id(home.parameters[number]) not in own:
-            raise RuntimeError(f"{home.paths[number]} is in no group of the optimiser")
+            raise RuntimeError(f"{home.paths[number]} is in no group of the optimizer")
     if home.device.type != "cpu" and any(
         s.param_groups[0].get("fused") for s in updates.shadow_optimizers
     ):
         raise RuntimeError(
-            "an optimiser with fused=True keeps its steps on the device, and parameters are "
+            "an optimizer with fused=True keeps its steps on the device, and parameters are "
             "updated in the host's memory: leave fused out"
         )
     lane = HostUpdater(home, updates, lodging.away, states, sums)
@@ -167,7 +167,7 @@ def _make_host_updater(
     if home.device.type == "cpu" and size > lodging.bench:
         raise RuntimeError(
             f"updates on the disk pass through {size} bytes, in the plan "
-            f"{lodging.bench}: plan again with the optimiser's settings"
+            f"{lodging.bench}: plan again with the optimizer's settings"
         )
     return lane
 
@@ -175,13 +175,13 @@ def _make_host_updater(
 def _parameter_numbers(
     known: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, paths: Sequence[str]
 ) -> frozenset[int]:
-    """The numbers, in an optimiser, of the parameters of some paths; raises RuntimeError where one
+    """The numbers, in an optimizer, of the parameters of some paths; raises RuntimeError where one
     is not there."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
     for path in paths:
         if id(known.get(path)) not in numbers:
-            raise RuntimeError(f"{path} has a gradient, and is in no group of the optimiser")
+            raise RuntimeError(f"{path} has a gradient, and is in no group of the optimizer")
     return frozenset(numbers[id(known[path])] for path in paths)
 
 
@@ -192,12 +192,12 @@ def _offloaded_state_bytes(
     apart: Collection[int],
     resident: Collection[int],
 ) -> int:
-    """The bytes of the states that an optimiser has in the slow memory, without those of the
+    """The bytes of the states that an optimizer has in the slow memory, without those of the
     numbers `apart` and `resident`; raises RuntimeError where it is not the plan's."""
     kind, groups = type(optimizer), optimizer.param_groups
     if kind.__name__ != lodging.optimizer:
         raise RuntimeError(
-            f"the plan was made for {lodging.optimizer}, and the optimiser is {kind.__name__}"
+            f"the plan was made for {lodging.optimizer}, and the optimizer is {kind.__name__}"
         )
     parameters = [p for group in groups for p in group["params"]]
     counts = [states_per_parameter(kind, group) for group in groups for _ in group["params"]]
@@ -205,7 +205,7 @@ def _offloaded_state_bytes(
     sizes = {id(p): [each.size for each in own] for p, own in zip(parameters, pieces, strict=True)}
     for path in lodging.updated:
         if id(known.get(path)) not in sizes:
-            raise RuntimeError(f"{path} has a gradient, and is in no group of the optimiser")
+            raise RuntimeError(f"{path} has a gradient, and is in no group of the optimizer")
     far = [size for number in apart for size in sizes[id(parameters[number])]]
     through = TIER_BUFFERS * max(far, default=0)
     stay = [size for number in resident for size in sizes[id(parameters[number])]]
@@ -215,7 +215,7 @@ def _offloaded_state_bytes(
     planned = (lodging.states, lodging.staging, lodging.far_states, lodging.far_staging)
     if (found, staging, sum(far), through, sum(stay)) != (*planned, lodging.resident_states):
         raise RuntimeError(
-            f"the optimiser's states take {found} bytes and pass through {staging}, in the plan "
+            f"the optimizer's states take {found} bytes and pass through {staging}, in the plan "
             f"{lodging.states} and {lodging.staging}: plan again with its settings"
         )
     return sum(map(sum, sizes.values())) - elsewhere
@@ -258,7 +258,7 @@ class OffloadedModule:
 
         def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
             """As that of the model, with copies of all tensors, those that stay on the device
-            among them, until the optimiser is closed: what was saved is of one step, whatever is
+            among them, until the optimizer is closed: what was saved is of one step, whatever is
             trained later."""
             with home.states():
                 found = own.state_dict(self, *args, **kwargs)
@@ -278,7 +278,7 @@ class OffloadedModule:
                 return own.load_state_dict(self, state_dict, strict, assign)
 
         def gathered(self: Any) -> contextlib.AbstractContextManager[None]:
-            """Within it all parameters are on the device; see the optimiser's `gathered`."""
+            """Within it all parameters are on the device; see the optimizer's `gathered`."""
             return home.gathered()
 
         return {"state_dict": state_dict, "load_state_dict": load_state_dict, "gathered": gathered}

@@ -1,4 +1,4 @@
-"""States of an optimiser on their way: they come from a slow memory, are updated and go back.
+"""States of an optimizer on their way: they come from a slow memory, are updated and go back.
 
 A few staging buffers, allocated once, take turns. What was updated goes back while the next piece
 is updated and the one after that comes. Pieces are fetched in the order of the last step.
@@ -69,7 +69,7 @@ class StagingBuffer:
 
 
 class StagingRing(Generic[BufferT]):
-    """The staging buffers of an optimiser. A piece `arrive`s, is updated, and `leave`s; `waited`
+    """The staging buffers of an optimizer. A piece `arrive`s, is updated, and `leave`s; `waited`
     are the seconds for which the host stood still for transfers."""
 
     def __init__(self, memory: StateTarget, buffers: Iterable[BufferT]) -> None:

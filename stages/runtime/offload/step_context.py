@@ -65,11 +65,11 @@ class StepContext:
         """The bytes that a gradient has on the device are free."""
         self._lane().free(number)
 
-    def optimise(self, number: int) -> None:
+    def optimize(self, number: int) -> None:
         """A parameter begins to be updated where it lives."""
         lane = self._lane()
         if self.home.optimizer is not None:
-            lane.optimise(number, self.home.optimizer.group_to_update)
+            lane.optimize(number, self.home.optimizer.group_to_update)
 
     def accumulate(self, number: int) -> None:
         """A gradient begins to be added to those of earlier microbatches."""

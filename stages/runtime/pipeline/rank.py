@@ -32,7 +32,7 @@ MicrobatchCall = tuple[tuple[Any, ...], dict[str, Any]]
 
 class PipelineRank:
     """What a rank runs of a pipeline. `parameters` are those that its stages read, which are its
-    own to optimise: gradients of what several ranks read come to all of them."""
+    own to optimize: gradients of what several ranks read come to all of them."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 """Handing over gradients: each once, complete, and after the last read of what it belongs to, since
-an optimiser may take it up at once."""
+an optimizer may take it up at once."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def _offload(state: SimulatorState, value: int, storage: int) -> None:
 
 
 def _is_gradient_complete(state: SimulatorState, storage: int) -> bool:
-    """Whether a gradient is the optimiser's, which may send it."""
+    """Whether a gradient is the optimizer's, which may send it."""
     return state.updates is not None and state.handed.issuperset(state.gradients_in[storage])
 
 

@@ -73,7 +73,7 @@ def _simulate_update(state: SimulatorState, effect: Effect) -> int:
     updates, value = state.updates, action.value
     cost = None if updates is None else updates.costs.get(value)
     if updates is None or cost is None:
-        raise state.refuse(f"parameter {value} is updated, which no optimiser has")
+        raise state.refuse(f"parameter {value} is updated, which no optimizer has")
     if value in state.updated:
         raise state.refuse(f"parameter {value} is updated again")
     if missing := sorted(set(state.parts[value]) - state.handed):

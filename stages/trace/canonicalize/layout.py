@@ -111,7 +111,7 @@ _WINDOW_FUNCTIONS = "_window."
 class LayoutPropagator:
     """Runs calls on fake tensors, and mends strides and sizes that fake tensors get wrong.
 
-    Some operators give other strides than their fake versions (batch normalisation of a transposed
+    Some operators give other strides than their fake versions (batch normalization of a transposed
     tensor), some larger storages (a mean in the memory of what it is the mean of). Distinct calls
     are therefore run once, on ones (indices on zeros).
     """

@@ -96,7 +96,7 @@ _BATCH_NORM_BACKWARD = ("aten::native_batch_norm_backward", "aten::batch_norm_ba
 
 
 def ignores_running_stats(call: OperatorCall) -> bool:
-    """True for batch normalisation in training: what the step uses of its results does not depend
+    """True for batch normalization in training: what the step uses of its results does not depend
     on the running statistics that it is given."""
     name = call.target._schema.name
     if name in _BATCH_NORM_BACKWARD:

@@ -1,4 +1,4 @@
-"""Optimisers and what people do between backward and step."""
+"""Optimizers and what people do between backward and step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _named("adagrad", _by(lambda p: torch.optim.Adagrad(p, 0.01)))
 
 
 def inside_backward(run: Run, make: Callable[[Any], torch.optim.Optimizer]) -> None:
-    """An optimiser's step as soon as a gradient is there, which is then forgotten."""
+    """An optimizer's step as soon as a gradient is there, which is then forgotten."""
     own = {parameter: make([parameter]) for parameter in trained(run)}
 
     def step(parameter: nn.Parameter) -> None:
@@ -203,7 +203,7 @@ def two_groups_one_of_them_frozen_later(run: Run) -> None:
 
 
 @use
-def optimiser_state_saved_and_loaded(run: Run) -> None:
+def optimizer_state_saved_and_loaded(run: Run) -> None:
     optimizer = torch.optim.Adam(trained(run), 0.01)
     run.train(optimizer, 2)
     state = copy.deepcopy(optimizer.state_dict())

@@ -9,7 +9,7 @@ from torch import nn
 
 
 class Small(nn.Module):
-    """Normalisation, dropout, a keyword argument and two outputs."""
+    """Normalization, dropout, a keyword argument and two outputs."""
 
     def __init__(self) -> None:
         super().__init__()

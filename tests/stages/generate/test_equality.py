@@ -26,7 +26,7 @@ MODELS: dict[str, Any] = {
     "resnet": lambda: models.resnet("resnet10", 2, 32),
     "structured": modules.structured,
     "transposed": modules.transposed,
-    "normalised": modules.normalised,
+    "normalized": modules.normalized,
     "counting": modules.counting,
     "tied": modules.tied,
     "shared": modules.shared,
@@ -51,13 +51,13 @@ def test_no_plan_changes_anything(name: str, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def traces() -> dict[str, Any]:
     torch.manual_seed(0)
-    names = ("noisy", "counting", "normalised", "structured", "shared")
+    names = ("noisy", "counting", "normalized", "structured", "shared")
     return {name: traced(MODELS[name](), name) for name in names}
 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    name=st.sampled_from(["noisy", "counting", "normalised", "structured", "shared"]),
+    name=st.sampled_from(["noisy", "counting", "normalized", "structured", "shared"]),
     seed=st.integers(0, 10**6),
     share=st.floats(0.1, 1.0),
     in_place=st.booleans(),

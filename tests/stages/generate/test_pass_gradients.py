@@ -78,7 +78,7 @@ def made(request: pytest.FixtureRequest) -> tuple[Graph, BuiltModel]:
 
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("plan", PLANS)
-def test_an_optimiser_may_step_inside_the_backward(
+def test_an_optimizer_may_step_inside_the_backward(
     made: tuple[Graph, BuiltModel], plan: str, tmp_path: Path
 ) -> None:
     graph, built = made

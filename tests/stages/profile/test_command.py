@@ -135,19 +135,19 @@ def test_a_machine_of_the_checkout_is_found_by_its_name(graph_path: Path) -> Non
         read_profile_device(graph_path)
 
 
-def labelled(rows: int = 4) -> tuple[Any, ...]:
+def labeled(rows: int = 4) -> tuple[Any, ...]:
     """A factory whose loss keeps a tensor."""
     labels = torch.arange(rows) % 3
     samples: tuple[Any, ...] = ((torch.randn(rows, 8),), {})
     return nn.Linear(8, 3), samples, lambda output: nn.functional.cross_entropy(output, labels)
 
 
-def unlabelled(rows: int = 4) -> tuple[Any, ...]:
+def unlabeled(rows: int = 4) -> tuple[Any, ...]:
     """A factory whose loss keeps nothing."""
     return nn.Linear(8, 3), ((torch.randn(rows, 8),), {}), lambda output: output.square().mean()
 
 
-@pytest.mark.parametrize("factory", [labelled, unlabelled])
+@pytest.mark.parametrize("factory", [labeled, unlabeled])
 def test_a_loss_may_keep_tensors(
     factory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,7 @@ def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 6))
 
 
-def normalised() -> nn.Module:
+def normalized() -> nn.Module:
     """A layer whose backward has float32 operands under autocast, but in no matrix product."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv1d(1, 2, 3), nn.BatchNorm1d(2), nn.Softmax(-1))
@@ -60,13 +60,13 @@ def step(model: nn.Module, around: Callable[..., object], x: torch.Tensor = ROWS
 
 
 @pytest.mark.parametrize("region", [cast, half, uncached])
-@pytest.mark.parametrize("make", [perceptron, normalised])
+@pytest.mark.parametrize("make", [perceptron, normalized])
 def test_a_backward_in_the_region_is_eagers(
     make: Callable[[], nn.Module], region: Callable[..., object], tmp_path: Path
 ) -> None:
     model = make()
     planned = planned_under(region, model, tmp_path / "plan").load(copy.deepcopy(model))
-    x = ROWS.unsqueeze(1) if make is normalised else ROWS
+    x = ROWS.unsqueeze(1) if make is normalized else ROWS
     for _ in range(2):
         step(planned, region, x)
         step(model, region, x)

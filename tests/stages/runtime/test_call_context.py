@@ -47,7 +47,7 @@ def watched_saving(model: nn.Module, x: torch.Tensor) -> Any:
 
 
 class Scaled(torch.Tensor):
-    """A tensor with a behaviour of its own."""
+    """A tensor with a behavior of its own."""
 
     @classmethod
     def __torch_function__(
@@ -123,7 +123,7 @@ def test_backwards_that_are_refused(
 
 
 class Marked(torch.Tensor):
-    """A subclass without a behaviour of its own."""
+    """A subclass without a behavior of its own."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 

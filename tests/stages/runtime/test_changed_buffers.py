@@ -23,13 +23,13 @@ def planned_of(model: nn.Module, at: Path) -> nn.Module:
     return planned
 
 
-def normalised(training: bool) -> nn.Sequential:
+def normalized(training: bool) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4).train(training))
 
 
 def test_statistics_that_an_evaluation_reads_may_not_change(tmp_path: Path) -> None:
-    model = normalised(False)
+    model = normalized(False)
     for module in (planned_of(model, tmp_path / "plan"), model):
         loss = module(ROWS).square().sum()
         module.get_buffer("1.running_var").mul_(2)
@@ -38,13 +38,13 @@ def test_statistics_that_an_evaluation_reads_may_not_change(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "normalise", [parametrizations.spectral_norm, nn.utils.spectral_norm, lambda layer: layer]
+    "normalize", [parametrizations.spectral_norm, nn.utils.spectral_norm, lambda layer: layer]
 )
 def test_two_calls_that_write_buffers_are_in_flight(
-    normalise: Callable[[nn.Module], nn.Module], tmp_path: Path
+    normalize: Callable[[nn.Module], nn.Module], tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(normalise(nn.Linear(6, 4)), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    model = nn.Sequential(normalize(nn.Linear(6, 4)), nn.BatchNorm1d(4), nn.Linear(4, 4))
     planned = planned_of(model, tmp_path / "plan")
     for module in (planned, model):
         losses = [module(x).square().sum() for x in (ROWS, ROWS.flip(0) * 2)]

@@ -49,24 +49,24 @@ def test_the_first_step_is_plain_the_second_is_captured_all_others_are_replayed(
     assert len(captures.pools) == 1
 
 
-def optimised(model: nn.Module, sample: Any, place: str, steps: int = 5) -> list[Any]:
+def optimized(model: nn.Module, sample: Any, place: str, steps: int = 5) -> list[Any]:
     """A training loop as people write them, which clears gradients at a place and keeps outputs."""
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     torch.manual_seed(3)
     seen = []
     for number in range(steps):
         if place == "before the forward":
-            optimiser.zero_grad()
+            optimizer.zero_grad()
         output = model(sample[0][0] + number, **sample[1])
         loss = output["logits"].square().mean() + output["hidden"].mean()
         if place == "before the backward":
-            optimiser.zero_grad()
+            optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         if number % 2 or place != "every other step":
-            optimiser.step()
+            optimizer.step()
             if place in ("after the step", "every other step"):
-                optimiser.zero_grad()
+                optimizer.zero_grad()
         seen += [loss.detach(), output["logits"]]
     return seen
 
@@ -77,7 +77,7 @@ def optimised(model: nn.Module, sample: Any, place: str, steps: int = 5) -> list
 )
 def test_a_training_loop_is_that_of_eager(as_graphs: Any, place: str) -> None:
     planned, original, sample = twins(as_graphs)
-    mine, theirs = optimised(planned, sample, place), optimised(original, sample, place)
+    mine, theirs = optimized(planned, sample, place), optimized(original, sample, place)
     assert all(same(one, other) for one, other in zip(mine, theirs, strict=True))
     for one, other in zip(
         planned.state_dict().values(), original.state_dict().values(), strict=True

@@ -191,7 +191,7 @@ def with_flags() -> tuple[Graph, Costs]:
 
 
 def batch_norm(loss: bool = False) -> tuple[Graph, Costs]:
-    """Op 0 makes value 0, op 1 normalises it: its second run takes a quarter of a second. With
+    """Op 0 makes value 0, op 1 normalizes it: its second run takes a quarter of a second. With
     `loss`, that of nothing follows."""
     graph, costs = graph_of(two_layers(), views=False)
     sizes = [16, 4, 4, 4, 4, 16, 4, 4]

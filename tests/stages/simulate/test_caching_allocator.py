@@ -88,7 +88,7 @@ def test_the_smallest_block_that_fits_is_taken() -> None:
     assert play("a 16M", "b 12M", "a", "b", "c 13M", "d 16M").peak.reserved == 44 * MIB
 
 
-def test_freed_neighbours_join() -> None:
+def test_freed_neighbors_join() -> None:
     assert play("a 6M", "b 6M", "c 8M", "a", "b", "d 12M").peak.reserved == 20 * MIB
     assert play("a 6M", "b 6M", "c 8M", "a", "c", "d 12M").peak.reserved == 32 * MIB
 

@@ -133,7 +133,7 @@ def test_other_stages_than_are_known_are_refused() -> None:
 
 
 def alone(*starts: float, durations: Sequence[float] = (1, 1, 1, 1)) -> PipelinePattern:
-    """Two neighbouring stages on one device: forward 1, forward 2, backward 2, backward 1."""
+    """Two neighboring stages on one device: forward 1, forward 2, backward 2, backward 1."""
     kinds: list[tuple[int, PatternKind]] = [(1, "forward"), (2, "forward"), (2, "backward")]
     kinds.append((1, "backward"))
     rows = [

@@ -36,8 +36,8 @@ LINK = HostLink(bandwidth=2.0, shared=False, room=100, device="cpu")
 PARAMETER, GRADIENT, END, UPDATED = 6, 5, 10, 9
 """The parameter, 1 byte, its gradient, the end of the schedule, and where the gradient is whole."""
 COST = ParameterUpdateCost("weight", (8,), 2.0, 3, 0, (5, 1), away_seconds=7.0)
-OPTIMISER = OptimizerPlan({PARAMETER: COST}, LinkSpeed.of(LINK), 4)
-AWAY = with_fields(OPTIMISER, remote=frozenset([PARAMETER]))
+OPTIMIZER = OptimizerPlan({PARAMETER: COST}, LinkSpeed.of(LINK), 4)
+AWAY = with_fields(OPTIMIZER, remote=frozenset([PARAMETER]))
 THERE = with_fields(AWAY, there=AWAY.remote)
 COMES: list[Action] = [Prefetch(PARAMETER), Wait(PARAMETER)]
 SENT: list[Action] = [Offload(GRADIENT), Wait(GRADIENT), Free(GRADIENT)]
@@ -59,7 +59,7 @@ def steps_with(*ending: Action, before: Away | None = None) -> list[ScheduleStep
 
 def played(
     *ending: Action,
-    updates: OptimizerPlan | None = OPTIMISER,
+    updates: OptimizerPlan | None = OPTIMIZER,
     before: Away | None = None,
     link: HostLink | None = LINK,
     reader: bool = False,
@@ -83,16 +83,16 @@ def test_an_update_on_the_device_uses_the_gradient_up() -> None:
 
 
 def test_states_that_pass_take_their_overhead_of_the_computations() -> None:
-    dear = with_fields(OPTIMISER.speed, overhead=0.25, overhead_per_byte=0.0625)
+    dear = with_fields(OPTIMIZER.speed, overhead=0.25, overhead_per_byte=0.0625)
     plain, found = (
-        played(UpdateOnDevice(PARAMETER), updates=with_fields(OPTIMISER, speed=speed))
-        for speed in (OPTIMISER.speed, dear)
+        played(UpdateOnDevice(PARAMETER), updates=with_fields(OPTIMIZER, speed=speed))
+        for speed in (OPTIMIZER.speed, dear)
     )
     assert found.overhead == 2 * 0.75 and plain.overhead == 0.0
     # The first states come ahead of the step, and go back behind it.
     assert (plain.steps[-1].end, found.steps[-1].end) == (7.0, 7.0 + 2 * 0.75)
     assert (plain.seconds, found.seconds) == (11.0, 12.5)
-    assert parse_optimizer_plan(with_fields(OPTIMISER, speed=dear).text(), "file").speed == dear
+    assert parse_optimizer_plan(with_fields(OPTIMIZER, speed=dear).text(), "file").speed == dear
 
 
 def test_an_update_in_the_other_memory_has_a_lane_of_its_own() -> None:
@@ -120,11 +120,11 @@ def test_a_parameter_of_the_other_memory_is_brought_dropped_and_sent_back() -> N
 
 
 def test_updates_that_could_not_be() -> None:
-    refused("which no optimiser has", UpdateOnDevice(PARAMETER), updates=None)
+    refused("which no optimizer has", UpdateOnDevice(PARAMETER), updates=None)
     refused(
-        "which no optimiser has",
+        "which no optimizer has",
         UpdateOnDevice(PARAMETER),
-        updates=with_fields(OPTIMISER, costs={}),
+        updates=with_fields(OPTIMIZER, costs={}),
     )
     refused("updated again", UpdateOnDevice(PARAMETER), UpdateOnDevice(PARAMETER))
     refused("before its gradient is whole", before={UPDATED: [UpdateOnDevice(PARAMETER)]})
@@ -206,7 +206,7 @@ def test_microbatches_add_their_gradients_up_and_the_last_one_updates() -> None:
     brought = played(*SENT, AccumulateOnHost(PARAMETER), *SETTLED, updates=there)
     assert brought.steps[0].live == 5
     assert parse_optimizer_plan(adds.text(), "it") == adds
-    kept = with_fields(OPTIMISER, adds=True)
+    kept = with_fields(OPTIMIZER, adds=True)
     assert played(updates=kept).steps[-1].live == 8
     assert played(updates=with_fields(kept, first=True)).steps[-1].live == 12
 
@@ -216,7 +216,7 @@ def test_a_memory_that_is_too_small_and_a_link_that_is_none() -> None:
     refused("take 9 bytes in host/memory", updates=AWAY, link=with_fields(LINK, room=8))
     refused("makes 13 bytes in host/memory", *SENT, updates=AWAY, link=with_fields(LINK, room=12))
     refused("to which there is no link", UpdateOnDevice(PARAMETER), link=None)
-    none = with_fields(OPTIMISER, speed=LinkSpeed(0.0, 0.0, (0.0, 0.0), 0.0))
+    none = with_fields(OPTIMIZER, speed=LinkSpeed(0.0, 0.0, (0.0, 0.0), 0.0))
     refused("the link has no bandwidth", UpdateOnDevice(PARAMETER), updates=none)
     here = with_fields(none, on_device=frozenset([PARAMETER]))
     assert played(UpdateOnDevice(PARAMETER), updates=here, link=None).seconds == 7.0
@@ -273,9 +273,9 @@ def test_a_third_memory_that_could_not_be() -> None:
     refused("on the device, and its states are not", UpdateOnDevice(PARAMETER), updates=here)
 
 
-def test_an_optimiser_is_written_and_read() -> None:
-    on_device = with_fields(OPTIMISER, on_device=frozenset([PARAMETER]))
-    for updates in (OPTIMISER, THERE, BEYOND, on_device):
+def test_an_optimizer_is_written_and_read() -> None:
+    on_device = with_fields(OPTIMIZER, on_device=frozenset([PARAMETER]))
+    for updates in (OPTIMIZER, THERE, BEYOND, on_device):
         assert parse_optimizer_plan(updates.text(), "it") == updates
     good = THERE.text()
     bad = [("2.0", '"a"'), ('"there": [6]', '"x": 1'), ('"remote": [6]', '"remote": []')]
@@ -283,5 +283,5 @@ def test_an_optimiser_is_written_and_read() -> None:
     far = (('{"buffers": 4', '{"buffers": 0'), ('"values": [6]', '"values": [7]'))
     wrong += [BEYOND.text().replace(*each) for each in far]
     for text in ("", "[]", "{}", *wrong):
-        with pytest.raises(ArtifactError, match="it: what it says of an optimiser is none"):
+        with pytest.raises(ArtifactError, match="it: what it says of an optimizer is none"):
             parse_optimizer_plan(text, "it")

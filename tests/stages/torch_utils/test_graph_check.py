@@ -23,7 +23,7 @@ def graph_of(name: str) -> Graph:
 
 
 @pytest.mark.parametrize(
-    "name", "structured transposed normalised watching counting tied shared noisy heads".split()
+    "name", "structured transposed normalized watching counting tied shared noisy heads".split()
 )
 def test_true_graphs_pass(name: str) -> None:
     check_graph_program(graph_of(name), "graph.arrow")
@@ -42,7 +42,7 @@ def argument(op: Op, old: str, new: str) -> str:
 
 
 def test_doctored_graphs_do_not() -> None:
-    graph = graph_of("normalised")
+    graph = graph_of("normalized")
     [mean] = [op for op in graph.ops if op.target == "aten.mean.dim"]
     copies = [op for op in graph.ops if op.writes]
     doctored = [
@@ -85,7 +85,7 @@ BEYOND = [
 def test_an_op_keeps_to_the_memory_of_what_it_reads(
     target: str, rest: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    graph = graph_of("normalised")
+    graph = graph_of("normalized")
     op = next(op for op in graph.ops if op.target == "aten.relu.default")
     [read] = op.inputs
     rest = rest.replace('"value":0', f'"value":{read}')
@@ -99,7 +99,7 @@ def test_an_op_keeps_to_the_memory_of_what_it_reads(
 @pytest.mark.parametrize("size", [2**40, 2**62, 2**63 - 1])
 @pytest.mark.parametrize("kind", ["parameter", "input", "intermediate"])
 def test_sizes_beyond_any_memory_are_refused(size: int, kind: str) -> None:
-    graph = graph_of("normalised")
+    graph = graph_of("normalized")
     index = next(value.id for value in graph.values if value.kind == kind and value.shape)
     values = list(graph.values)
     shape = [size, *values[index].shape[1:]]
@@ -113,7 +113,7 @@ def test_sizes_beyond_any_memory_are_refused(size: int, kind: str) -> None:
 @pytest.mark.parametrize("depth", [300, 10**5])
 @pytest.mark.parametrize("text", ["[", '{"a":'])
 def test_deep_arguments_are_refused(depth: int, text: str) -> None:
-    graph = graph_of("normalised")
+    graph = graph_of("normalized")
     deep = text * depth + "1" + {"[": "]", '{"a":': "}"}[text] * depth
     doctored = with_op(graph, "aten.relu.default", arguments=f'{{"args":[{deep}],"kwargs":{{}}}}')
     with pytest.raises(ArtifactError, match="arguments that are not JSON"):

@@ -47,7 +47,7 @@ def spectral() -> Made:
 
 
 def images() -> Made:
-    """Layers of image models besides batch normalisation, in channels-last layout."""
+    """Layers of image models besides batch normalization, in channels-last layout."""
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3),
         nn.GroupNorm(2, 8),

@@ -37,7 +37,7 @@ def structured() -> Made:
 
 
 class Transposed(nn.Module):
-    """Batch normalisation of a transposed tensor: fake and real strides differ."""
+    """Batch normalization of a transposed tensor: fake and real strides differ."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,8 +54,8 @@ def transposed() -> Made:
     return Transposed(), ((torch.randn(4, 5, 6),), {})
 
 
-class Normalised(nn.Module):
-    """Batch normalisation in training, in evaluation, and called twice."""
+class Normalized(nn.Module):
+    """Batch normalization in training, in evaluation, and called twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,8 +69,8 @@ class Normalised(nn.Module):
         return self.head(self.norm(self.fixed(x)).mean((2, 3)))
 
 
-def normalised() -> Made:
-    model = Normalised()
+def normalized() -> Made:
+    model = Normalized()
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.fixed.eval()
     return model, ((torch.randn(2, 3, 8, 8),), {})

@@ -1,4 +1,4 @@
-"""Normalisations in half precision and under autocast give in a plan what they give in eager."""
+"""Normalizations in half precision and under autocast give in a plan what they give in eager."""
 
 from __future__ import annotations
 

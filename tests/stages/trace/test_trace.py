@@ -32,7 +32,7 @@ def made(name: str, fake: bool = False) -> BuiltModel:
 
 @pytest.mark.parametrize(
     "name",
-    "structured transposed normalised watching counting tied shared noisy heads mixed slicing "
+    "structured transposed normalized watching counting tied shared noisy heads mixed slicing "
     "summed exposing spectral images checkpointed pythonic stepping naming twice".split(),
 )
 def test_runs_like_the_module(name: str, tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_runs_like_the_module(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", "transposed normalised watching counting tied shared noisy mixed".split()
+    "name", "transposed normalized watching counting tied shared noisy mixed".split()
 )
 def test_without_memory_it_is_the_same_graph(name: str) -> None:
     fake = made(name, fake=True)
@@ -79,7 +79,7 @@ def ops_of(graph: Graph, target: str) -> list[int]:
 
 
 def test_batch_norm_writes_its_buffers_once_and_early() -> None:
-    graph = trace(made("normalised"), "normalised")
+    graph = trace(made("normalized"), "normalized")
     writes = [op for op in graph.ops if op.writes]
     assert all(op.phase == "forward" and not op.repeatable for op in writes)
     paths = [graph.values[op.writes[0]].path for op in writes]
@@ -195,7 +195,7 @@ def test_phases_are_one_after_the_other_and_backward_needs_tangents_late() -> No
 
 
 def test_guards_name_modules_in_evaluation() -> None:
-    graph = trace(made("normalised"), "normalised")
+    graph = trace(made("normalized"), "normalized")
     guards = json.loads(graph.guards)
     assert guards["eval_modules"] == ["fixed"]
     assert guards["autocast"]["enabled"] is False
@@ -248,8 +248,8 @@ def test_what_cannot_be_traced_is_told_in_a_sentence(name: str, words: list[str]
 
 def test_nothing_of_the_trace_refers_to_the_tensors_of_the_model() -> None:
     """A parameter that anything refers to weakly cannot be swapped, as conversions may want to."""
-    built = made("normalised")
-    trace(built, "normalised")
+    built = made("normalized")
+    trace(built, "normalized")
     gc.collect()
     state = [*built.model.parameters(), *built.model.buffers()]
     assert [weakref.getweakrefcount(tensor) for tensor in state] == [0] * len(state)

@@ -139,15 +139,15 @@ def test_a_package_is_loaded_as_what_it_is(made: Any) -> None:
     folder, _ = made
     module = folder / "module"
     model = build_from_factory("data.models:gpt2", MODEL).model
-    with pytest.raises(ArtifactError, match="its load takes the optimiser, too"):
+    with pytest.raises(ArtifactError, match="its load takes the optimizer, too"):
         load_planned_module(module, model)
     for optimizer, words in (
         (
             torch.optim.SGD(model.parameters(), lr=0.1),
-            "was made for AdamW, and the optimiser is SG",
+            "was made for AdamW, and the optimizer is SG",
         ),
         (torch.optim.AdamW(model.parameters(), amsgrad=True), "plan again with its settings"),
-        (torch.optim.AdamW(list(model.parameters())[:3]), "is in no group of the optimiser"),
+        (torch.optim.AdamW(list(model.parameters())[:3]), "is in no group of the optimizer"),
     ):
         with pytest.raises(ArtifactError, match=words):
             load_offloaded_module(module, model, optimizer, None)
@@ -174,7 +174,7 @@ def test_described_updates_are_not_run(
     assert "cpu has no flops, so that no time is known" in capsys.readouterr().err
     updates = ["--updates", str(folder / "updates.json"), "--optimizer", "adamw"]
     assert main(["whole", *graph, *costs, *where, *updates, "--out", str(tmp_path / "plan")]) == 1
-    assert "says of which optimiser it is" in capsys.readouterr().err
+    assert "says of which optimizer it is" in capsys.readouterr().err
     machine = json.loads((folder / "machine.json").read_text())
     machine["devices"][0] |= {"flops": 1e12, "bandwidth": 1e10}
     (tmp_path / "described.json").write_text(json.dumps(machine))
@@ -187,7 +187,7 @@ def test_described_updates_are_not_run(
     plan = ["--plan", str(tmp_path / "plan" / "plan.json"), "--out", str(tmp_path / "module")]
     schedule = ["--schedule", str(tmp_path / "plan" / "schedule.arrow")]
     assert main(["generate", *graph, *schedule, *plan]) == 1
-    assert "described updates, which say of no optimiser" in capsys.readouterr().err
+    assert "described updates, which say of no optimizer" in capsys.readouterr().err
 
 
 def test_a_check_leaves_all_as_it_was(made: Any) -> None:
@@ -271,7 +271,7 @@ def test_updates_on_disk_are_judged_to_the_byte(parts: Any, tmp_path: Path) -> N
 def test_other_bytes_of_a_microbatch_are_told(
     parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a step whose bits are those of the optimiser: these are compared elsewhere."""
+    """Of a step whose bits are those of the optimizer: these are compared elsewhere."""
     package, judged = parts
     said, lodge = package.LODGING, package.offload_parameters
     facts = ("first_adding_peak", "adding_peak", "peak", "first_peak", "sums")

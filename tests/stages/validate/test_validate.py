@@ -50,7 +50,7 @@ PLAN = {
 
 
 class Net(nn.Module):
-    """A layer, batch normalisation, dropout and a second layer."""
+    """A layer, batch normalization, dropout and a second layer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ class MadpipeRules:
 
     `printed` does as M prints. Every two stages meet over a link, and a link carries the largest of
     its cuts. The special device stores one batch less for each stage than fly, and takes all in one
-    stage where no other device is left. Else neighbours on the special device meet in its
+    stage where no other device is left. Else neighbors on the special device meet in its
     memory, and the cuts of a link add up. The special device then stores for each stage as many
     batches as it must at the moment when its last one does, or, where `all_flying`, all that are in
     flight: less is seldom possible.

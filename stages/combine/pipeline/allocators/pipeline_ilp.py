@@ -68,7 +68,7 @@ def assign_layers(
 
 
 class _AssignmentProgram:
-    """Minimises the `period`, in shares of `unit` ticks; `on[l][d]` says whether layer l + 1 is on
+    """Minimizes the `period`, in shares of `unit` ticks; `on[l][d]` says whether layer l + 1 is on
     device d, where equal devices come in the order of their first layers."""
 
     def __init__(self, layers: PipelineLayers, devices: int, unit: int) -> None:

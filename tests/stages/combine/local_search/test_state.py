@@ -199,7 +199,7 @@ def test_after_any_moves_the_line_is_that_of_the_sequence(
 
 def test_equal_layers_move_together() -> None:
     """Twelve equal layers, of which each backward reads what its forward read: those inside have
-    equal neighbours, and what they read is made again, and no more, in all of them at once."""
+    equal neighbors, and what they read is made again, and no more, in all of them at once."""
     layers = 12
     forward = [
         PlanningNode(i, "forward", 1.0, 4, [i - 1] if i else [], [i], [], False, True)

@@ -94,18 +94,18 @@ def test_a_described_device_has_no_host_by_itself(
     assert "machines/h100.json: names no memory 'host'" in said and '"between": ["cuda:0"' in said
 
 
-def test_optimisers(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_optimizers(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given += ["--machine", str(machine(tmp_path)), "--budget", "9MB"]
     with pytest.raises(SystemExit):
         main([*given, "--optimizer", "lamb"])
     assert "'lamb' (choose from 'sgd', 'momentum', 'adam', 'adamw')" in capsys.readouterr().err
     twice = GRAPH.values[OWNERS[0]].path
     for optimizer, change, words in (
-        ("Lamb", lambda rows: None, "'Lamb' is no optimiser that is known: SGD, Adam, AdamW"),
+        ("Lamb", lambda rows: None, "'Lamb' is no optimizer that is known: SGD, Adam, AdamW"),
         ("AdamW", lambda rows: rows[1].update(path=twice), f"{twice!r} is updated twice"),
-        ("AdamW", lambda rows: rows[0].update(net=-(10**9)), "what it says of an optimiser is no"),
-        ("AdamW", lambda rows: rows[0].update(peak=10**30), "what it says of an optimiser is none"),
-        ("AdamW", lambda rows: rows[0].update(seconds=1e300), "it says of an optimiser is none"),
+        ("AdamW", lambda rows: rows[0].update(net=-(10**9)), "what it says of an optimizer is no"),
+        ("AdamW", lambda rows: rows[0].update(peak=10**30), "what it says of an optimizer is none"),
+        ("AdamW", lambda rows: rows[0].update(seconds=1e300), "it says of an optimizer is none"),
         ("AdamW", lambda rows: rows.pop(0), f"{twice} has a gradient, and is not among the param"),
     ):
         path = updates(tmp_path, optimizer, change)

@@ -1,4 +1,4 @@
-"""Optimiser states that stay on the device: within the bytes of the budget, and never slower."""
+"""Optimizer states that stay on the device: within the bytes of the budget, and never slower."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_what_cannot_be_is_told_in_one_sentence() -> None:
     with pytest.raises(ConfigError, match="between cpu and host has no bandwidth"):
         task(6_000_000, bandwidth=0)
     crowded = (
-        "^parameters and optimiser states take 4,500,000 bytes in host/memory, which has "
+        "^parameters and optimizer states take 4,500,000 bytes in host/memory, which has "
         "4,499,999: give it at least as many, .* by room= .*, or states a third memory"
     )
     with pytest.raises(ConfigError, match=crowded):

@@ -89,7 +89,7 @@ def test_the_program_is_the_printed_recursion(
 
 
 def fits(allocation: Allocation, memory: int, period: int, rules: MadpipeRules) -> bool:
-    """Whether an allocation, a stage for each layer, is one that the program takes: neighbours on
+    """Whether an allocation, a stage for each layer, is one that the program takes: neighbors on
     normal devices are one stage, on the special one they may be several."""
     layers, special = allocation.layers, len(allocation.names) - 1
     if max(allocation.loads().values()) > period:

@@ -257,7 +257,7 @@ def test_machines_that_pipelines_are_not_planned_for(
 
 
 def test_links_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A contiguous allocation needs those between neighbours alone."""
+    """A contiguous allocation needs those between neighbors alone."""
     write_chain(tmp_path / "chain.arrow", chain_of_case(CASE))
     row = [LINK, {"between": ["cuda:1", "cuda:2"], "bandwidth": 1.0}]
     path = machine(tmp_path / "machine.json", 3, links=row)

@@ -15,7 +15,7 @@ from tightfit.stages.simulate.pipeline_pattern import issue_order, unroll_patter
 
 @st.composite
 def orders(draw: st.DrawFn) -> tuple[list[list[RankAction]], int, int]:
-    """Actions of stages on up to three devices, with what neighbours and others exchange."""
+    """Actions of stages on up to three devices, with what neighbors and others exchange."""
     count = draw(st.integers(1, 6))
     found = draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))
     devices = [sorted(set(found)).index(device) for device in found]

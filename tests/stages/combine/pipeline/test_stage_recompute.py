@@ -281,11 +281,11 @@ BLOCK = [
 def test_options_of_blocks_save_more_for_less_time() -> None:
     chain = uniform(6)
     rows = [replace(row, label="block") for row in chain.positions[:-1]] + chain.positions[-1:]
-    labelled = Chain(rows, chain.a_0, chain.delta_0)
+    labeled = Chain(rows, chain.a_0, chain.delta_0)
     plain = layers_of_chain(chain, PipelineLink(), 1, False)
     without, inner = (
         StageRecomputePlanner(chain, plain),
-        StageRecomputePlanner(labelled, plain, {"block": BLOCK}),
+        StageRecomputePlanner(labeled, plain, {"block": BLOCK}),
     )
     slower = min_period_partition(
         replace(plain, stage_options=build_stage_options(without, plain)), names_of(2), 39

@@ -120,12 +120,12 @@ def slow_groups(
     Nodes are numbered in order.
     """
     groups = [(node, node + 1) for node in range(flow.count)]
-    colours = node_items(flow).digest_hash.tolist()
+    colors = node_items(flow).digest_hash.tolist()
 
     def rank(interval: tuple[int, int]) -> tuple[float, int, int]:
         nodes, label = range(*interval), 0
         for node in nodes:
-            label = (label * 0x9E3779B97F4A7C15 + colours[node]) % 2**64
+            label = (label * 0x9E3779B97F4A7C15 + colors[node]) % 2**64
         return slow_border(flow, set(nodes)) * float(len(nodes)) ** alpha, len(nodes), label
 
     previous = None

@@ -38,7 +38,7 @@ def flow_of(
     )
 
 
-def relabelled(flow: ForwardGraph, order: Array) -> ForwardGraph:
+def relabeled(flow: ForwardGraph, order: Array) -> ForwardGraph:
     """The same forward, its node `order[i]` numbered i."""
     inputs = _taken(flow.input_start, flow.input_item, order)
     outputs = _taken(flow.output_start, flow.output_item, order)

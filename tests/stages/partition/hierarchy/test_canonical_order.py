@@ -1,4 +1,4 @@
-"""The order in which nodes are put before neighbours are merged."""
+"""The order in which nodes are put before neighbors are merged."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 
 from tests.stages.partition.hierarchy.brute_force import edges
-from tests.stages.partition.hierarchy.flows import Node, flow_of, random_flows, relabelled
+from tests.stages.partition.hierarchy.flows import Node, flow_of, random_flows, relabeled
 from tightfit.stages.partition.hierarchy.arrays import ForwardGraph, node_items
 from tightfit.stages.partition.hierarchy.canonical import canonical_order, topological_order
 
@@ -36,6 +36,6 @@ def test_branches_stay_together() -> None:
 @given(random_flows())
 @settings(max_examples=50, deadline=None)
 def test_every_reader_comes_after_what_it_reads(flow: ForwardGraph) -> None:
-    flow = relabelled(flow, np.arange(flow.count)[::-1])
+    flow = relabeled(flow, np.arange(flow.count)[::-1])
     place = np.argsort(topological_order(node_items(flow)))
     assert all(place[first] < place[second] for first, second in edges(flow))

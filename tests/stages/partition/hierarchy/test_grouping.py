@@ -67,7 +67,7 @@ def test_a_dominator_far_away_is_none() -> None:
     assert _dominators(items.inputs.start, makers, 5)[6] == -1
 
 
-def test_candidates_are_neighbours_and_diamonds_each_once() -> None:
+def test_candidates_are_neighbors_and_diamonds_each_once() -> None:
     low, high = _candidates(np.array([-1, 0, 0, 0]), 4)
     found = list(zip(low.tolist(), high.tolist(), strict=True))
     pairs = [(0, 2), (1, 3), (2, 4)]

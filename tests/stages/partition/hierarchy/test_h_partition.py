@@ -24,7 +24,7 @@ from tests.stages.partition.hierarchy.flows import (
     flow_of,
     layered,
     random_flows,
-    relabelled,
+    relabeled,
     transformer,
 )
 from tightfit.stages.partition.hierarchy import h_partition as module
@@ -110,7 +110,7 @@ def test_numbers_of_nodes_do_not_matter(
     flow: ForwardGraph, limits: HierarchyLimits, draw: object
 ) -> None:
     order = np.array(draw.sample(range(flow.count), flow.count))  # type: ignore[attr-defined]
-    tree, other = h_partition(flow, limits), h_partition(relabelled(flow, order), limits)
+    tree, other = h_partition(flow, limits), h_partition(relabeled(flow, order), limits)
     assert same(tree, replace(other, order=order[other.order]))
 
 
@@ -118,7 +118,7 @@ def test_numbers_of_nodes_do_not_matter(
 def test_numbers_do_not_matter_where_parts_are_equal(family: str) -> None:
     flow = FAMILIES[family](700)
     order = np.random.default_rng(0).permutation(flow.count)
-    tree, other = h_partition(flow), h_partition(relabelled(flow, order))
+    tree, other = h_partition(flow), h_partition(relabeled(flow, order))
     assert shape(tree) == shape(other)
 
 

@@ -162,8 +162,8 @@ def test_a_dict_comes_in_its_order_since_a_model_may_go_through_it(tmp_path: Pat
 
 
 def test_modules_in_evaluation_stay_there(tmp_path: Path) -> None:
-    graph, built = traced(modules.normalised())
-    planned = generated(graph, tmp_path / "normalised").load(built.model)
+    graph, built = traced(modules.normalized())
+    planned = generated(graph, tmp_path / "normalized").load(built.model)
     planned(*built.samples[0][0])
     planned.train()
     with pytest.raises(RuntimeError, match=r"fixed is in training mode, the plan .* evaluation"):

@@ -184,11 +184,11 @@ def test_what_does_not_matter_may_move(whole: Any) -> None:
 
 def test_training_as_people_do_is_planned_throughout(whole: Any) -> None:
     planned = whole.load(Whole(), otherwise="error")
-    optimiser = torch.optim.AdamW(planned.parameters())
+    optimizer = torch.optim.AdamW(planned.parameters())
     for _ in range(3):
         planned(X).sum().backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     planned.eval()
     planned(X)
     planned.train()

@@ -104,12 +104,12 @@ def test_real_models_are_planned_again_and_again(name: str, made: Any, tmp_path:
     args, kwargs = built.samples[0]
     module = generated(graph, tmp_path / name)
     planned = module.load(copy.deepcopy(built.model))
-    optimiser = torch.optim.SGD(planned.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(planned.parameters(), lr=1e-3)
     for _ in range(2):
         output = planned(*args, **kwargs)
         loss = output if isinstance(output, torch.Tensor) else output[0]
         loss.float().sum().backward()
-        optimiser.step()
+        optimizer.step()
     planned.eval()
     with torch.no_grad():
         planned(*args, **kwargs)

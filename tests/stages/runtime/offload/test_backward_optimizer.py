@@ -1,4 +1,4 @@
-"""Optimisers that step in the backward: bit for bit those of torch.optim, or refused."""
+"""Optimizers that step in the backward: bit for bit those of torch.optim, or refused."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_states_are_looked_at_one_by_one() -> None:
     assert len(found.state) == 5
 
 
-def test_states_are_not_changed_behind_the_optimisers_back() -> None:
+def test_states_are_not_changed_behind_the_optimizers_back() -> None:
     own = model()
     found: Any = in_backward(torch.optim.SGD(own.parameters(), lr=0.1, momentum=0.9))
     train(own, found, steps=1)
@@ -306,7 +306,7 @@ def test_what_comes_too_late_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"load_state_dict.. comes between"):
         found.load_state_dict(found.state_dict())
     found.param_groups[0]["lr"] = 0.2
-    with pytest.raises(RuntimeError, match="lr of the optimiser was changed"):
+    with pytest.raises(RuntimeError, match="lr of the optimizer was changed"):
         found.step()
 
 
@@ -336,10 +336,10 @@ def test_a_scheduler_that_sets_a_momentum_is_named() -> None:
         own(torch.ones(2, 9)).sum().backward()
 
 
-def test_one_optimiser_at_a_time() -> None:
+def test_one_optimizer_at_a_time() -> None:
     own = model()
     found: Any = in_backward(torch.optim.SGD(own.parameters(), lr=0.1, momentum=0.5))
-    with pytest.raises(RuntimeError, match="updated in its backward by another optimiser"):
+    with pytest.raises(RuntimeError, match="updated in its backward by another optimizer"):
         in_backward(torch.optim.SGD(own.parameters(), lr=0.1))
     found.close()
     own(torch.ones(2, 9)).sum().backward()
@@ -359,7 +359,7 @@ def test_a_model_is_pickled_without_what_updates_it() -> None:
     again = pickle.loads(pickle.dumps(own))
     assert all(map(torch.equal, own.parameters(), again.parameters()))
     in_backward(torch.optim.SGD(again.parameters(), lr=0.1))
-    with pytest.raises(RuntimeError, match="by another optimiser"):
+    with pytest.raises(RuntimeError, match="by another optimizer"):
         in_backward(torch.optim.SGD(own.parameters(), lr=0.1))
     found.close()  # type: ignore[attr-defined]
 
@@ -385,7 +385,7 @@ def test_hooks_of_the_step_run_once() -> None:
     assert calls == ["before", "after"] * 2
 
 
-def test_a_full_disk_leaves_the_optimiser_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_optimizer_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DISK_VARIABLE, "/nowhere")
     own = model()
     plain = torch.optim.AdamW(own.parameters())

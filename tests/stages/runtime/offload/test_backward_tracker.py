@@ -38,7 +38,7 @@ def run(module: nn.Module) -> None:
 
 
 def trained() -> tuple[nn.Sequential, Any]:
-    """A model and its optimiser after two steps."""
+    """A model and its optimizer after two steps."""
     own = model()
     found = in_backward(torch.optim.AdamW(own.parameters()), piece_bytes=256)
     train(own, found, steps=2)

@@ -50,7 +50,7 @@ def lodged(
     far: Any = (),
     far_folder: Any = None,
 ) -> Any:
-    """The home of all parameters of a module, which updates each of them, and the optimiser; the
+    """The home of all parameters of a module, which updates each of them, and the optimizer; the
     states of those that are `far` are on another disk."""
     paths, parameters = zip(*module.named_parameters(), strict=True)
     groups = optimizer.param_groups
@@ -106,7 +106,7 @@ def run(
             visit.send_gradient(n, places[n])
             visit.wait_for_gradient(n)
             visit.free_gradient(n)
-            (visit.accumulate if adding else visit.optimise)(n)
+            (visit.accumulate if adding else visit.optimize)(n)
         for n in range(len(gradients)):
             visit.wait_for_gradient(n)
         visit.leave()
@@ -222,7 +222,7 @@ def test_the_lane_takes_the_bytes_that_were_measured(
         visit.free_gradient(0)
         gc.collect()
         with memory_session("cpu", lines=True) as running, running.section("update"):
-            visit.optimise(0)
+            visit.optimize(0)
         visit.leave()
         found.step()
         peaks.append(running.section_usage("update").peak)
@@ -267,7 +267,7 @@ def test_a_run_that_ends_early_loses_no_gradient() -> None:
 
     def updated(visit: StepContext) -> None:
         freed(visit)
-        visit.optimise(0)
+        visit.optimize(0)
 
     for until in (nothing, sent, freed, updated):
         plain, own = nn.Linear(9, 33), nn.Linear(9, 33)
@@ -322,7 +322,7 @@ def test_what_is_done_with_a_gradient_comes_after_its_transfer(adding: bool) -> 
         sent = home.lane.moving[0]
         visit.wait_for_gradient(0)
         visit.free_gradient(0)
-        (visit.accumulate if adding else visit.optimise)(0)
+        (visit.accumulate if adding else visit.optimize)(0)
     assert sent in memory.after
     visit.leave()
     found.close()
@@ -375,7 +375,7 @@ def test_a_file_that_was_cut_off_ends_in_one_sentence() -> None:
     visit.send_gradient(0, 0)
     visit.wait_for_gradient(0)
     os.ftruncate(disk.file.fileno(), 8)
-    visit.optimise(0)
+    visit.optimize(0)
     with pytest.raises(RuntimeError, match=r"tensors cannot wait in files of .* shorter than what"):
         visit.wait_for_gradient(0)
     for use in (lambda: StepContext(home), found.state_dict, lambda: home.read(0)):

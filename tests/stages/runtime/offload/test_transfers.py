@@ -205,7 +205,7 @@ def test_places_are_used_again_once_they_are_free() -> None:
     assert found.size == 8 and sorted(found.begins.values()) == [0, 0, 4]
 
 
-def test_a_backward_that_a_disk_ended_is_told_by_an_optimiser_that_steps_in_it(
+def test_a_backward_that_a_disk_ended_is_told_by_an_optimizer_that_steps_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Optimisers that are refused, and parameters whose gradients or places do not do."""
+"""Optimizers that are refused, and parameters whose gradients or places do not do."""
 
 from __future__ import annotations
 

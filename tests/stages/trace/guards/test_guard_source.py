@@ -151,8 +151,8 @@ def test_objects_with_fields_are_those_of_nobody_known() -> None:
     users: collections.UserDict[str, int] = collections.UserDict()
     for value in (Mine(), OwnedGradient(1, 2), users, *spaces):
         assert is_guarded_object(value), value
-    colour = enum.Enum("colour", ["RED"])
-    known = (1, "a", None, torch.ones(1), Mine, len, draw, torch.nn.ReLU(), colour["RED"])
+    color = enum.Enum("color", ["RED"])
+    known = (1, "a", None, torch.ones(1), Mine, len, draw, torch.nn.ReLU(), color["RED"])
     for other in (*known, random.Random(), json.JSONDecoder(), datetime.timedelta(1), object()):
         assert not is_guarded_object(other), other
 
