@@ -61,7 +61,7 @@ def brief_search() -> Iterator[None]:
     """Searches take a tenth of their moves, where no test asks how good a plan is."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (search, budget_sweep):
-            patch.setattr(module, "PATIENCE", 60)
+            patch.setattr(module, "SLOW_MOVES", 60)
         patch.setattr(search, "CONTINUATION_MOVES", 20)
         patch.setattr(search, "SEEDS_PER_WARM_START", 1)
         patch.setattr(search, "MAX_ROUNDS", 3)

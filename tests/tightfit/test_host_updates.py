@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import tightfit
-import tightfit.api.parameter_offload
 from tests.tightfit import test_parameter_offload as away
 from tests.tightfit.optimizer_steps import Measured, alike, check_three_steps, loss
 from tests.tightfit.test_parameter_offload import SETTINGS, adamw, deep, momentum
+from tightfit.api import parameter_offload
 from tightfit.stages.torch_utils.memory_meter import memory_session
 
 pytestmark = pytest.mark.usefixtures("traced_once")
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("traced_once")
 @pytest.fixture(autouse=True, scope="module")
 def _slow_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Updates on the device are said to take long, so that the disk's lane does them."""
-    known = tightfit.parameter_offload.measure_optimizer
+    known = parameter_offload.measure_optimizer
 
     def measured(*args: Any, **kwargs: Any) -> Any:
         found = known(*args, **kwargs)
@@ -41,7 +41,7 @@ def _slow_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("TIGHTFIT_DISK", str(tmp_path_factory.mktemp("disk")))
         patch.setattr("tightfit.stages.profile.link_cache.CACHED_LINK_BYTES", 4 << 20)
         patch.setattr("tightfit.api.parameter_offload.MIN_OFFLOADED_BYTES", 1 << 10)
-        patch.setattr(tightfit.parameter_offload, "measure_optimizer", measured)
+        patch.setattr(parameter_offload, "measure_optimizer", measured)
         yield
 
 

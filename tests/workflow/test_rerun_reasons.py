@@ -13,7 +13,8 @@ from snakemake_interface_logger_plugins.common import LogEvent
 sys.path.insert(0, str(Path(__file__).parents[2] / "workflow/progress"))
 
 from snakemake_logger_plugin_tightfit import LogHandler
-from snakemake_logger_plugin_tightfit.why import Job, told
+from snakemake_logger_plugin_tightfit.rerun_reasons import WorkflowJob as Job
+from snakemake_logger_plugin_tightfit.rerun_reasons import describe_jobs
 
 CODE = "code of generate 0123456789abcdef"
 SOURCE = "source 0123456789abcdef"
@@ -63,8 +64,8 @@ def params(now: str) -> str:
         (Job("solve", MODEL, "Code has changed since last execution"), "the rule solve of the"),
     ],
 )
-def test_each_reason_has_its_words(job: Job, cause: str) -> None:
-    lines = told([job])
+def test_each_reason_has_its_words(job: WorkflowJob, cause: str) -> None:
+    lines = describe_jobs([job])
     assert lines[0] in ("To do: 1 step", "To do: up to 1 step")
     assert f"1 step: {cause}" in lines[1]
 
@@ -73,12 +74,12 @@ def test_what_failed_before_is_tried_again(tmp_path: Path) -> None:
     log = tmp_path / "trace.txt"
     log.write_text("trace: no such luck\n")
     job = Job("trace", MODEL, "Missing output files: a/graph.arrow", (str(log),))
-    assert told([job])[1] == "  a, 1 step: it failed before and is tried again"
+    assert describe_jobs([job])[1] == "  a, 1 step: it failed before and is tried again"
 
 
 def test_nothing_to_do_says_nothing() -> None:
-    assert told([]) == []
-    assert told([Job("all", {}, FOLLOWS)]) == []
+    assert describe_jobs([]) == []
+    assert describe_jobs([Job("all", {}, FOLLOWS)]) == []
 
 
 def test_what_follows_is_counted_and_not_a_cause_of_its_own() -> None:
@@ -89,13 +90,13 @@ def test_what_follows_is_counted_and_not_a_cause_of_its_own() -> None:
         Job("index", {}, FOLLOWS),
         Job("all", {}, FOLLOWS),
     ]
-    assert told(jobs) == ["To do: 4 steps", "  a, 3 steps: it is new"]
+    assert describe_jobs(jobs) == ["To do: 4 steps", "  a, 3 steps: it is new"]
 
 
 def test_an_edited_model_may_need_less() -> None:
     jobs = [Job("trace", MODEL, params(SOURCE)), Job("partition", MODEL, FOLLOWS)]
-    assert told(jobs)[0] == "To do: up to 2 steps"
-    assert told(jobs)[1].startswith("  a, up to 2 steps: ")
+    assert describe_jobs(jobs)[0] == "To do: up to 2 steps"
+    assert describe_jobs(jobs)[1].startswith("  a, up to 2 steps: ")
 
 
 def test_a_model_with_two_causes_tells_both() -> None:
@@ -104,7 +105,7 @@ def test_a_model_with_two_causes_tells_both() -> None:
         Job("choose", POINT, "Missing output files: x"),
         Job("choose", other, "Missing output files: y"),
     ]
-    assert told(jobs)[1] == (
+    assert describe_jobs(jobs)[1] == (
         "  a, 2 steps: the budget 80pct is new for rotor; the budget 60pct is new for rotor"
     )
 

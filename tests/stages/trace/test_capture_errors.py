@@ -167,8 +167,8 @@ SENTENCES: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     ),
     (
         goes_another_way_compiled,
-        r"TypeError: 'NoneType' .*; at .*test_capture_errors\.py:\d+ it asks whether it is compiled, "
-        ".* such as a mask: give it that",
+        r"TypeError: 'NoneType' .*; at .*test_capture_errors\.py:\d+ it asks whether it is "
+        "compiled, .* such as a mask: give it that",
     ),
     (looks_up_a_class, "by the exact class of a tensor, .*: name the choice in the call"),
     (groups_products, r"in bfloat16 alone: cast the model to it, or .*\(\"batched_mm\"\)"),

@@ -15,7 +15,7 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 
-from snakemake_logger_plugin_tightfit.why import Job, told
+from snakemake_logger_plugin_tightfit.rerun_reasons import WorkflowJob, describe_jobs
 
 
 @dataclass
@@ -47,7 +47,7 @@ class LogHandler(LogHandlerBase):
         self.done = 0
         self.total = 0
         self.targets = 0
-        self.jobs: list[Job] = []
+        self.jobs: list[WorkflowJob] = []
         self.messages: dict[int, str] = {}
         self.failed: dict[int, str] = {}
         self.unlogged: set[int] = set()
@@ -61,7 +61,7 @@ class LogHandler(LogHandlerBase):
             for job, said in self.failed.items()
             if not (self.interrupted and job in self.unlogged)
         ]
-        lines = [*told(self.jobs), *failed]
+        lines = [*describe_jobs(self.jobs), *failed]
         if lines:
             print("\n".join(lines), file=sys.stderr, flush=True)
         self.jobs, self.failed = [], {}
@@ -85,7 +85,7 @@ class LogHandler(LogHandlerBase):
         elif event == LogEvent.JOB_INFO and self.why:
             logs = tuple(map(str, data.get("log") or ()))
             wildcards = dict(data.get("wildcards") or {})
-            self.jobs.append(Job(data["rule_name"], wildcards, data["reason"], logs))
+            self.jobs.append(WorkflowJob(data["rule_name"], wildcards, data["reason"], logs))
         elif event == LogEvent.JOB_INFO:
             message = _without_budget(data)
             self.messages[data.get("jobid", 0)] = message or data.get("rule_name", "")
