@@ -64,7 +64,7 @@ def params(now: str) -> str:
         (Job("solve", MODEL, "Code has changed since last execution"), "the rule solve of the"),
     ],
 )
-def test_each_reason_has_its_words(job: WorkflowJob, cause: str) -> None:
+def test_each_reason_has_its_words(job: Job, cause: str) -> None:
     lines = describe_jobs([job])
     assert lines[0] in ("To do: 1 step", "To do: up to 1 step")
     assert f"1 step: {cause}" in lines[1]
