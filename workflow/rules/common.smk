@@ -225,7 +225,7 @@ def plans_of(wildcards, model=MODEL):
 
 def options_for(wildcards, model=MODEL):
     """The options of a model's blocks, made for a link where a strategy takes those."""
-    linked = "linked_" if STRATEGIES[wildcards.strategy].sends else ""
+    linked = "linked_" if STRATEGIES[wildcards.strategy].uses_link_options else ""
     return expand(f"{model}/{linked}options.arrow", model=wildcards.model)
 
 
