@@ -113,7 +113,7 @@ class OperatorBindings:
 
     def _bound_to(self, target: str) -> str:
         if is_custom_operator(target):
-            return f'operator("{target}")'
+            return f'custom_operator("{target}")'
         return "run_rnn_layer" if target == RNN_LAYER else f"torch.ops.{target}"
 
 
