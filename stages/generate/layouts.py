@@ -21,7 +21,7 @@ from tightfit.stages.generate.graph_guards import parse_guards
 from tightfit.stages.runtime.strides import has_ordered_strides
 from tightfit.stages.torch_utils.operators import decode_argument, resolve
 
-STRIDES_ACCEPTED, STRIDES_COPIED, STRIDES_REFUSED = "as it is", "laid out", "refused"
+STRIDES_ACCEPTED, STRIDES_COPIED, STRIDES_REFUSED = "accept", "copy", "reject"
 
 VIEW_TARGET, RESHAPE_TARGET = "aten.view.default", "aten.reshape.default"
 """A view in a trace of the backward, and what autograd does there: it copies where it must."""

@@ -14,6 +14,7 @@ from tightfit.schemas.link import HOST, HostLink
 from tightfit.schemas.optimizer_plan import LinkSpeed, OptimizerPlan, ParameterUpdateCost
 from tightfit.schemas.schedule import ScheduleStep
 from tightfit.stages.generate.naming import comment_text
+from tightfit.stages.generate.package_init import PACKAGE_FILES
 from tightfit.stages.generate.transfers import host_updated_parameters, offload_layout
 from tightfit.stages.runtime.offload.second_tier import TIER_BUFFERS
 from tightfit.stages.simulate.simulate import device_memory_name
@@ -180,33 +181,37 @@ def offload_spec_text(
     facts: dict[str, Any] = {
         "optimizer": updates.optimizer,
         "paths": paths,
-        "there": there,
+        "resident": there,
         "updated": tuple(graph.values[value].path for value in sorted(updates.costs)),
-        "piece": updates.piece,
-        "staging": updates.staging,
-        "parameters": own,
-        "states": updates.offloaded_state_bytes,
-        "copies": offload_copy_bytes(graph, steps, updates),
+        "piece_bytes": updates.piece,
+        "staging_bytes": updates.staging,
+        "parameter_bytes": own,
+        "state_bytes": updates.offloaded_state_bytes,
+        "activation_bytes": offload_copy_bytes(graph, steps, updates),
         **dict(zip(("peak", "first_peak"), step_peaks(graph, steps, updates), strict=True)),
     }
     away = set(host_updated_parameters(steps))
     if away:
-        facts["away"] = tuple(n for n, value in enumerate(values) if value in away)
-        facts["bench"] = updates.bench
+        facts["host_updated"] = tuple(n for n, value in enumerate(values) if value in away)
+        facts["workspace_bytes"] = updates.bench
     if updates.far is not None:
-        facts["far"] = tuple(n for n, value in enumerate(values) if value in updates.elsewhere)
-        facts["far_states"] = updates.far.states(updates.costs)
-        facts["far_staging"] = updates.far.staging(updates.costs)
+        facts["second_tier"] = tuple(
+            n for n, value in enumerate(values) if value in updates.elsewhere
+        )
+        facts["second_tier_bytes"] = updates.far.states(updates.costs)
+        facts["second_tier_staging_bytes"] = updates.far.staging(updates.costs)
     if updates.on_device:
         stay = sorted(updates.on_device)
-        facts["resident"] = tuple(graph.values[value].path for value in stay)
-        facts["resident_states"] = sum(updates.costs[value].states for value in stay)
+        facts["device_states"] = tuple(graph.values[value].path for value in stay)
+        facts["device_state_bytes"] = sum(updates.costs[value].states for value in stay)
     if adding is not None:
         others, adds = adding
         assert adds is not None
-        facts["copies"] = max(facts["copies"], offload_copy_bytes(graph, others, adds))
-        facts |= {"microbatches": updates.microbatches, "sums": own}
-        names = ("adding_peak", "first_adding_peak")
+        facts["activation_bytes"] = max(
+            facts["activation_bytes"], offload_copy_bytes(graph, others, adds)
+        )
+        facts |= {"microbatches": updates.microbatches, "gradient_sum_bytes": own}
+        names = ("microbatch_peak", "first_microbatch_peak")
         facts |= dict(zip(names, step_peaks(graph, others, adds), strict=True))
     return "\n".join(
         ["OffloadSpec(", *(f"    {name}={fact!r}," for name, fact in facts.items()), ")"]
@@ -214,25 +219,26 @@ def offload_spec_text(
 
 
 def optimizer_init_text(
-    graph: Graph, lodging: str, constants: str, shown: Mapping[str, str], adds: bool = False
+    graph: Graph, spec: str, constants: str, shown: Mapping[str, str], adds: bool = False
 ) -> str:
     """The text of `__init__.py`; `constants` are what the package says of its plan, and it `adds`
     gradients of microbatches up."""
     made = constants.format(**shown)
     return _INIT_TEMPLATE.format(
         model=comment_text(graph.model),
+        files=PACKAGE_FILES,
         budget=shown["budget"],
         constants=made,
-        lodging=lodging,
+        spec=spec,
         imports=_MORE_IMPORTS if adds else "",
         microbatches=_MICROBATCHES if adds else "",
-        adding=", (adding, ADDING)" if adds else "",
+        microbatch=", (microbatch_step, MICROBATCH_INTERFACE)" if adds else "",
     )
 
 
 _MORE_IMPORTS = """
-from .microbatch_interface import INTERFACE as ADDING
-from .microbatch_step import step as adding"""
+from .microbatch_interface import INTERFACE as MICROBATCH_INTERFACE
+from .microbatch_step import step as microbatch_step"""
 _MICROBATCHES = """
     Of several microbatches each but the last one runs, forward and backward, within
     `optimizer.accumulating()`: its gradients are added up where parameters live.
@@ -243,6 +249,8 @@ _INIT_TEMPLATE = '''"""A training step of {model} with its optimizer, planned fo
 
 `load(model, optimizer)` gives a module that takes the place of the model, and an optimizer that
 takes the place of the optimizer. Sizes are in bytes.
+
+{files}
 """
 
 from .interface import INTERFACE
@@ -253,35 +261,37 @@ from .step import step
 
 __all__ = ["PlanMismatch", "load"]
 
-{constants}LODGING = {lodging}
+{constants}OFFLOAD_PLAN = {spec}
 
 
-def load(model, optimizer, disk=None, otherwise="error", far_disk=None):
+def load(model, optimizer, disk=None, on_mismatch="error", second_disk=None):
     """A module that takes the place of `model`, and an optimizer that takes that of `optimizer`.
 
-    Parameters named in LODGING, and all states of the optimizer, live in another memory: in a file
-    without a name in the folder `disk` (that which TIGHTFIT_DISK names, else that of temporary
-    files), on a GPU in the host's memory. States of those that LODGING has `far` are in a file of
-    the folder `far_disk` behind that. A step brings what it needs. The backward updates each
-    parameter as soon as its gradient is whole; `optimizer.step()` ends the step. Parameters stay
-    the objects that they were. Their values are to be had within `optimizer.gathered()`, and in
-    `state_dict()` of module and optimizer; all else that asks for them is refused.
+    Parameters named in OFFLOAD_PLAN, and all states of the optimizer, live in another memory: in a
+    file without a name in the folder `disk` (that which TIGHTFIT_DISK names, else that of temporary
+    files), on a GPU in the host's memory. States of those in `second_tier` of OFFLOAD_PLAN are in a
+    file of the folder `second_disk` behind that. A step brings what it needs. The backward updates
+    each parameter as soon as its gradient is whole; `optimizer.step()` ends the step. Parameters
+    stay the objects that they were. Their values are to be had within `optimizer.gathered()`, and
+    in `state_dict()` of module and optimizer; all else that asks for them is refused.
 {microbatches}
     The module is called as the model is; a call that differs from what the plan was made for raises
-    PlanMismatch. With otherwise="copy" inputs that only lie otherwise in memory than the sample's
+    PlanMismatch. With on_mismatch="copy" inputs that only lie otherwise in memory than the sample's
     are copied.
     """
-    if otherwise == "original":
+    if on_mismatch == "original":
         raise RuntimeError(
             "the original model needs all parameters on the device, and the plan has them in "
-            "another memory: leave otherwise out"
+            "another memory: leave on_mismatch out"
         )
-    home, stepping = offload_parameters(model, optimizer, LODGING, disk, far_disk)
+    store, backward_optimizer = offload_parameters(
+        model, optimizer, OFFLOAD_PLAN, disk, second_disk
+    )
     try:
-        lodged = OffloadedModule(home, INTERFACE.remote{adding})
-        planned = wrap_model(model, INTERFACE, step, otherwise, load, lodged=lodged)
+        offloaded = OffloadedModule(store, INTERFACE.offloaded_parameters{microbatch})
+        planned = wrap_model(model, INTERFACE, step, on_mismatch, load, offloaded=offloaded)
     except BaseException:
-        stepping.close()
+        backward_optimizer.close()
         raise
-    return planned, stepping
+    return planned, backward_optimizer
 '''

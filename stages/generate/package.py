@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -124,6 +125,7 @@ def build_package(
         shown = format_facts(facts)
         entry = optimizer_init_text(graph, spec, PLAN_CONSTANTS, shown, adding is not None)
     files["__init__.py"] = entry.encode()
+    files["plan.json"] = (json.dumps(plan, indent=2) + "\n").encode()
     modules = [data.decode() for name, data in files.items() if name.endswith(".py")]
     return files | runtime_files(modules)
 

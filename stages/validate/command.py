@@ -190,7 +190,7 @@ def _run_validation(
                 options.module,
                 options.pairs,
                 options.device,
-                far_folder=options.far_disk,
+                second_disk=options.far_disk,
                 report=report,
             )
         result = validate(

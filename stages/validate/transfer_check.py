@@ -28,7 +28,7 @@ def offload_target_name(device: str) -> str:
 
 def last_transfers(planned: nn.Module) -> Any:
     """What the run of a planned module has moved that began last, None where it sends nothing."""
-    sending = getattr(planned, "_tightfit_sending", None)
+    sending = getattr(planned, "_tightfit_transfers", None)
     return None if sending is None else sending.last
 
 
@@ -38,7 +38,7 @@ def check_transfers(
     """Takes two steps of a copy of a planned module: what is wrong with what the second one sends,
     and what is to be said of it, "" for nothing. Model, samples and random numbers stay as they
     were."""
-    if foretold is None and getattr(planned, "_tightfit_sending", None) is None:
+    if foretold is None and getattr(planned, "_tightfit_transfers", None) is None:
         return "", ""
     stepper, twin, sample = (
         StepRunner.of(graph, built),

@@ -234,7 +234,7 @@ def _load_package(
     from tightfit.stages.validate.load import load_offloaded_module
 
     planned, made = load_offloaded_module(
-        package, model, optimizer, *memories.folders, otherwise=otherwise
+        package, model, optimizer, *memories.folders, on_mismatch=otherwise
     )
     made.keep_gradients = keep_gradients
     return planned, made

@@ -156,7 +156,7 @@ def test_a_package_is_loaded_as_what_it_is(made: Any) -> None:
         load_offloaded_module(module, other, torch.optim.AdamW(other.parameters()), None)
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(ArtifactError, match="needs all parameters on the device"):
-        load_offloaded_module(module, model, optimizer, None, otherwise="original")
+        load_offloaded_module(module, model, optimizer, None, on_mismatch="original")
     assert all(type(parameter) is torch.nn.Parameter for parameter in model.parameters())
     assert read_optimizer_costs(folder / "updates.json").optimizer == "AdamW"
 
@@ -195,13 +195,13 @@ def test_a_check_leaves_all_as_it_was(made: Any) -> None:
     built = build_from_factory("data.models:gpt2", MODEL)
     graph, module = read_graph(folder / "graph.arrow"), folder / "module"
     before = [parameter.detach().clone() for parameter in built.model.parameters()]
-    lodging: Any = load_package(module).LODGING
+    offload_plan: Any = load_package(module).OFFLOAD_PLAN
     state = torch.get_rng_state()
     said = check_offloaded_step(
         graph,
         built,
         lambda model, own: load_offloaded_module(module, model, own, None),
-        build_optimizer(lodging, built.model),
+        build_optimizer(offload_plan, built.model),
     )
     assert said == "" and torch.equal(state, torch.get_rng_state())
     assert all(map(torch.equal, before, built.model.parameters()))
@@ -257,13 +257,15 @@ def parts(away: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_updates_on_disk_are_judged_to_the_byte(parts: Any, tmp_path: Path) -> None:
     package, judged = parts
-    lodging = package.LODGING
-    assert len(lodging.away) > 4 and lodging.microbatches == 3
+    offload_plan = package.OFFLOAD_PLAN
+    assert len(offload_plan.host_updated) > 4 and offload_plan.microbatches == 3
     found = judged(tmp_path, 1)
     assert found.verdict == "feasible", found.sentence
     assert found.peak_as_predicted and found.within_budget and found.bits_equal
     assert found.slow_peak == found.predicted_slow
-    assert found.accumulate_peak == max(lodging.adding_peak, lodging.first_adding_peak)
+    assert found.accumulate_peak == max(
+        offload_plan.microbatch_peak, offload_plan.first_microbatch_peak
+    )
     assert "measured, each of its 3 microbatches takes the bytes predicted; a st" in found.sentence
     assert "waits for the other memory for" in found.sentence
 
@@ -273,8 +275,8 @@ def test_other_bytes_of_a_microbatch_are_told(
 ) -> None:
     """Of a step whose bits are those of the optimizer: these are compared elsewhere."""
     package, judged = parts
-    said, lodge = package.LODGING, package.offload_parameters
-    facts = ("first_adding_peak", "adding_peak", "peak", "first_peak", "sums")
+    said, lodge = package.OFFLOAD_PLAN, package.offload_parameters
+    facts = ("first_microbatch_peak", "microbatch_peak", "peak", "first_peak", "gradient_sum_bytes")
     wrong = {fact: getattr(said, fact) + 64 for fact in facts}
     monkeypatch.setattr(
         "tightfit.stages.validate.offloaded_parameters.check_offloaded_step", lambda *_: ""
@@ -282,7 +284,7 @@ def test_other_bytes_of_a_microbatch_are_told(
     monkeypatch.setattr(
         package, "offload_parameters", lambda one, other, _, *disks: lodge(one, other, said, *disks)
     )
-    monkeypatch.setattr(package, "LODGING", replace(said, **wrong))
+    monkeypatch.setattr(package, "OFFLOAD_PLAN", replace(said, **wrong))
     found = judged(tmp_path)
     assert found.verdict == "failed" and not found.peak_as_predicted
     told = re.sub(r"\d+ bytes where \d+ were predicted", "", found.sentence.lower())

@@ -56,8 +56,8 @@ def test_states_of_a_third_memory_are_judged_to_the_byte(
         )
         assert main(["whole", *given, "--out", str(plan)]) == 0
     assert generated(plan, graph, module) == 0
-    lodging = load_package(module).LODGING
-    assert lodging.far and lodging.far_states > 4096
+    offload_plan = load_package(module).OFFLOAD_PLAN
+    assert offload_plan.second_tier and offload_plan.second_tier_bytes > 4096
     out = ["--out", str(tmp_path / "measurement.arrow"), "--pairs", "1"]
     model = [*source, *graph, "--plan", str(plan / "plan.json"), "--module", str(module)]
     assert main(["validate", *model, *out]) == 1
@@ -70,7 +70,10 @@ def test_states_of_a_third_memory_are_judged_to_the_byte(
     assert found.verdict == "feasible", found.sentence
     assert found.peak_as_predicted and found.within_budget and found.bits_equal
     assert found.slow_peak == found.predicted_slow and (found.slow_peak or 0) <= 300_000
-    assert f"{lodging.far_states:,} bytes of states are in the third memory" in found.sentence
+    assert (
+        f"{offload_plan.second_tier_bytes:,} bytes of states are in the third memory"
+        in found.sentence
+    )
     steps, updates = plan / "schedule.arrow", schedule_optimizer_plan(plan / "schedule.arrow")
     assert updates is not None and updates.far is not None
     one = frozenset([min(updates.far.values)])

@@ -120,5 +120,5 @@ def test_the_folder_is_the_one_that_load_is_given(made: Any, tmp_path: Path) -> 
     other.mkdir()
     planned = load_planned_module(folder, built.model, disk=str(other))
     for module in (planned, copy.deepcopy(planned)):
-        sending: Any = module._tightfit_sending
+        sending: Any = module._tightfit_transfers
         assert sending.folder == str(other)

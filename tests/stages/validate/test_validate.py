@@ -97,7 +97,7 @@ def graph() -> Graph:
 def written(folder: Path, body: str) -> Path:
     """A package with a `load` of the given body."""
     folder.mkdir(exist_ok=True)
-    text = "import torch\n\n\ndef load(model, otherwise='error'):\n"
+    text = "import torch\n\n\ndef load(model, on_mismatch='error'):\n"
     (folder / "__init__.py").write_text(
         text + "".join(f"    {line}\n" for line in body.splitlines())
     )

@@ -113,7 +113,7 @@ def test_a_strategy_with_a_link_from_outside(
     capsys.readouterr()
     made = ["--schedule", str(point / "schedule.arrow"), "--plan", str(point / "plan.json")]
     assert main(["generate", *files[:2], *made, "--out", "module"]) == 0
-    assert SOURCE and "transfers.refill(" in Path("module/step.py").read_text()
+    assert SOURCE and "transfers.restore_storage(" in Path("module/step.py").read_text()
     found = read_frontier(frontier)
     write_frontier(frontier, replace(found, link=replace(link, bandwidth=2e9)))
     assert main([*words, "--out", str(point)]) == 1

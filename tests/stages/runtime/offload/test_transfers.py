@@ -98,7 +98,7 @@ def test_equal_to_the_model(name: str, tmp_path: Path) -> None:
     steps = leaves(graph, costs, 2, 1.0)
     compare(packaged(graph, costs, steps, tmp_path / "package"), built)
     text = (tmp_path / "package" / "step.py").read_text()
-    assert text.count("transfers.vacate(") == text.count("transfers.refill(") > 0
+    assert text.count("transfers.release_storage(") == text.count("transfers.restore_storage(") > 0
 
 
 class Wide(nn.Module):
