@@ -101,7 +101,7 @@ def gradient_layouts(
     """Finds how the step of a schedule takes the tangents; `joined` are the ops in which gradients
     meet of which some may be absent."""
     loss = next(op for op in graph.ops if op.target == LOSS_TARGET)
-    if parse_guards(graph).get("plain_backward") is not True:
+    if parse_guards(graph).get("no_python_backward") is not True:
         # Python in the backward may ask for a layout, which a trace does not show.
         return GradientLayouts(
             dict.fromkeys(loss.outputs, STRIDES_REFUSED), frozenset(), frozenset()
@@ -317,7 +317,7 @@ def stride_flexible_inputs(graph: Graph) -> list[int]:
     in one way. Inputs that are returned or written are eager's own, and a forward that asks
     how a tensor lies in memory may ask it of them.
     """
-    if parse_guards(graph).get("asks_layout") is not False:
+    if parse_guards(graph).get("queries_layout") is not False:
         return []
     return [
         at

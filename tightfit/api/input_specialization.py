@@ -208,11 +208,13 @@ def _more_of(graph: Path) -> str:
     from tightfit.stages.trace.activation_checkpoints import missing_gradient_message
 
     said = {
-        "ones": "it takes calls in which {} holds only ones",
-        "mixed": "it takes calls in which {} does not hold only ones",
-        "wished": "{} holds only ones in the sample, where the model itself takes a shorter way: "
+        "all_ones_inputs": "it takes calls in which {} holds only ones",
+        "not_all_ones_inputs": "it takes calls in which {} does not hold only ones",
+        "all_ones_samples": "{} holds only ones in the sample, where the model itself takes a "
+        "shorter way: "
         "ones=True plans that one, without it eager may differ in last bits and memory",
-        "masks": "where {} holds only ones the model itself takes a shorter way, which may differ "
+        "other_masks": "where {} holds only ones the model itself takes a shorter way, which may "
+        "differ "
         "in last bits and memory",
     }
     traced = read_graph(graph)
@@ -349,5 +351,5 @@ def _group_by_ones(
 
 def _with_mask_guards(graph: Graph, masks: Sequence[int]) -> Graph:
     """A graph for masks of any contents as one for those that are not all ones."""
-    guards = json.loads(graph.guards) | {"wished": [], "mixed": list(masks)}
+    guards = json.loads(graph.guards) | {"all_ones_samples": [], "not_all_ones_inputs": list(masks)}
     return replace(graph, guards=json.dumps(guards))

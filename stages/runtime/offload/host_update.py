@@ -255,7 +255,7 @@ class HostUpdater:
         """Whether it is added to the sum of earlier microbatches there."""
         visit = self.home.step_context
         run = None if visit is None else visit()
-        return number in self.store_numbers and run is not None and bool(run.adding)
+        return number in self.store_numbers and run is not None and bool(run.accumulates)
 
     def hand(self, number: int, gradient: torch.Tensor, settings: dict[str, Any]) -> None:
         """Takes a gradient that is whole, with the settings to update by."""
