@@ -146,8 +146,8 @@ def test_a_verdict_says_where_the_clock_decided(
         chosen = ["--frontier", "frontier.arrow", "--budget", budget, "--out", budget]
         assert main(["choose", *files, *chosen]) == 0
         plan = read_plan(f"{budget}/plan.json")
-        said = plan.sentence.endswith("; the clock, not the work, ended 2 of the blocks' solves")
-        verdicts[plan.verdict] = said
+        said = plan.message.endswith("; the clock, not the work, ended 2 of the blocks' solves")
+        verdicts[plan.status] = said
     assert verdicts == dict.fromkeys(("optimal", "feasible", "infeasible"), True)
 
 

@@ -84,7 +84,7 @@ def _check_own_bound(path: Path, plan: Plan) -> Iterator[str]:
         yield f"{path}: says no bound of its time"
     elif plan.time is not None and plan.lower_bound > plan.time * (1 + TIME_TOLERANCE):
         yield f"{path}: its time of {plan.time} s is below its lower bound, {plan.lower_bound} s"
-    elif plan.verdict == "optimal" and plan.gap > TIME_TOLERANCE:
+    elif plan.status == "optimal" and plan.gap > TIME_TOLERANCE:
         yield f"{path}: is optimal, and {plan.gap} of its time is above its lower bound"
 
 

@@ -70,7 +70,7 @@ class FrontierFiles:
         report = ProgressPrinter(f"{read.graph.model}: {name}", "budgets")
         found = read.frontier(strategy, about, workers, report, budgets)
         return (
-            replace(found, clock=clock_limited_solves(self.options))
+            replace(found, timed_out_solves=clock_limited_solves(self.options))
             if about.uses_solved_options
             else found
         )

@@ -216,15 +216,15 @@ def run(options: argparse.Namespace) -> None:
     found = asked.chosen()
     if eager is not None:
         other = eager.chosen(found.plan.budget_total)
-        replace(other, plan=replace(other.plan, rival=competing_plan_of(found.plan))).write(
-            options.eager_out
-        )
+        replace(
+            other, plan=replace(other.plan, competing_plan=competing_plan_of(found.plan))
+        ).write(options.eager_out)
         plan = choose_kernels(found.plan, other.plan)
         found = replace(found if plan.kernels == "fused" else other, plan=plan)
     found.write(options.out)
     if read_profile_device(options.costs).described:
         _forget_measurement(options.out)
-    print_verdict(found.plan.verdict, found.plan.sentence, options)
+    print_verdict(found.plan.status, found.plan.message, options)
 
 
 def _eager_request(options: argparse.Namespace) -> _SelectionRequest | None:
@@ -248,7 +248,7 @@ def _forget_measurement(folder: Path) -> None:
     """Removes what was measured of an earlier plan: nothing will measure this one."""
     from tightfit.schemas.lineage import remove_with_lineage
 
-    for name in ("measurement.arrow", "line.arrow"):
+    for name in ("measurement.arrow", "memory_timeline.arrow"):
         remove_with_lineage(folder / name)
 
 

@@ -141,7 +141,7 @@ class _BudgetRequest:
         )
         return Plan(
             frontier.strategy, self.budget, self.total, self.own, "infeasible", sentence,
-            smallest_budget=smallest, keep_all=self.keep_all, fixed=fixed, solver="none",
+            smallest_budget=smallest, keep_all=self.keep_all, baseline=fixed, solver="none",
             gpu=memory,
         )  # fmt: skip
 
@@ -175,20 +175,20 @@ class _BudgetRequest:
             budget=self.budget,
             budget_total=self.total,
             budget_bytes=self.own,
-            verdict=verdict,
-            sentence=f"{said}{_describe_time_limit(frontier)}{describe_allocator_overhead(memory)}{clock}",
+            status=verdict,
+            message=f"{said}{_describe_time_limit(frontier)}{describe_allocator_overhead(memory)}{clock}",
             time=played.seconds,
             peak=played.peak,
             lower_bound=bound,
             gap=gap,
             optimal_in=_optimality_class(verdict, point, frontier, is_first),
             smallest_budget=min(in_all.of(frontier.points[-1]), in_all.of(point)),
-            before_polish=PlanCost(point.before_seconds, point.before_peak),
+            before_local_search=PlanCost(point.strategy_seconds, point.strategy_peak),
             keep_all=self.keep_all,
-            fixed=in_all.fixed,
+            baseline=in_all.fixed,
             recomputed=played.repeated,
             recomputed_time=played.repeated_seconds,
-            solver="local search" if point.polished else "none",
+            solver="local search" if point.local_search else "none",
             gpu=memory,
             transfers=played.transfers,
         )
@@ -305,7 +305,7 @@ def _optimality_class(verdict: Verdict, point: ParetoPoint, frontier: Frontier, 
     one for the bytes that were `asked`."""
     if verdict == "optimal":
         return "all plans of this graph"
-    return frontier.optimal_in if point.given and asked else ""
+    return frontier.optimal_in if point.is_strategy_plan and asked else ""
 
 
 def _format_percentage(part: int, whole: int) -> str:
@@ -333,20 +333,22 @@ def _describe_transfers(played: SimulationResult, frontier: Frontier) -> str:
     if moved is None or link is None:
         return ""
     waited, busy = (
-        each / played.seconds if played.seconds else 0.0 for each in (moved.waited, played.overhead)
+        each / played.seconds if played.seconds else 0.0
+        for each in (moved.wait_seconds, played.overhead)
     )
     taken = f", and transfers take {busy:.1%} of it from them" if busy else ""
     return (
-        f"; {moved.left:,} bytes wait in {link.other}, and computations wait for the link for "
+        f"; {moved.offloaded_bytes:,} bytes wait in {link.other}, and computations wait for the "
+        "link for "
         f"{waited:.1%} of the time{taken}{describe_link_source(link)}"
     )
 
 
 def _describe_time_limit(frontier: Frontier) -> str:
     """What a verdict says where the clock decided: another run may come to another plan."""
-    if not frontier.clock:
+    if not frontier.timed_out_solves:
         return ""
-    return f"; the clock, not the work, ended {frontier.clock} of the blocks' solves"
+    return f"; the clock, not the work, ended {frontier.timed_out_solves} of the blocks' solves"
 
 
 def is_better_plan(other: Plan, plan: Plan) -> bool:
@@ -364,9 +366,9 @@ def choose_kernels(plan: Plan, other: Plan) -> Plan:
     for the budget that the first was asked for, and with the other one as its rival. Without a
     budget that is the plan of fused kernels."""
     if plan.budget == NO_BUDGET or not is_better_plan(other, plan):
-        return replace(plan, rival=competing_plan_of(other))
-    said = other.sentence + _describe_kernel_choice(plan, other)
-    return replace(other, budget=plan.budget, sentence=said, rival=competing_plan_of(plan))
+        return replace(plan, competing_plan=competing_plan_of(other))
+    said = other.message + _describe_kernel_choice(plan, other)
+    return replace(other, budget=plan.budget, message=said, competing_plan=competing_plan_of(plan))
 
 
 def competing_plan_of(plan: Plan) -> CompetingPlan:

@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> None:
     graph = find_schedule_graph(options.schedule, options.graph)
     with register_operators(options.operators, options.search_path):
         planned = _read_plan(graph, options.schedule, options.plan)
-        if planned.plan["verdict"] == "infeasible":
+        if planned.plan["status"] == "infeasible":
             files = infeasible_package(planned.plan)
         else:
             try:
@@ -146,8 +146,8 @@ def _read_eager_plan(options: argparse.Namespace) -> PlannedGraph | None:
             "generate takes --eager-graph, --eager-schedule and --eager-plan together"
         )
     beside = _read_plan(*given)
-    if beside.plan["verdict"] == "infeasible":
-        raise ConfigError(f"beside, with eager's kernels: {beside.plan['sentence']}")
+    if beside.plan["status"] == "infeasible":
+        raise ConfigError(f"beside, with eager's kernels: {beside.plan['message']}")
     return beside
 
 
@@ -181,7 +181,7 @@ def _write_pipeline(options: argparse.Namespace) -> None:
         stages.append(
             (read_graph(folder / "graph.arrow"), read_schedule(folder / "schedule.arrow"))
         )
-    facts = {name: getattr(plan, name) for name in ("strategy", "machine", "sentence")}
+    facts = {name: getattr(plan, name) for name in ("strategy", "machine", "message")}
     with register_operators(options.operators, options.search_path):
         files = build_pipeline_package(read_graph(graph), pipeline, stages, facts)
     schedules = _pipeline_digest(options.pipeline)

@@ -32,11 +32,11 @@ def check_optimizer_step(
     graph: Graph, steps: Sequence[ScheduleStep], updates: OptimizerPlan | None
 ) -> None:
     """Raises ScheduleError, naming it, for what no program does yet."""
-    if updates is None or not updates.remote:
+    if updates is None or not updates.offloaded:
         if host_updated_parameters(steps):
             raise ScheduleError("the schedule updates in another memory, where no parameters live")
         return
-    if not updates.optimizer or not updates.piece:
+    if not updates.optimizer or not updates.piece_bytes:
         raise ScheduleError(
             "the schedule has described updates, which say of no optimizer what its states take: "
             "plan with measured ones (`tightfit profile --optimizer`)"
@@ -48,13 +48,14 @@ def check_optimizer_step(
         described = graph.values[value]
         if described.kind == "parameter" and value not in updates.costs:
             raise ScheduleError(f"{described.path} has a gradient, and is not updated")
-    if updates.far is not None and updates.far.buffers != TIER_BUFFERS:
+    if updates.second_tier is not None and updates.second_tier.buffers != TIER_BUFFERS:
         raise ScheduleError(
-            f"states of a third memory pass through {updates.far.buffers} buffers in the schedule, "
+            f"states of a third memory pass through {updates.second_tier.buffers} buffers in the "
+            "schedule, "
             f"and through {TIER_BUFFERS} in a program"
         )
     away = set(host_updated_parameters(steps))
-    if not updates.adds and (odd := sorted(updates.elsewhere - away)):
+    if not updates.accumulates and (odd := sorted(updates.second_tier_parameters - away)):
         raise ScheduleError(
             f"the states of {graph.values[odd[0]].path} are in a third memory, and it is not "
             "updated in the other one"
@@ -78,20 +79,27 @@ def _check_host_updates(graph: Graph, steps: Sequence[ScheduleStep]) -> None:
 def check_microbatches(updates: OptimizerPlan, adding: MicrobatchSchedule) -> None:
     """Raises ScheduleError where a step of several microbatches lacks the schedule `adding` of
     those that are not the last one, or that is not one of the same step."""
-    if updates.adds:
+    if updates.accumulates:
         raise ScheduleError("the schedule is that of a microbatch which is not the last one")
     if adding is None:
-        if updates.summed:
+        if updates.has_sums:
             raise ScheduleError(
                 "the schedule is that of the last of several microbatches: give that of the "
                 "others, too (`tightfit generate --microbatch`)"
             )
         return
     steps, own = adding
-    if not updates.summed:
+    if not updates.has_sums:
         raise ScheduleError("the schedule is not that of several microbatches")
-    same = own is not None and replace(own, adds=False, summed=True, bench=0, buffers=0)
-    if not same or same != replace(updates, bench=0, buffers=0) or not own or not own.adds:
+    same = own is not None and replace(
+        own, accumulates=False, has_sums=True, workspace_bytes=0, buffers=0
+    )
+    if (
+        not same
+        or same != replace(updates, workspace_bytes=0, buffers=0)
+        or not own
+        or not own.accumulates
+    ):
         raise ScheduleError("the schedule of the other microbatches is that of another step")
     if any(isinstance(step.action, UpdateOnDevice | UpdateOnHost) for step in steps):
         raise ScheduleError("the schedule of the other microbatches updates parameters")
@@ -101,10 +109,10 @@ def zero_time_updates(updates: OptimizerPlan) -> OptimizerPlan:
     """The optimizer for the referee where only the order of steps and sizes matter."""
     nothing = {value: _zero_time_cost(cost) for value, cost in updates.costs.items()}
     fast = LinkSpeed(float("inf"), float("inf"), (float("inf"), float("inf")), 0.0)
-    far = updates.far
+    far = updates.second_tier
     if far is not None:
         far = replace(far, link=HostLink(float("inf"), device=HOST, to=far.link.to))
-    return replace(updates, costs=nothing, speed=fast, far=far)
+    return replace(updates, costs=nothing, speed=fast, second_tier=far)
 
 
 def _zero_time_cost(cost: ParameterUpdateCost) -> ParameterUpdateCost:
@@ -112,7 +120,7 @@ def _zero_time_cost(cost: ParameterUpdateCost) -> ParameterUpdateCost:
     return replace(
         cost,
         seconds=0.0,
-        away_seconds=cost.away_seconds if cost.away_seconds == math.inf else 0.0,
+        host_seconds=cost.host_seconds if cost.host_seconds == math.inf else 0.0,
         add_seconds=cost.add_seconds if cost.add_seconds == math.inf else 0.0,
     )
 
@@ -120,7 +128,7 @@ def _zero_time_cost(cost: ParameterUpdateCost) -> ParameterUpdateCost:
 def offload_copy_bytes(graph: Graph, steps: Sequence[ScheduleStep], updates: OptimizerPlan) -> int:
     """The bytes of the other memory that a step takes for what it sends beside parameters and
     states."""
-    remote = {graph.values[value].storage for value in updates.remote}
+    remote = {graph.values[value].storage for value in updates.offloaded}
     return offload_layout(graph, steps, remote).size
 
 
@@ -130,7 +138,7 @@ def step_peaks(
     """The most bytes of a step above those from before it, and of the first one, which makes the
     states, as the referee has written them into the schedule. Of microbatches that add, the first
     one of a step makes the gradients of parameters that live on the device."""
-    there = {graph.values[value].storage for value in updates.there}
+    there = {graph.values[value].storage for value in updates.resident}
     before = sum(graph.storages[storage] for storage in there)
     own, made = device_memory_name(graph), _first_gradient_bytes(graph, updates)
     most = first = more = 0
@@ -154,14 +162,14 @@ def step_peaks(
 def _first_gradient_bytes(graph: Graph, updates: OptimizerPlan) -> dict[int, int]:
     """The bytes of the gradients, by value, that stay where a first microbatch adds, and are freed
     in later ones."""
-    if not updates.adds:
+    if not updates.accumulates:
         return {}
     held = caller_owned_storages(graph) | graph.baseline_storages()
     return {
         parts[0]: graph.storages[graph.values[parts[0]].storage]
         for owner, parts in partial_gradients_by_owner(graph).items()
         if graph.values[owner].kind == "parameter"
-        and owner not in updates.remote
+        and owner not in updates.offloaded
         and graph.values[parts[0]].storage not in held
     }
 
@@ -174,16 +182,16 @@ def offload_spec_text(
 ) -> str:
     """What the package says of the optimizer and of where parameters live, as Python; `adding` is
     the schedule of the microbatches that are not the last one."""
-    values = sorted(updates.remote)
+    values = sorted(updates.offloaded)
     paths = tuple(graph.values[value].path for value in values)
-    there = tuple(n for n, value in enumerate(values) if value in updates.there)
+    there = tuple(n for n, value in enumerate(values) if value in updates.resident)
     own = sum(graph.storages[graph.values[value].storage] for value in values)
     facts: dict[str, Any] = {
         "optimizer": updates.optimizer,
         "paths": paths,
         "resident": there,
         "updated": tuple(graph.values[value].path for value in sorted(updates.costs)),
-        "piece_bytes": updates.piece,
+        "piece_bytes": updates.piece_bytes,
         "staging_bytes": updates.staging,
         "parameter_bytes": own,
         "state_bytes": updates.offloaded_state_bytes,
@@ -193,13 +201,13 @@ def offload_spec_text(
     away = set(host_updated_parameters(steps))
     if away:
         facts["host_updated"] = tuple(n for n, value in enumerate(values) if value in away)
-        facts["workspace_bytes"] = updates.bench
-    if updates.far is not None:
+        facts["workspace_bytes"] = updates.workspace_bytes
+    if updates.second_tier is not None:
         facts["second_tier"] = tuple(
-            n for n, value in enumerate(values) if value in updates.elsewhere
+            n for n, value in enumerate(values) if value in updates.second_tier_parameters
         )
-        facts["second_tier_bytes"] = updates.far.states(updates.costs)
-        facts["second_tier_staging_bytes"] = updates.far.staging(updates.costs)
+        facts["second_tier_bytes"] = updates.second_tier.states(updates.costs)
+        facts["second_tier_staging_bytes"] = updates.second_tier.staging(updates.costs)
     if updates.on_device:
         stay = sorted(updates.on_device)
         facts["device_states"] = tuple(graph.values[value].path for value in stay)

@@ -94,7 +94,7 @@ def build_package(
     """
     register_groups(graph)
     facts = plan_facts(plan)
-    whole = updates if updates is not None and updates.remote else None
+    whole = updates if updates is not None and updates.offloaded else None
     check_optimizer_step(graph, steps, updates)
     program, files = _program_files(graph, steps, write, whole)
     if whole is not None:

@@ -15,8 +15,8 @@ _FACT_TYPES: dict[str, tuple[type, ...]] = {
     "strategy": (str,),
     "budget": (str,),
     "budget_bytes": (int, type(None)),
-    "verdict": (str,),
-    "sentence": (str,),
+    "status": (str,),
+    "message": (str,),
     "peak": (int, type(None)),
     "time": (int, float, type(None)),
 }
@@ -95,8 +95,8 @@ def format_facts(facts: Mapping[str, Any]) -> dict[str, str]:
 PLAN_CONSTANTS = """STRATEGY = {strategy}
 BUDGET = {budget}
 BUDGET_BYTES = {budget_bytes}
-STATUS = {verdict}
-MESSAGE = {sentence}
+STATUS = {status}
+MESSAGE = {message}
 PREDICTED_PEAK = {peak}
 PREDICTED_SECONDS = {time}
 ARENA = {arena}

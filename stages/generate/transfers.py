@@ -171,8 +171,8 @@ class OffloadedParameterCode:
         cls, graph: Graph, updates: OptimizerPlan | None, steps: Sequence[ScheduleStep] = ()
     ) -> OffloadedParameterCode:
         """Those of an optimizer."""
-        values = sorted(updates.remote) if updates is not None else []
-        there = [n for n, value in enumerate(values) if updates and value in updates.there]
+        values = sorted(updates.offloaded) if updates is not None else []
+        there = [n for n, value in enumerate(values) if updates and value in updates.resident]
         storages = [graph.values[value].storage for value in values]
         numbers = {storage: number for number, storage in enumerate(storages)}
         parts, gradients = partial_gradients_by_owner(graph), {}
@@ -180,7 +180,7 @@ class OffloadedParameterCode:
             own = graph.values[owner].storage
             if own in numbers:
                 gradients[graph.values[parts[owner][0]].storage] = numbers[own]
-        return cls(values, there, numbers, gradients, updates is not None and updates.adds)
+        return cls(values, there, numbers, gradients, updates is not None and updates.accumulates)
 
     def __bool__(self) -> bool:
         return bool(self.values)

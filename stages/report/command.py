@@ -48,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="costs.arrow, to show the states of a whole step, with --perfetto",
     )
     parser.add_argument(
-        "--line", type=Path, help="line.arrow, to show what was measured, with --perfetto"
+        "--line",
+        type=Path,
+        help="memory_timeline.arrow, to show what was measured, with --perfetto",
     )
     parser.add_argument("--plan", type=Path, help="the folder of the plan, with --pipeline")
     parser.add_argument(

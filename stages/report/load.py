@@ -194,7 +194,7 @@ def model_result_files(folder: Path | str, curves: bool = True) -> list[Path]:
     folder = Path(folder)
     names = [
         *("graph.arrow", "blocks.arrow", "options.arrow", f"{EAGER_FOLDER}/graph.arrow"),
-        *(f"*/*/{name}" for name in ("schedule.arrow", "sequence.arrow", "line.arrow")),
+        *(f"*/*/{name}" for name in ("schedule.arrow", "sequence.arrow", "memory_timeline.arrow")),
     ]
     return sorted(
         [*_index_files(folder, curves), *(path for name in names for path in folder.glob(name))]
@@ -242,7 +242,9 @@ def _read_plan_result(folder: Path, whole: bool, described: ProfileDevice | None
         else None,
         sequence=(_read_if_exists(folder / "sequence.arrow", read_sequence) or []) if whole else [],
         measurement=_read_if_exists(folder / "measurement.arrow", read_measurement),
-        line=_read_if_exists(folder / "line.arrow", read_memory_timeline) if whole else None,
+        line=_read_if_exists(folder / "memory_timeline.arrow", read_memory_timeline)
+        if whole
+        else None,
         error=latest_error(folder)
         or _stale_plan_error(folder)
         or read_error(model_error_log(folder)),

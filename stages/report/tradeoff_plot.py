@@ -126,7 +126,11 @@ def plan_name(plan: Plan) -> str:
     """A plan in a few words: "rockmate at 50%"; one of eager's kernels that took the place of one
     of fused ones says so."""
     name = plan.strategy if plan.budget == NO_BUDGET else f"{plan.strategy} at {plan.budget}"
-    return f"{name}{EAGER_SUFFIX}" if plan.kernels == "eager" and plan.rival is not None else name
+    return (
+        f"{name}{EAGER_SUFFIX}"
+        if plan.kernels == "eager" and plan.competing_plan is not None
+        else name
+    )
 
 
 def plot_points(plans: Sequence[PlanResult]) -> list[PlotPoint]:

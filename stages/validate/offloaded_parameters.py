@@ -177,7 +177,7 @@ def validate_offloaded_step(
     ConfigError where the plan has states in a third memory, and no folder is named for it.
     """
     base = replace(
-        predicted_measurement(graph, plan, None), slow_memory=offload_target_name(graph.device)
+        predicted_measurement(graph, plan, None), offload_target=offload_target_name(graph.device)
     )
     package: Any = load_package(module)
     offload_plan = package.OFFLOAD_PLAN
@@ -212,7 +212,7 @@ def validate_offloaded_step(
         raise
     except Exception as error:
         failed = f"The planned step fails with {describe_error(error)}."
-        return Validation(replace(base, verdict=FAILED_VERDICT, sentence=failed), [])
+        return Validation(replace(base, status=FAILED_VERDICT, message=failed), [])
 
 
 def _measure_steps(
@@ -248,30 +248,30 @@ def _measure_steps(
     filled = replace(
         base,
         measured_peak=most,
-        unplanned_peak=unplanned.peak,
+        original_peak=unplanned.peak,
         accumulate_peak=max((usage.peak for usage in later[:-1]), default=None),
-        unplanned_accumulate_peak=max((usage.peak for usage in plain[:-1]), default=None),
+        original_accumulate_peak=max((usage.peak for usage in plain[:-1]), default=None),
         within_budget=base.budget_bytes is None or most <= base.budget_bytes,
         peak_as_predicted=not wrong,
         bits_equal=same,
         output_difference=0.0 if same else None,
         gradient_difference=0.0 if same else None,
         buffer_difference=0.0 if same else None,
-        predicted_slow=_offloaded_bytes(offload_plan),
-        slow_peak=slow,
-        waited=waited,
+        predicted_offload_peak=_offloaded_bytes(offload_plan),
+        offload_peak=slow,
+        wait_seconds=waited,
     )
     filled = _add_times(filled, times) if times else filled
     if complaints:
         filled = replace(
-            filled, verdict=FAILED_VERDICT, sentence=format_sentence("; ".join(complaints))
+            filled, status=FAILED_VERDICT, message=format_sentence("; ".join(complaints))
         )
     else:
-        told = [filled.sentence, *_describe_measurement(filled, offload_plan, uncompared)]
-        filled = replace(filled, sentence="; ".join(told))
+        told = [filled.message, *_describe_measurement(filled, offload_plan, uncompared)]
+        filled = replace(filled, message="; ".join(told))
     lines = [
         TimelinePoint(run, seconds, live)
-        for run, usage in (("planned", later[-1]), ("unplanned", unplanned))
+        for run, usage in (("planned", later[-1]), ("original", unplanned))
         for seconds, live in downsample_timeline(usage.line)
     ]
     return Validation(filled, lines)
@@ -293,7 +293,7 @@ def _add_times(filled: Measurement, times: Sequence[tuple[float, float]]) -> Mea
     return replace(
         filled,
         measured_time=statistics.median(mine for mine, _ in times),
-        unplanned_time=statistics.median(its for _, its in times),
+        original_time=statistics.median(its for _, its in times),
         time_ratio=statistics.median(ratios),
         time_ratio_first_quartile=quartiles[0],
         time_ratio_third_quartile=quartiles[2],
@@ -336,10 +336,10 @@ def _describe_measurement(found: Measurement, offload_plan: Any, uncompared: str
         told.append(
             f"each of its {offload_plan.microbatches} microbatches takes the bytes predicted"
         )
-    if found.waited is not None:
-        waits = f"a step waits for the other memory for {format_duration(found.waited)}"
-        if found.predicted_waited is not None:
-            waits += f" where {format_duration(found.predicted_waited)} were predicted"
+    if found.wait_seconds is not None:
+        waits = f"a step waits for the other memory for {format_duration(found.wait_seconds)}"
+        if found.predicted_wait_seconds is not None:
+            waits += f" where {format_duration(found.predicted_wait_seconds)} were predicted"
         told.append(waits)
     if told:
         told[0] = f"measured, {told[0]}"

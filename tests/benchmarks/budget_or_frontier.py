@@ -89,5 +89,5 @@ def _chosen(place: Path, name: str, budget: str, before: float) -> str:
 def _said(plan: Plan, seconds: float) -> str:
     """A plan in a cell of the table."""
     if plan.time is None or plan.gap is None or plan.keep_all.time is None:
-        return f"{plan.verdict}, {seconds:.1f}"
+        return f"{plan.status}, {seconds:.1f}"
     return f"{plan.time / plan.keep_all.time:.4f}, {plan.gap:.2%}, {seconds:.1f}"

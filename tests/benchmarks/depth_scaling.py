@@ -144,6 +144,6 @@ def _cell(folder: Path, budget: int) -> str:
     seconds = run_stage("choose", *given, "--budget", str(budget), "--out", out)
     plan = read_plan(out / "plan.json")
     if plan.time is None or plan.lower_bound is None:
-        return plan.verdict
+        return plan.status
     ratio, bound = plan.time / plan.keep_all.time, plan.lower_bound / plan.keep_all.time
     return f"{ratio:.4f}, {bound:.4f}, {1 - bound / ratio:.2%}, {seconds:.1f}"

@@ -60,7 +60,7 @@ def table_of_described(folder: Path) -> Iterator[str]:
         yield _row(Taken("to the plan", wall, cpu, max(one.memory for one in taken)))
         yield _row(replace(run_apart("combine", _frontier(place)), stage="frontier, after it"))
         plan = read_plan(place / "plan/plan.json")
-        yield f"\n{plan.sentence}\n"
+        yield f"\n{plan.message}\n"
 
 
 def _stages(case: Described, place: Path) -> Iterator[tuple[str, list[str]]]:

@@ -120,7 +120,7 @@ def _rows(case: LinkedCase, place: Path) -> Iterator[str]:
                 assert played.peak <= budget
                 if without is None or played.seconds < seconds:
                     seconds = played.seconds
-                    sent = played.transfers.left if played.transfers else 0
+                    sent = played.transfers.offloaded_bytes if played.transfers else 0
             bound = (
                 TransferBoundSolver(problem, link, offloadable_values(graph, problem))
                 .bound(budget)

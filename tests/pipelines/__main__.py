@@ -111,7 +111,7 @@ def planned(case: Case, place: Path, source: Path) -> None:
         plan = read_pipeline_plan(place / "plan" / "plan.json")
         if not share:
             largest = max(device.peak for device in plan.devices)
-        elif plan.verdict != "infeasible" and _split(place, source, options):
+        elif plan.status != "infeasible" and _split(place, source, options):
             return
         memory = int(largest * (case.share if not share else share * 1.05))
     raise ScheduleError(f"{case.title} does not fit {memory} bytes a device")
@@ -156,11 +156,11 @@ def run(case: Case, place: Path, source: Path) -> bool:
         for rank in range(pipeline.ranks)
     ]
     sizes = ", ".join(f"{row.measured_peak:,}" for row in measured.ranks)
-    equal = "equal" if measured.verdict != FAILED_VERDICT else said
+    equal = "equal" if measured.status != FAILED_VERDICT else said
     step = max(row.seconds for row in measured.ranks)
     print(
         f"| {case.title} | {pipeline.ranks} | {', '.join(stages)} | {equal} | {sizes} | "
-        f"{step:.3f} s | {measured.one_process:.3f} s |",
+        f"{step:.3f} s | {measured.single_process_seconds:.3f} s |",
         flush=True,
     )
     print(f"{case.title}: {time.monotonic() - start:.0f} s", file=sys.stderr)

@@ -119,7 +119,7 @@ PLAN = PipelinePlan(
     "A batch ends every 4 s.",
     period=4.0,
     batches=1,
-    span=2,
+    batch_periods=2,
     lower_bound=3.0,
     gap=0.25,
     devices=[PlannedDevice("cuda:0", 10, 20, 0.75)],
@@ -141,7 +141,7 @@ def test_a_plan_that_is_written_is_read(tmp_path: Path) -> None:
         ("period", "fast", "period is 'fast'"),
         ("batches", 1.5, "batches is 1.5"),
         ("batches", True, "batches is True"),
-        ("verdict", "good", "'good' is no verdict"),
+        ("status", "good", "'good' is no status"),
         ("buffers", 1, "buffers is 1, not a truth"),
         ("solver", None, "solver is None"),
         ("weight_copies", "3", "weight_copies is '3'"),
@@ -150,7 +150,16 @@ def test_a_plan_that_is_written_is_read(tmp_path: Path) -> None:
         ("stages", [[]], "stages does not hold stage, device, first, last, in_flight, again"),
         (
             "stages",
-            [{"stage": "1", "device": "a", "first": 1, "last": 2, "in_flight": 1, "again": 0.0}],
+            [
+                {
+                    "stage": "1",
+                    "device": "a",
+                    "first": 1,
+                    "last": 2,
+                    "in_flight": 1,
+                    "recompute_seconds": 0.0,
+                }
+            ],
             "stages.stage is '1'",
         ),
     ],

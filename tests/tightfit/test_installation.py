@@ -48,7 +48,7 @@ assert data.MINE and reports.MINE and schemas.MINE and stages.MINE
 torch.save(fitted, "saved.pt")
 again = torch.load("saved.pt", weights_only=False)
 assert torch.equal(again(x), fitted(x))
-print(tightfit.__file__, made.sentence)
+print(tightfit.__file__, made.message)
 """
 
 

@@ -59,7 +59,7 @@ def test_what_waits_is_on_the_disk_that_was_named(
     model, fitted, made, args = planned(store, disk=disk)
     assert measuring == [str(disk)] and made.transfers is not None
     own = rf"has {made.transfers.host_peak:,} bytes in the disk at most, as predicted, and waits"
-    assert re.search(own, made.sentence)
+    assert re.search(own, made.message)
     mine = gradients(fitted, *args)
     moved = type(fitted)._tightfit_transfers.last
     assert (moved.left, moved.peak) == (made.transfers.left, made.transfers.host_peak)

@@ -72,7 +72,7 @@ def test_the_same_call_measures_searches_and_writes_nothing_again(
         monkeypatch.setattr(f"tightfit.stages.{run}.run", never)
     monkeypatch.setattr("tightfit.stages.profile.profile.measure_op", never)
     fitted, again = tightfit.plan(model, (tokens,), **asked)
-    assert (again.sentence, again.module) == (first.sentence, first.module)
+    assert (again.message, again.module) == (first.message, first.module)
     assert all(map(torch.equal, gradients(fitted, tokens), wanted))
     with pytest.raises(AssertionError, match="there already"):
         tightfit.plan(model, (tokens,), **(asked | {"budget": "45%"}))

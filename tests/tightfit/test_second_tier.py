@@ -73,7 +73,7 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(made: Any, folder
     expected, whole = adamw(plain), made.whole
     assert whole.total <= 200_000 and 0 < whole.slow <= ROOM
     assert whole.far > 0 and whole.far_memory == "far-disk"
-    assert f"and {whole.far:,} in far-disk/memory" in made.sentence
+    assert f"and {whole.far:,} in far-disk/memory" in made.message
     assert "far-disk, pieces of them in the disk" in whole.places["optimizer states"]
     fitted, optimizer = tightfit.load_whole(made.module, model, adamw(model), far_disk=folder)
     own: Any = optimizer
@@ -92,7 +92,7 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(made: Any, folder
 def test_what_has_room_stays_on_the_first_disk(folder: Path, store: Path) -> None:
     model, args = deep()
     _, roomy = made_of(model, args, folder, store, room=10**9)
-    assert roomy.whole.far == 0 and "far-disk" not in roomy.sentence
+    assert roomy.whole.far == 0 and "far-disk" not in roomy.message
     roomy.optimizer.close()
 
 

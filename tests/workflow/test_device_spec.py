@@ -49,13 +49,13 @@ def test_plans_are_made_and_none_is_validated(finished: Finished) -> None:
     results = place.folder / "results/tiny"
     assert "tiny: reading each distinct op off the description of the device" in run.stderr
     assert "against the model" not in run.stderr
-    assert not [*results.rglob("measurement.arrow"), *results.rglob("line.arrow")]
+    assert not [*results.rglob("measurement.arrow"), *results.rglob("memory_timeline.arrow")]
     assert not (place.folder / "store/profile").exists()
     point = results / "rotor/3MB"
     graph, costs = read_graph(results / "graph.arrow"), read_costs(results / "costs.arrow")
     assert (costs.device.name, costs.device.source) == ("rtx3060", "roofline")
     plan, steps = read_plan(point / "plan.json"), read_schedule(point / "schedule.arrow")
-    assert plan.feasible and "; planned for rtx3060, which is not here" in plan.sentence
+    assert plan.feasible and "; planned for rtx3060, which is not here" in plan.message
     assert simulate(graph, costs, steps).peak == plan.peak
     assert (point / "module/__init__.py").exists() and (point / "trace.json").exists()
 

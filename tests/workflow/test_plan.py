@@ -142,10 +142,10 @@ def test_a_budget_that_is_too_small_is_a_verdict_and_stops_no_other_point(
 ) -> None:
     point = finished[0].folder / "results/tiny/rockmate/1kB"
     plan = read_plan(point / "plan.json")
-    assert plan.verdict == "infeasible"
+    assert plan.status == "infeasible"
     assert plan.smallest_budget is not None
     assert plan.smallest_budget > 1000
-    assert read_measurement(point / "measurement.arrow").verdict == "infeasible"
+    assert read_measurement(point / "measurement.arrow").status == "infeasible"
 
 
 def test_every_point_has_a_trace_for_perfetto(finished: Finished) -> None:

@@ -54,9 +54,9 @@ def partial_frontier(route: StageRunner, graph: Path, costs: Path) -> Path | Non
         strategy=route.strategy,
         points=pareto_points(points),
         optimal_in="",
-        clock=0,
+        timed_out_solves=0,
         link=next((frontier.link for frontier in found if frontier.link is not None), None),
-        beaten=[],
+        dominated=[],
     )
     path = place / f"{route.strategy}-interrupted" / "frontier.arrow"
     write_frontier(path, merged)
@@ -155,7 +155,7 @@ class InputSpecialization:
             if not plan.feasible:
                 raise
             return replace(
-                plan, sentence=plan.sentence + ("" if self.more else BEST_SO_FAR_NOTE)
+                plan, message=plan.message + ("" if self.more else BEST_SO_FAR_NOTE)
             ), point
         if not plan.feasible and not self.more:
             path = route.frontier(self.graph, self.costs)
@@ -169,9 +169,9 @@ class InputSpecialization:
         """A plan with its package, which the plan in the second folder of `beside`, of the graph
         there, goes along with; raises ConfigError where it is infeasible."""
         if not plan.feasible:
-            raise ConfigError(plan.sentence)
+            raise ConfigError(plan.message)
         module = route.module(self.graph, point, beside)
-        said = replace(plan, sentence=plan.sentence + self.more + _more_of(self.graph))
+        said = replace(plan, message=plan.message + self.more + _more_of(self.graph))
         known = partial(read_frontier, self.path)
         whole = partial(_full_frontier, route, self.graph, self.costs)
         totals = partial(frontier_totals, self.graph, self.costs)

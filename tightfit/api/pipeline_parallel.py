@@ -139,8 +139,8 @@ def _plan_stages(
     asked = (*own, *copies, *inside, *options, *by)
     route.run("chain", "--chain", chain, *asked, "--out", plan)
     made = read_pipeline_plan(plan / "plan.json")
-    if made.verdict == "infeasible":
-        raise ConfigError(made.sentence)
+    if made.status == "infeasible":
+        raise ConfigError(made.message)
     planned = ("--blocks", blocks, "--plan", plan, *options)
     number = ("--microbatches", settings["microbatches"])
     route.run("split", *files, *planned, *number, "--out", split)

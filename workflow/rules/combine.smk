@@ -25,9 +25,9 @@ rule own_plans:
         machine=measured_link,
         search=compiled_search,
     output:
-        f"{STRATEGY}/given.arrow",
+        f"{STRATEGY}/candidates.arrow",
     log:
-        f"{STRATEGY}/logs/given.txt",
+        f"{STRATEGY}/logs/candidates.txt",
     priority: before_frontiers
     params:
         hierarchy=given_clusters,

@@ -51,7 +51,7 @@ COMPILED = f"{SETTINGS.results}/search.done"
 GPU = {} if SETTINGS.here == "cpu" else {"gpu": 1}
 ALONE = GPU or {"slurm_extra": "--exclusive"}
 MEASURING = {} if SETTINGS.machine else {**ALONE, "measuring": 1}
-MEASURED = [] if SETTINGS.machine else ["measurement.arrow", "line.arrow"]
+MEASURED = [] if SETTINGS.machine else ["measurement.arrow", "memory_timeline.arrow"]
 
 # Jobs in containers see what is declared and nothing else. Elsewhere a report is made from a folder,
 # and what is in it is left out of a graph of jobs that has enough to look at.

@@ -6,7 +6,7 @@ rule reference:
         graph=f"{MODEL}/graph.arrow",
     output:
         reference=f"{MODEL}/reference.arrow",
-        line=f"{MODEL}/line.arrow",
+        line=f"{MODEL}/memory_timeline.arrow",
     log:
         f"{MODEL}/logs/reference.txt",
     priority: before_frontiers
@@ -36,11 +36,11 @@ rule validate:
         plan=f"{POINT}/plan.json",
         module=f"{POINT}/module",
         reference=f"{MODEL}/reference.arrow",
-        own_line=f"{MODEL}/line.arrow",
+        own_line=f"{MODEL}/memory_timeline.arrow",
         unplanned=kernels_unplanned,
     output:
         measurement=f"{POINT}/measurement.arrow",
-        line=f"{POINT}/line.arrow",
+        line=f"{POINT}/memory_timeline.arrow",
     log:
         f"{POINT}/logs/validate.txt",
     priority: before_frontiers

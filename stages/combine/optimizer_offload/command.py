@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> None:
         raise refused
     task, best, graph = min(found, key=lambda each: each[1].seconds)
     plan = write_offload_plan(options.out, task, best, options.budget, read(graph, GRAPH).digest)
-    print(format_verdict(plan.verdict, plan.sentence))
+    print(format_verdict(plan.status, plan.message))
 
 
 def parse_cases(options: argparse.Namespace) -> list[tuple[Path, Path, int]]:

@@ -198,7 +198,7 @@ class _PlanContext:
             _plan_message(period, stages, gap, optimal_in),
             period=period,
             batches=pattern.batches,
-            span=played.span,
+            batch_periods=played.span,
             lower_bound=bound,
             gap=gap,
             optimal_in=optimal_in,
@@ -206,9 +206,9 @@ class _PlanContext:
             stages=stages,
             weight_copies=self.settings.weight_copies,
             buffers=self.settings.buffers,
-            inside=self.settings.inside,
+            stage_recompute=self.settings.inside,
             solver=answer.solver,
-            clock=answer.clock,
+            timed_out=answer.clock,
         )
 
 
@@ -251,7 +251,7 @@ def _infeasible_plan(
         smallest_period=None if shorter is None else shorter.ticks * layers.tick,
         weight_copies=settings.weight_copies,
         buffers=settings.buffers,
-        inside=settings.inside,
+        stage_recompute=settings.inside,
         solver="" if shorter is None else shorter.solver,
     )
 

@@ -105,7 +105,7 @@ def run_pipeline(options: argparse.Namespace) -> None:
     if sequence:
         write_sequence(options.out / SEQUENCE, sequence, digest)
     write_pipeline_plan(options.out / PLAN, plan)
-    print(format_verdict(plan.verdict, plan.sentence))
+    print(format_verdict(plan.status, plan.message))
 
 
 def parse_pipeline_settings(options: argparse.Namespace) -> PipelineSettings:

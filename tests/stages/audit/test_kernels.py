@@ -121,10 +121,14 @@ def test_eagers_plan_is_taken_where_it_is_faster(finished: Path) -> None:
     plan = read_plan(finished / POINT / "plan.json")
     other = read_plan(finished / "eager" / POINT / "plan.json")
     assert (plan.kernels, plan.groups, plan.compiled, plan.budget) == ("eager", 0, 0, "1MB")
-    assert plan.rival is not None and plan.rival.kernels == "fused"
+    assert plan.competing_plan is not None and plan.competing_plan.kernels == "fused"
     assert plan.time == other.time
-    assert plan.rival.time is not None and plan.time is not None and plan.time < plan.rival.time
-    assert "; with eager's kernels, as fused ones would take" in plan.sentence
+    assert (
+        plan.competing_plan.time is not None
+        and plan.time is not None
+        and plan.time < plan.competing_plan.time
+    )
+    assert "; with eager's kernels, as fused ones would take" in plan.message
     assert "KERNELS = 'eager'" in (finished / POINT / "module/__init__.py").read_text()
 
 
@@ -134,7 +138,7 @@ def test_its_module_runs_eagers_kernels_alone(finished: Path) -> None:
     }
     found = read_measurement(finished / POINT / "measurement.arrow")
     assert found.bits_equal and found.peak_as_predicted
-    assert "ernels are" not in found.sentence
+    assert "ernels are" not in found.message
 
 
 def test_a_baseline_has_the_kernels_that_were_asked_for(finished: Path) -> None:
@@ -142,9 +146,9 @@ def test_a_baseline_has_the_kernels_that_were_asked_for(finished: Path) -> None:
     plan = read_plan(point / "plan.json")
     assert plan.kernels == "fused"
     assert plan.groups and plan.compiled
-    assert plan.rival is not None and plan.rival.kernels == "eager"
+    assert plan.competing_plan is not None and plan.competing_plan.kernels == "eager"
     assert (point / "module/eager.py").exists()
-    found = read_measurement(point / "measurement.arrow").sentence
+    found = read_measurement(point / "measurement.arrow").message
     assert found.startswith("Fused kernels are ")
     assert "beside it has eager's bits and takes" in found
 
@@ -222,8 +226,13 @@ def test_what_is_given_of_eagers_kernels_is_whole(
 def test_plans_from_before_are_read(model: Path) -> None:
     path = model / POINT / "plan.json"
     document = json.loads(path.read_text())
-    for key in ("kernels", "groups", "compiled", "rival"):
+    for key in ("kernels", "groups", "compiled", "competing_plan"):
         del document[key]
     store.write_json(path, document)
     plan: Plan = read_plan(path)
-    assert (plan.kernels, plan.groups, plan.compiled, plan.rival) == (None, None, None, None)
+    assert (plan.kernels, plan.groups, plan.compiled, plan.competing_plan) == (
+        None,
+        None,
+        None,
+        None,
+    )

@@ -96,7 +96,13 @@ def test_what_a_frontier_is_made_of_is_read_and_recorded(solved: Path, tmp_path:
     chosen(solved, tmp_path / "plan", "given", "90%", *makings(solved))
     record = json.loads((tmp_path / "plan" / "lineage" / "plan.json.json").read_text())
     names = {Path(entry["path"]).name for entry in record["inputs"]}
-    assert names == {"graph.arrow", "costs.arrow", "given.arrow", "blocks.arrow", "options.arrow"}
+    assert names == {
+        "graph.arrow",
+        "costs.arrow",
+        "candidates.arrow",
+        "blocks.arrow",
+        "options.arrow",
+    }
 
 
 @pytest.mark.parametrize(
@@ -117,6 +123,13 @@ def test_what_is_not_whole_is_refused(
     words: tuple[str, ...],
     said: str,
 ) -> None:
-    given = ("--frontier", solved / "given.arrow", "--budget", "90%", "--out", tmp_path / "plan")
+    given = (
+        "--frontier",
+        solved / "candidates.arrow",
+        "--budget",
+        "90%",
+        "--out",
+        tmp_path / "plan",
+    )
     assert main([str(word) for word in ("choose", *files(solved), *given, *words)]) == 1
     assert said in capsys.readouterr().err and not (tmp_path / "plan").exists()

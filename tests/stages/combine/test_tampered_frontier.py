@@ -52,8 +52,8 @@ def chosen(frontier: Frontier, budget: str) -> int:
 
 def test_figures_are_replayed(frontier: Frontier, capsys: pytest.CaptureFixture[str]) -> None:
     first, *middle, last = frontier.points
-    small = replace(last, peak=last.peak - 1, polished=True)
-    quick = replace(first, seconds=first.seconds / 2, polished=True)
+    small = replace(last, peak=last.peak - 1, local_search=True)
+    quick = replace(first, seconds=first.seconds / 2, local_search=True)
     doctored = (
         replace(frontier, points=[first, *middle, small]),
         replace(frontier, points=[quick, *middle, last], lower_bound_seconds=0.0),
@@ -74,19 +74,17 @@ def test_the_verdict_is_printed_by_hand_alone(
         capsys.readouterr()
         assert chosen(frontier, budget) == 0
         plan = read_plan("p/plan.json")
-        assert (plan.verdict == "infeasible") == (budget == "1B")
-        assert capsys.readouterr().out.splitlines()[-1] == format_verdict(
-            plan.verdict, plan.sentence
-        )
+        assert (plan.status == "infeasible") == (budget == "1B")
+        assert capsys.readouterr().out.splitlines()[-1] == format_verdict(plan.status, plan.message)
     words = ("--frontier", "other.arrow", "--budget", "none", "--out", "p")
     assert main(["choose", *FILES, *words, "--error-file", "errors.txt"]) == 0
-    assert plan.sentence not in capsys.readouterr().out
+    assert plan.message not in capsys.readouterr().out
 
 
 def test_times_are_numbers(frontier: Frontier, capsys: pytest.CaptureFixture[str]) -> None:
     first, *others = frontier.points
     for time in (float("inf"), float("nan")):
-        points = [replace(first, before_seconds=time), *others]
+        points = [replace(first, strategy_seconds=time), *others]
         assert chosen(replace(frontier, points=points), "none") == 1
         assert "a time that is no number" in capsys.readouterr().err
 
@@ -100,13 +98,13 @@ def test_points_are_held_to_what_is_said_of_all(
     frontier: Frontier, capsys: pytest.CaptureFixture[str]
 ) -> None:
     last = frontier.points[-1]
-    given = replace(last, before_peak=last.peak + 1, polished=False, in_place=False)
-    negative = replace(last, before_peak=-1, polished=True)
+    given = replace(last, strategy_peak=last.peak + 1, local_search=False, in_place=False)
+    negative = replace(last, strategy_peak=-1, local_search=True)
     doctored = (
         replace(frontier, lower_bound_peak=last.peak + 1),
         replace(frontier, lower_bound_seconds=frontier.points[0].seconds * 1.01),
         replace(frontier, lower_bound_seconds=float("nan")),
-        replace(frontier, clock=-1),
+        replace(frontier, timed_out_solves=-1),
         replace(frontier, points=[*frontier.points[:-1], given]),
         replace(frontier, points=[*frontier.points[:-1], negative]),
     )

@@ -27,8 +27,8 @@ PLAN = {
     "strategy": "unplanned",
     "budget": "50%",
     "budget_bytes": 1000,
-    "verdict": "feasible",
-    "sentence": "",
+    "status": "feasible",
+    "message": "",
     "peak": 1000,
     "time": 0.5,
 }

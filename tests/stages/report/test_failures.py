@@ -38,7 +38,7 @@ def test_a_model_that_failed_has_a_page(tmp_path: Path) -> None:
         ("graph.arrow", ("path", "band")),
         ("costs.arrow", ("div", "tree")),
         ("blocks.arrow", ("table", "matrix")),
-        ("rockmate/50pct/line.arrow", ("nothing", "")),
+        ("rockmate/50pct/memory_timeline.arrow", ("nothing", "")),
         ("rockmate/50pct/schedule.arrow", ("nothing", "")),
         ("rockmate/50pct/sequence.arrow", ("nothing", "")),
         ("rockmate/50pct/measurement.arrow", ("nothing", "")),
@@ -178,7 +178,7 @@ def test_what_was_planned_and_is_not_there_has_the_reason(results: Path, tmp_pat
 def test_a_link_that_failed_is_told_of_older_plans_alone(results: Path, tmp_path: Path) -> None:
     folder = failing(results, tmp_path / "results") / "small"
     shutil.copytree(folder / "rockmate", folder / "offload")
-    made, log = folder / "offload" / "given.arrow", folder.parent / "logs" / "link.txt"
+    made, log = folder / "offload" / "candidates.arrow", folder.parent / "logs" / "link.txt"
     (folder / "offload" / "frontier.arrow").rename(made)
     for later, said in ((-1, "the disk is full"), (1, "")):
         os.utime(made, ns=(log.stat().st_mtime_ns + later,) * 2)

@@ -54,7 +54,7 @@ def test_a_plan_for_a_gpu_states_its_bytes_in_three_ways(results: Path, tmp_path
         read_measurement(place / "measurement.arrow"),
         predicted_allocated=gpu.allocated, allocated_peak=gpu.allocated,
         predicted_reserved=gpu.reserved, reserved_peak=gpu.reserved + 2_097_152,
-        context=300_000_000,
+        cuda_context=300_000_000,
     )  # fmt: skip
     write_measurement(place / "measurement.arrow", found)
     html = page_of(folder)[0]

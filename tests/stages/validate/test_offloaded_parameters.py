@@ -82,7 +82,7 @@ def test_the_module_is_judged_to_the_byte(
     assert main(["validate", *words, "--out", out, "--pairs", "2"]) == 0
     found = read_measurement(out)
     *lines, last = capsys.readouterr().out.splitlines()
-    assert last == f"feasible: {found.sentence.removeprefix('feasible: ')}"
+    assert last == f"feasible: {found.message.removeprefix('feasible: ')}"
     told = {line.partition(" of 13 steps at most: ")[2] for line in lines}
     assert {
         "timing",
@@ -90,9 +90,9 @@ def test_the_module_is_judged_to_the_byte(
         PLANNED_OPTIMIZER_STEP,
         f"the memory of {PLANNED_OPTIMIZER_STEP}",
     } <= told
-    assert found.verdict == "feasible" and found.peak_as_predicted and found.within_budget
+    assert found.status == "feasible" and found.peak_as_predicted and found.within_budget
     assert found.bits_equal and found.pairs == 2
-    assert "waits for the other memory for" in found.sentence
+    assert "waits for the other memory for" in found.message
 
 
 @pytest.mark.parametrize("what", ["plan", "graph"])
@@ -131,8 +131,8 @@ def test_what_is_wrong_with_a_step_is_told(
     monkeypatch.setattr(inside.PiecewiseOptimizer, "update", wrong)
     assert main(["validate", *words, "--out", out, "--pairs", "0"]) == 1
     found = read_measurement(out)
-    assert found.verdict == "failed" and not found.bits_equal
-    assert found.sentence.startswith("In 3 steps of AdamW, an output of step 2 differs")
+    assert found.status == "failed" and not found.bits_equal
+    assert found.message.startswith("In 3 steps of AdamW, an output of step 2 differs")
 
 
 def test_a_package_is_loaded_as_what_it_is(made: Any) -> None:
@@ -215,10 +215,10 @@ def away(made: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     own = tmp_path_factory.mktemp("away")
     known = read_optimizer_costs(folder / "updates.json")
     costs = {
-        path: replace(cost, seconds=1.0, away_seconds=1e-6, add_seconds=1e-6)
+        path: replace(cost, seconds=1.0, host_seconds=1e-6, add_seconds=1e-6)
         for path, cost in known.costs.items()
     }
-    assert all(cost.away_seconds < 1 for cost in known.costs.values())
+    assert all(cost.host_seconds < 1 for cost in known.costs.values())
     write_optimizer_costs(own / "updates.json", replace(known, costs=costs, spare=True))
     graph = ["--graph", str(folder / "graph.arrow"), "--costs", str(folder / "costs.arrow")]
     given = [*graph, "--machine", str(folder / "machine.json"), "--budget", "420kB"]
@@ -249,7 +249,7 @@ def parts(away: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         out = folder / "measurement.arrow"
         code = main(["validate", *words, "--out", str(out), "--pairs", str(pairs)])
         found = read_measurement(out)
-        assert code == int(found.verdict == "failed")
+        assert code == int(found.status == "failed")
         return found
 
     return load_package(module), judged
@@ -260,14 +260,14 @@ def test_updates_on_disk_are_judged_to_the_byte(parts: Any, tmp_path: Path) -> N
     offload_plan = package.OFFLOAD_PLAN
     assert len(offload_plan.host_updated) > 4 and offload_plan.microbatches == 3
     found = judged(tmp_path, 1)
-    assert found.verdict == "feasible", found.sentence
+    assert found.status == "feasible", found.message
     assert found.peak_as_predicted and found.within_budget and found.bits_equal
-    assert found.slow_peak == found.predicted_slow
+    assert found.offload_peak == found.predicted_offload_peak
     assert found.accumulate_peak == max(
         offload_plan.microbatch_peak, offload_plan.first_microbatch_peak
     )
-    assert "measured, each of its 3 microbatches takes the bytes predicted; a st" in found.sentence
-    assert "waits for the other memory for" in found.sentence
+    assert "measured, each of its 3 microbatches takes the bytes predicted; a st" in found.message
+    assert "waits for the other memory for" in found.message
 
 
 def test_other_bytes_of_a_microbatch_are_told(
@@ -286,8 +286,8 @@ def test_other_bytes_of_a_microbatch_are_told(
     )
     monkeypatch.setattr(package, "OFFLOAD_PLAN", replace(said, **wrong))
     found = judged(tmp_path)
-    assert found.verdict == "failed" and not found.peak_as_predicted
-    told = re.sub(r"\d+ bytes where \d+ were predicted", "", found.sentence.lower())
+    assert found.status == "failed" and not found.peak_as_predicted
+    told = re.sub(r"\d+ bytes where \d+ were predicted", "", found.message.lower())
     others = ["microbatch 1 takes", "microbatch 2 takes"] * 2
     steps = ["the first step takes", "a step takes", *others, "the other memory has "]
     assert told.rstrip(".").split(" ; ") == steps
@@ -305,8 +305,8 @@ def test_gradients_that_add_up_otherwise_are_told(
 
     monkeypatch.setattr(lane.UpdateWorkspace, "add", forgetting)
     found = judged(tmp_path)
-    assert found.verdict == "failed" and not found.bits_equal and found.peak_as_predicted
-    assert found.sentence.startswith("In 3 steps of AdamW, an output of step 2 differs")
+    assert found.status == "failed" and not found.bits_equal and found.peak_as_predicted
+    assert found.message.startswith("In 3 steps of AdamW, an output of step 2 differs")
 
 
 def test_plans_of_microbatches_replay_to_what_they_say(made: Any, away: Any) -> None:
@@ -349,7 +349,7 @@ def test_schedules_of_microbatches_that_do_not_belong_together_are_refused(
     digest = read(adding, SCHEDULE).metadata["graph"]
     steps = read_schedule(adding)
     assert updates is not None and host_updated_parameters(steps)
-    for changed in (replace(updates, there=frozenset()), replace(updates, microbatches=4)):
+    for changed in (replace(updates, resident=frozenset()), replace(updates, microbatches=4)):
         path = tmp_path / "other.arrow"
         write_schedule(path, steps, digest, link, changed)
         refused("is that of another step", plan, "--microbatch", str(path))
@@ -366,4 +366,4 @@ def test_updates_of_the_past_have_no_lane(made: Any, tmp_path: Path) -> None:
     document["updates"] = json.dumps(found)
     (tmp_path / "updates.json").write_text(json.dumps(document))
     costs = read_optimizer_costs(tmp_path / "updates.json").costs.values()
-    assert all(cost.away_seconds == float("inf") for cost in costs)
+    assert all(cost.host_seconds == float("inf") for cost in costs)

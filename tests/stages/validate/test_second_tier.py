@@ -67,19 +67,24 @@ def test_states_of_a_third_memory_are_judged_to_the_byte(
     assert "/nowhere" in capsys.readouterr().out
     assert main(["validate", *model, *out, str(near)]) == 0
     found = read_measurement(tmp_path / "measurement.arrow")
-    assert found.verdict == "feasible", found.sentence
+    assert found.status == "feasible", found.message
     assert found.peak_as_predicted and found.within_budget and found.bits_equal
-    assert found.slow_peak == found.predicted_slow and (found.slow_peak or 0) <= 300_000
+    assert (
+        found.offload_peak == found.predicted_offload_peak and (found.offload_peak or 0) <= 300_000
+    )
     assert (
         f"{offload_plan.second_tier_bytes:,} bytes of states are in the third memory"
-        in found.sentence
+        in found.message
     )
     steps, updates = plan / "schedule.arrow", schedule_optimizer_plan(plan / "schedule.arrow")
-    assert updates is not None and updates.far is not None
-    one = frozenset([min(updates.far.values)])
+    assert updates is not None and updates.second_tier is not None
+    one = frozenset([min(updates.second_tier.values)])
     for said, wrong in (
         ("and its states are here", replace(updates, on_device=one)),
-        ("pass through 9 buffers in the", replace(updates, far=replace(updates.far, buffers=9))),
+        (
+            "pass through 9 buffers in the",
+            replace(updates, second_tier=replace(updates.second_tier, buffers=9)),
+        ),
     ):
         write_schedule(steps, read_schedule(steps), "", schedule_link(steps), wrong)
         assert generated(plan, graph, tmp_path / "other") == 1

@@ -36,9 +36,9 @@ def made(
     costs = zero_time_costs(graph)
     found = simulate(graph, costs, leaves(graph, costs, 2, 1.0), link=LINK)
     folder = tmp_path_factory.mktemp("sent") / "module"
-    assert found.transfers is not None and found.transfers.left > 0
+    assert found.transfers is not None and found.transfers.offloaded_bytes > 0
     plan = {**PLAN, "peak": found.peak, "budget_bytes": None, "gap": None, "time": 0.5}
-    plan |= {"transfers": asdict(replace(found.transfers, waited=0.25))}
+    plan |= {"transfers": asdict(replace(found.transfers, wait_seconds=0.25))}
     write_directory(folder, build_package(graph, found.steps, plan))
     return graph, built, plan, folder
 
@@ -56,19 +56,27 @@ def test_bytes_and_waits_are_those_of_the_run(made: Any) -> None:
     graph, built, plan, folder = made
     found = validate(graph, built, plan, folder, pairs=2)
     measured, said = found.measurement, moved(plan)
-    assert (measured.slow_memory, measured.slow_peak) == ("disk", said.host_peak)
-    assert measured.predicted_slow == said.host_peak and measured.predicted_waited == 0.25
-    assert measured.waited is not None and measured.measured_time is not None
-    assert 0 < measured.waited < measured.measured_time
-    assert f"has {said.host_peak:,} bytes in the disk at most, as predicted, and waits for" in (
-        measured.sentence
+    assert (measured.offload_target, measured.offload_peak) == ("disk", said.host_peak)
+    assert (
+        measured.predicted_offload_peak == said.host_peak
+        and measured.predicted_wait_seconds == 0.25
     )
-    assert "where 250.0 ms were predicted" in measured.sentence
-    lines = {run: [p for p in found.line if p.run == run] for run in ("slow", "leaving", "waiting")}
-    assert max(point.live for point in lines["slow"]) == said.host_peak
-    assert lines["slow"][-1].live == 0 and sum(p.live for p in lines["leaving"]) == said.left
+    assert measured.wait_seconds is not None and measured.measured_time is not None
+    assert 0 < measured.wait_seconds < measured.measured_time
+    assert f"has {said.host_peak:,} bytes in the disk at most, as predicted, and waits for" in (
+        measured.message
+    )
+    assert "where 250.0 ms were predicted" in measured.message
+    lines = {
+        run: [p for p in found.line if p.run == run] for run in ("offloaded", "offload", "wait")
+    }
+    assert max(point.live for point in lines["offloaded"]) == said.host_peak
+    assert (
+        lines["offloaded"][-1].live == 0
+        and sum(p.live for p in lines["offload"]) == said.offloaded_bytes
+    )
     assert all(point.live >= 0 for point in found.line if point.run != "planned")
-    waited = sum(b.seconds - a.seconds for a, b in zip(*[iter(lines["waiting"])] * 2, strict=True))
+    waited = sum(b.seconds - a.seconds for a, b in zip(*[iter(lines["wait"])] * 2, strict=True))
     assert waited < measured.measured_time * 10
 
 
@@ -92,8 +100,8 @@ def test_other_bytes_than_predicted_are_told(made: Any, changes: dict[str, int],
 def test_a_module_that_sends_what_no_plan_says_fails(made: Any) -> None:
     graph, built, plan, folder = made
     found = validate(graph, built, {**plan, "transfers": None}, folder, pairs=0).measurement
-    assert found.verdict == FAILED_VERDICT and "bytes where 0 were predicted" in found.sentence
-    assert (found.predicted_slow, found.slow_peak) == (0, moved(plan).host_peak)
+    assert found.status == FAILED_VERDICT and "bytes where 0 were predicted" in found.message
+    assert (found.predicted_offload_peak, found.offload_peak) == (0, moved(plan).host_peak)
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,8 @@ def test_a_chain_from_a_file_beats_the_persistent_optimum(tmp_path: Path) -> Non
     plan, persistent = (read_plan(tmp_path / name / "plan.json") for name in ("frees", "rotor"))
     assert plan.time == case["expected_opt_free_discard"] < case["expected_persistent_opt"]
     assert persistent.time == case["expected_persistent_opt"]
-    assert (plan.verdict, plan.optimal_in) == ("optimal", "all sequences of the chain")
-    assert plan.sentence.endswith("; no possible sequence is faster.")
+    assert (plan.status, plan.optimal_in) == ("optimal", "all sequences of the chain")
+    assert plan.message.endswith("; no possible sequence is faster.")
     sequence = read_sequence(tmp_path / "frees" / "sequence.arrow")
     assert {"free", "free_all"} & {operation.action for operation in sequence}
 

@@ -80,7 +80,7 @@ def check(planned: OffloadProblem, found: OffloadSearchResult) -> None:
     once = planned.microbatches * sum(node.least_seconds for node in planned.problem.nodes)
     least = once + sum(planned.updates[value].seconds for value in here)
     assert found.seconds >= least * (1 - 1e-9)
-    assert ("updates are done beside" in build_offload_plan(planned, found, "").sentence) == (
+    assert ("updates are done beside" in build_offload_plan(planned, found, "").message) == (
         len(here) < len(updated)
     )
     if found.adding is not None:
@@ -239,8 +239,8 @@ def test_the_command_writes_a_plan_and_its_schedule(
         patch.setattr("tightfit.stages.combine.optimizer_offload.command.MIN_OFFLOAD_BYTES", 1)
         assert main(["whole", *given, "--budget", "7MB"]) == 0
         plan = read_plan(files / "plan/plan.json")
-        assert plan.sentence.startswith("feasible: ")
-        assert capsys.readouterr().out == f"{plan.sentence}\n"
+        assert plan.message.startswith("feasible: ")
+        assert capsys.readouterr().out == f"{plan.message}\n"
         steps = read_schedule(files / "plan/schedule.arrow")
         updates = schedule_optimizer_plan(files / "plan/schedule.arrow")
         link = schedule_link(files / "plan/schedule.arrow")
@@ -251,9 +251,9 @@ def test_the_command_writes_a_plan_and_its_schedule(
         assert main(["whole", *given, *twice, "--microbatches", "1", "--budget", "7MB"]) == 0
         assert not (files / "plan/microbatch.arrow").exists()
         assert main(["whole", *given, "--microbatches", "2", "--budget", "7MB"]) == 0
-        assert "in 2 microbatches" in read_plan(files / "plan/plan.json").sentence
+        assert "in 2 microbatches" in read_plan(files / "plan/plan.json").message
         adds = schedule_optimizer_plan(files / "plan/microbatch.arrow")
-        assert adds is not None and adds.adds
+        assert adds is not None and adds.accumulates
         for words, more in (
             ("1 --graph, 1 --costs and 2 --microbatches", ["2", "--microbatches", "1"]),
             ("--microbatches is 0", ["0"]),

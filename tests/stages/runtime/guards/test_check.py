@@ -191,7 +191,7 @@ def test_an_infeasible_plan_says_so(tmp_path: Path) -> None:
     from tightfit.stages.generate.package import infeasible_package, write_directory
 
     sentence = 'no plan fits into 1MB, "2MB" is the least that works'
-    plan = {**PLAN, "verdict": "infeasible", "sentence": sentence, "peak": None, "time": None}
+    plan = {**PLAN, "status": "infeasible", "message": sentence, "peak": None, "time": None}
     write_directory(tmp_path / "module", infeasible_package(plan))
     package = load_package(tmp_path / "module")
     assert package.STATUS == "infeasible" and package.BUDGET == "50%"

@@ -226,7 +226,7 @@ def test_the_lane_takes_the_bytes_that_were_measured(
         visit.end_step()
         found.step()
         peaks.append(running.section_usage("update").peak)
-    assert max(peaks) == cost.away_peak
+    assert max(peaks) == cost.host_peak
     found.close()
 
 

@@ -172,7 +172,7 @@ def test_the_bytes_are_those_predicted(tmp_path: Path) -> None:
         costs = profile(graph, built.loss, library)
     steps = leaves(graph, costs, 1, 0.7)
     foretold = simulate(graph, costs, steps, link=LINK)
-    assert foretold.transfers is not None and foretold.transfers.left > 0
+    assert foretold.transfers is not None and foretold.transfers.offloaded_bytes > 0
     assert offload_layout(graph, steps).size >= foretold.transfers.host_peak
     module = packaged(graph, costs, steps, tmp_path / "package").load(built.model)
     sample, stepper = built.samples[0], StepRunner.of(graph, built)
