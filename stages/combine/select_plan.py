@@ -12,7 +12,7 @@ from tightfit.schemas.frontier import TIME_TOLERANCE, Frontier, ParetoPoint
 from tightfit.schemas.graph.planning_graph import PlanningGraph
 from tightfit.schemas.graph.training_graph import Graph
 from tightfit.schemas.link import HostLink
-from tightfit.schemas.plan import CompetingPlan, Plan, PlanCost, Verdict, optimality_gap
+from tightfit.schemas.plan import CompetingPlan, Plan, PlanCost, Status, optimality_gap
 from tightfit.schemas.schedule import ScheduleStep
 from tightfit.stages.combine.activation_offload.bound import TransferBoundSolver
 from tightfit.stages.combine.activation_offload.placement import offloadable_values
@@ -166,8 +166,8 @@ class _BudgetRequest:
         memory = in_all.memory(played.steps, frontier, self.total)
         bound, clock = limit.bound_for(played.seconds)
         gap = optimality_gap(played.seconds, bound)
-        verdict: Verdict = "optimal" if gap <= TIME_TOLERANCE else "feasible"
-        words = self._words(verdict, point, gap)
+        status: Status = "optimal" if gap <= TIME_TOLERANCE else "feasible"
+        words = self._words(status, point, gap)
         source = describe_cost_source(in_all.player.graph, in_all.player.costs)
         said = f"{words}{_describe_transfers(played, frontier)}{source}"
         return Plan(
@@ -175,13 +175,13 @@ class _BudgetRequest:
             budget=self.budget,
             budget_total=self.total,
             budget_bytes=self.own,
-            status=verdict,
+            status=status,
             message=f"{said}{_describe_time_limit(frontier)}{describe_allocator_overhead(memory)}{clock}",
             time=played.seconds,
             peak=played.peak,
             lower_bound=bound,
             gap=gap,
-            optimal_in=_optimality_class(verdict, point, frontier, is_first),
+            optimal_in=_optimality_class(status, point, frontier, is_first),
             smallest_budget=min(in_all.of(frontier.points[-1]), in_all.of(point)),
             before_local_search=PlanCost(point.strategy_seconds, point.strategy_peak),
             keep_all=self.keep_all,
@@ -193,14 +193,14 @@ class _BudgetRequest:
             transfers=played.transfers,
         )
 
-    def _words(self, verdict: Verdict, point: ParetoPoint, gap: float) -> str:
+    def _words(self, status: Status, point: ParetoPoint, gap: float) -> str:
         """A plan in words; its bytes are those of a budget, with what is there before the step."""
         there_before = self.accounting.fixed.bytes_before_step
         slower = point.seconds / self.frontier.keep_all_seconds
         most = math.ceil(gap * 1000) / 1000
-        worth = "" if verdict == "optimal" else f", no plan is more than {most:.1%} faster"
+        worth = "" if status == "optimal" else f", no plan is more than {most:.1%} faster"
         return (
-            f"{verdict}: {there_before + point.peak:,} bytes in all where keeping everything takes "
+            f"{status}: {there_before + point.peak:,} bytes in all where keeping everything takes "
             f"{there_before + self.frontier.keep_all_peak:,}, {slower:.3f} times its predicted time"
             f"{worth}"
         )
@@ -300,10 +300,10 @@ def _prove_transfer_bound(
     )
 
 
-def _optimality_class(verdict: Verdict, point: ParetoPoint, frontier: Frontier, asked: bool) -> str:
+def _optimality_class(status: Status, point: ParetoPoint, frontier: Frontier, asked: bool) -> str:
     """The class that a plan is optimal in: the strategy's only where the plan is its own, and the
     one for the bytes that were `asked`."""
-    if verdict == "optimal":
+    if status == "optimal":
         return "all plans of this graph"
     return frontier.optimal_in if point.is_strategy_plan and asked else ""
 
