@@ -1,4 +1,4 @@
-"""Makes the frontier of a strategy from files: what `combine` writes, and `choose` goes on to."""
+"""Makes the frontier of a strategy from files: what `combine` writes, and `select` goes on to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`choose`: takes the plan for a budget from a frontier, or from two of other kernels."""
+"""`select`: takes the plan for a budget from a frontier, or from two of other kernels."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="take the frontier's plan, without looking for a faster one or a closer bound",
     )
     parser.add_argument(
-        "--engine",
+        "--solver",
         choices=ENGINES,
         default=HIGHS_ENGINE,
         help="what solves the integer programs of the step and of its bound",
@@ -127,8 +127,8 @@ class _SelectionRequest:
         makings = None
         if not missing:
             of_blocks = (blocks, made_options, hierarchy, options.machine)
-            makings = FrontierFiles(graph, costs, *of_blocks, options.engine)
-        wanted = (options.budget, options.engine, not options.no_search)
+            makings = FrontierFiles(graph, costs, *of_blocks, options.solver)
+        wanted = (options.budget, options.solver, not options.no_search)
         return cls(graph, costs, frontier, makings, *wanted)
 
     @property
@@ -260,5 +260,5 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
         outputs += [options.eager_out / name for name in OUTPUT_FILES]
         read = list(dict.fromkeys([*read, *eager.files]))
     more = {"search": False} if options.no_search else {}
-    settings = {"budget": options.budget, "engine": options.engine, **more}
+    settings = {"budget": options.budget, "solver": options.solver, **more}
     return [LineageEntry(outputs, read, settings)]

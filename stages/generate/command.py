@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--schedule", type=Path, help="schedule.arrow")
     parser.add_argument(
-        "--pipeline", type=Path, help="the folder that `split` wrote, in the place of a schedule"
+        "--pipeline", type=Path, help="the folder that `pipeline` wrote, in the place of a schedule"
     )
     parser.add_argument("--plan", type=Path, required=True, help="plan.json")
     for name, what in (
@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--microbatch",
         type=Path,
-        help="microbatch.arrow of `whole`, the schedule of each of several microbatches that is "
-        "not the last one",
+        help="microbatch.arrow of `optimizer-offload`, the schedule of each of several "
+        "microbatches that is not the last one",
     )
     parser.add_argument(
         "--libraries", action="store_true", help="compile libraries of the groups that go along"
@@ -190,7 +190,7 @@ def _write_pipeline(options: argparse.Namespace) -> None:
 
 
 def _pipeline_digest(folder: Path) -> str:
-    """The SHA-256 of what `split` wrote."""
+    """The SHA-256 of what `pipeline` wrote."""
     import hashlib
 
     from tightfit.schemas.pipeline import PIPELINE_FILE

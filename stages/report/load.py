@@ -327,7 +327,7 @@ def upstream_error_log(folder: Path) -> Path | None:
 def _frontier_name(strategy: str) -> str:
     """The file, and the log, of the plans that those for a budget are chosen from."""
     about = STRATEGIES.get(strategy)
-    return "given" if about is not None and not about.baseline else "frontier"
+    return "candidates" if about is not None and not about.baseline else "frontier"
 
 
 def _link_error_log(strategy: Path) -> Path | None:

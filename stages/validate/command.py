@@ -50,7 +50,7 @@ def parse_factory_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 def memory_line_path(options: argparse.Namespace) -> Path:
     """The file of memory lines that is to be written."""
-    return Path(options.line or Path(options.out).with_name("memory_timeline.arrow"))
+    return Path(options.timeline or Path(options.out).with_name("memory_timeline.arrow"))
 
 
 def lineage_settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--plan", required=True, help="plan.json of the planned module")
     parser.add_argument(
-        "--pipeline", type=Path, help="the folder that `split` wrote, where the module is one"
+        "--pipeline", type=Path, help="the folder that `pipeline` wrote, where the module is one"
     )
     parser.add_argument("--module", required=True, help="directory of the planned module")
     parser.add_argument(
@@ -118,14 +118,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--disk", help="the folder of a disk that a plan sends to (default: that of TIGHTFIT_DISK)"
     )
     parser.add_argument(
-        "--far-disk", help="the folder of a third memory, where the plan has states in one"
+        "--second-disk", help="the folder of a third memory, where the plan has states in one"
     )
     parser.add_argument("--plan-seconds", type=float, help="how long planning took, to record")
     parser.add_argument(
         "--out", required=True, help="measurement.arrow to write, of a pipeline measurement.json"
     )
     parser.add_argument(
-        "--line", help="memory lines to write (default: memory_timeline.arrow beside --out)"
+        "--timeline", help="memory lines to write (default: memory_timeline.arrow beside --out)"
     )
 
 
@@ -192,7 +192,7 @@ def _run_validation(
                 options.module,
                 options.pairs,
                 options.device,
-                second_disk=options.far_disk,
+                second_disk=options.second_disk,
                 report=report,
             )
         result = validate(
@@ -298,7 +298,7 @@ def _run_pipeline(options: argparse.Namespace) -> None:
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
-    far = {} if options.far_disk is None else {"far_disk": options.far_disk}
+    far = {} if options.second_disk is None else {"second_disk": options.second_disk}
     from tightfit.schemas.package_manifest import find_package_graph
 
     graph = options.graph[0]

@@ -182,7 +182,7 @@ def validate_offloaded_step(
     package: Any = load_package(module)
     offload_plan = package.OFFLOAD_PLAN
     if offload_plan.second_tier and not second_disk:
-        raise ConfigError("--far-disk: the plan has states in a third memory, name its folder")
+        raise ConfigError("--second-disk: the plan has states in a third memory, name its folder")
 
     def load(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
         return load_offloaded_module(module, model, optimizer, folder, second_disk)

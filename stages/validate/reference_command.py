@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--graph", type=Path, required=True, help="graph.arrow of the model")
     parser.add_argument("--out", required=True, help="reference.arrow to write")
     parser.add_argument(
-        "--line", help="memory line to write (default: memory_timeline.arrow beside --out)"
+        "--timeline", help="memory line to write (default: memory_timeline.arrow beside --out)"
     )
 
 

@@ -72,12 +72,12 @@ def _stages(case: Described, place: Path) -> Iterator[tuple[str, list[str]]]:
         "trace": ["--factory", case.factory, "--name", place.name, "--out", "graph.arrow"],
         "profile": [*GIVEN[:2], *described, "--out", "costs.arrow"],
         "partition": [*GIVEN, "--out", "blocks.arrow"],
-        "solve": [*BLOCKS, "--store", "store", "--engine", "none", "--out", "options.arrow"],
-        "combine": [*MADE, "--given", "--out", "own.arrow"],
-        "choose": [*GIVEN, "--frontier", "own.arrow", "--budget", case.budget],
+        "solve": [*BLOCKS, "--store", "store", "--solver", "none", "--out", "options.arrow"],
+        "combine": [*MADE, "--no-local-search", "--out", "own.arrow"],
+        "select": [*GIVEN, "--frontier", "own.arrow", "--budget", case.budget],
         "generate": [*GIVEN[:2], *chosen, "--out", "plan/module"],
     }
-    commands["choose"] += ["--out", "plan"]
+    commands["select"] += ["--out", "plan"]
     yield from ((stage, _below(place, words)) for stage, words in commands.items())
 
 

@@ -90,7 +90,9 @@ def _row(case: Llama, place: Path) -> str:
     out = place / "whole" / f"{BUDGET}-{case.place}"
     given: list[str | Path] = ["--graph", place / "graph.arrow"]
     given += ["--costs", place / "costs.arrow"]
-    seconds = run_stage("whole", *given, "--machine", machine, "--budget", BUDGET, "--out", out)
+    seconds = run_stage(
+        "optimizer-offload", *given, "--machine", machine, "--budget", BUDGET, "--out", out
+    )
     plan = read_plan(out / "plan.json")
     moved = plan.transfers
     assert plan.time and plan.peak and plan.lower_bound and plan.gap and moved

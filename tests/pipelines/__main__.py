@@ -93,7 +93,7 @@ def prepared(case: Case, place: Path) -> None:
     stage("profile", *graph, *factory, "--library", place / "library", "--out", costs[1])
     made = ("--out", place / "blocks.arrow", "--chain", place / "chain.arrow")
     stage("partition", *graph, *costs, *made)
-    solved = ("--store", place / "store", "--engine", "none", "--out", place / "options.arrow")
+    solved = ("--store", place / "store", "--solver", "none", "--out", place / "options.arrow")
     stage("solve", "--blocks", place / "blocks.arrow", *solved)
 
 
@@ -106,7 +106,7 @@ def planned(case: Case, place: Path, source: Path) -> None:
         asked = ["--machine", devices, "--strategy", strategy, "--weight-copies", 2]
         options = ["--options", source / "options.arrow"] if case.inside == "rockmate" else []
         if share and case.inside:
-            asked += ["--inside", case.inside, *options]
+            asked += ["--stage-recompute", case.inside, *options]
         stage("chain", "--chain", source / "chain.arrow", *asked, "--out", place / "plan")
         plan = read_pipeline_plan(place / "plan" / "plan.json")
         if not share:
@@ -121,7 +121,7 @@ def _split(place: Path, source: Path, options: list[Any]) -> bool:
     files = [f for name in ("graph", "costs", "blocks") for f in _file(source, name)]
     planned = ("--plan", place / "plan", *options, "--out", place / "ranks")
     try:
-        stage("split", *files, *planned)
+        stage("pipeline", *files, *planned)
     except ScheduleError as error:
         if "plan with less memory" in str(error):
             return False

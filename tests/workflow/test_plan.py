@@ -263,7 +263,7 @@ def test_every_file_is_whole_under_its_own_name(finished: Finished) -> None:
 @pytest.mark.long
 def test_no_job_that_plans_or_reports_loads_torch(settled: Workplace) -> None:
     settled = replace(settled, programs=BINARIES)
-    rules = ["partition", "solve", "own_plans", "frontier", "choose", "perfetto", "report", "index"]
+    rules = ["partition", "solve", "own_plans", "frontier", "select", "perfetto", "report", "index"]
     shutil.rmtree(settled.folder / "store/options")
     seen = settled.folder / "seen"
     there = settled.checkout / "torch.py"

@@ -234,7 +234,7 @@ def _full_frontier(route: StageRunner, graph: Path, costs: Path) -> Frontier:
     """The whole frontier, made unless it is there."""
     with (
         PLANNING_LOCK,
-        route.progress.show_stages("trace", "profile", "choose", "generate", "check"),
+        route.progress.show_stages("trace", "profile", "select", "generate", "check"),
     ):
         return read_frontier(route.frontier(graph, costs))
 

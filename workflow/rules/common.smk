@@ -203,7 +203,7 @@ def given_unplanned(wildcards, input):
 
 def measured_line(wildcards, input):
     """Names the lines of a measured step as options of a stage."""
-    return ["--line", input.line] if input.line else []
+    return ["--timeline", input.line] if input.line else []
 
 
 def clusters_for(wildcards, model=MODEL):
@@ -219,7 +219,7 @@ def span_of(wildcards):
 
 def plans_of(wildcards, model=MODEL):
     """The plans that one for a budget is chosen from: a strategy's own, all of a baseline."""
-    name = "frontier" if STRATEGIES[wildcards.strategy].baseline else "given"
+    name = "frontier" if STRATEGIES[wildcards.strategy].baseline else "candidates"
     return expand(f"{model}/{{strategy}}/{name}.arrow", **wildcards)
 
 
@@ -285,7 +285,7 @@ def source(wildcards):
 
 def ones(wildcards):
     """Whether a plan may rest on inputs of nothing but ones, as an option of a stage."""
-    return "--ones" if model_of(wildcards).ones else ""
+    return "--assume-all-ones-masks" if model_of(wildcards).ones else ""
 
 
 def channels_last(wildcards):

@@ -26,7 +26,7 @@ rule reference:
     shell:
         "python -m tightfit reference {params.source:q} {params.operators:q} --graph {input.graph:q}"
         " --device {params.device:q} {params.threads:q} --pairs {params.pairs:q}"
-        " --line {output.line:q} --out {output.reference:q} --error-file {log:q}"
+        " --timeline {output.line:q} --out {output.reference:q} --error-file {log:q}"
 
 
 # Measures, too. Nothing asks for it where the device is described.
@@ -62,4 +62,4 @@ rule validate:
         "python -m tightfit validate {params.source:q} {params.operators:q} --graph {input.graph:q}"
         " --plan {input.plan:q} --module {input.module:q} {params.unplanned:q} --device {params.device:q}"
         " {params.threads:q} --pairs {params.pairs:q} --reference {input.reference:q}"
-        " --line {output.line:q} --out {output.measurement:q} --error-file {log:q}"
+        " --timeline {output.line:q} --out {output.measurement:q} --error-file {log:q}"

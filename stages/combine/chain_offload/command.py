@@ -142,7 +142,7 @@ def _check_options(options: argparse.Namespace) -> None:
             raise ConfigError(f"chain --strategy {options.strategy} needs --{name}")
     if len(options.chain) != 1:
         raise ConfigError(f"--strategy {options.strategy} plans one chain, and no join")
-    for name in ("options", "period", "weight_copies", "buffers", "inside", "k", "engine"):
+    for name in ("options", "period", "weight_copies", "buffers", "stage_recompute", "k", "solver"):
         if getattr(options, name) is not None:
             flag = name.replace("_", "-")
             raise ConfigError(f"--strategy {options.strategy} takes no --{flag}")

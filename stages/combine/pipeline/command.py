@@ -1,4 +1,4 @@
-"""`split`: from a model and the plan of its chain to what the ranks of a pipeline run."""
+"""`pipeline`: from a model and the plan of its chain to what the ranks of a pipeline run."""
 
 from __future__ import annotations
 

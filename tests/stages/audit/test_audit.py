@@ -86,7 +86,7 @@ def test_every_artifact_is_read_and_damage_is_told_once(
     paths = sorted(Path("results").rglob("*.arrow"))
     assert {path.stem for path in paths} == {
         *("graph", "costs", "blocks", "options", "frontier"),
-        *("sequence", "schedule", "measurement", "line"),
+        *("sequence", "schedule", "measurement", "memory_timeline"),
     }
     for path in paths:
         whole = bytearray(path.read_bytes())

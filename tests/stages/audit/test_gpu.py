@@ -35,7 +35,7 @@ def chosen(run: Path) -> Path:
 
 def choose(budget: str) -> Path:
     files = [f"--{kind}={PLACE / kind}.arrow" for kind in ("graph", "costs", "frontier")]
-    stage("choose", *files, "--budget", budget, "--out", PLACE / "plan")
+    stage("select", *files, "--budget", budget, "--out", PLACE / "plan")
     return PLACE / "plan" / "plan.json"
 
 

@@ -61,7 +61,7 @@ def plan_step(folder: Path, kept: Path) -> None:
     files, blocks, options = files_of(folder), folder / "blocks.arrow", folder / "options.arrow"
     stage("profile", *SOURCE, *files[:2], "--library", kept, "--out", folder / "costs.arrow")
     stage("partition", *files, "--out", blocks)
-    stage("solve", "--blocks", blocks, "--store", kept, "--engine", "none", "--out", options)
+    stage("solve", "--blocks", blocks, "--store", kept, "--solver", "none", "--out", options)
     solved = ("--blocks", blocks, "--options", options)
     for strategy in ("rotor", "unplanned"):
         out = folder / strategy / "frontier.arrow"
@@ -91,7 +91,7 @@ def made_at(model: Path, strategy: str, budget: str, name: str) -> None:
     files = ("--frontier", model / strategy / "frontier.arrow", *files_of(model))
     eager = ("--eager-frontier", model / "eager" / strategy / "frontier.arrow")
     eager += (*files_of(model / "eager", "eager-"), "--eager-out", beside)
-    stage("choose", *files, *eager, "--budget", budget, "--out", point)
+    stage("select", *files, *eager, "--budget", budget, "--out", point)
     graphs = ("--graph", model / "graph.arrow", model / "eager/graph.arrow")
     schedule, plan = ("--schedule", point / "schedule.arrow"), ("--plan", point / "plan.json")
     carried = [
@@ -219,7 +219,7 @@ def test_what_is_given_of_eagers_kernels_is_whole(
 ) -> None:
     words = [*files_of(model), "--frontier", model / "rotor/frontier.arrow", "--budget", "1MB"]
     words += ["--eager-out", "m", "--out", "n"]
-    assert main(["choose", *map(str, words)]) == 1
+    assert main(["select", *map(str, words)]) == 1
     assert "choose takes --eager-graph, --eager-costs," in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""`choose` from a strategy's own plans, and what it goes on to where these lead to none."""
+"""`select` from a strategy's own plans, and what it goes on to where these lead to none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def solved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with the own plans and the whole frontier of a strategy."""
     folder = tmp_path_factory.mktemp("solved")
     solve_tower(folder, folder / "store")
-    for name, more in (("given", ["--given"]), ("frontier", [])):
+    for name, more in (("given", ["--no-local-search"]), ("frontier", [])):
         words = (*STRATEGY, *makings(folder), *more, "--out", folder / f"{name}.arrow")
         stage("combine", *files(folder), *words)
     return folder
@@ -39,7 +39,7 @@ def makings(folder: Path) -> tuple[object, ...]:
 
 def chosen(folder: Path, out: Path, name: str, budget: str, *more: object) -> Plan:
     words = ("--frontier", folder / f"{name}.arrow", "--budget", budget, "--out", out)
-    stage("choose", *files(folder), *words, *more)
+    stage("select", *files(folder), *words, *more)
     return read_plan(out / "plan.json")
 
 
@@ -131,5 +131,5 @@ def test_what_is_not_whole_is_refused(
         "--out",
         tmp_path / "plan",
     )
-    assert main([str(word) for word in ("choose", *files(solved), *given, *words)]) == 1
+    assert main([str(word) for word in ("select", *files(solved), *given, *words)]) == 1
     assert said in capsys.readouterr().err and not (tmp_path / "plan").exists()

@@ -47,7 +47,7 @@ def frontier(planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def chosen(frontier: Frontier, budget: str) -> int:
     write_frontier("other.arrow", frontier)
-    return main(["choose", *FILES, "--frontier", "other.arrow", "--budget", budget, "--out", "p"])
+    return main(["select", *FILES, "--frontier", "other.arrow", "--budget", budget, "--out", "p"])
 
 
 def test_figures_are_replayed(frontier: Frontier, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +77,7 @@ def test_the_verdict_is_printed_by_hand_alone(
         assert (plan.status == "infeasible") == (budget == "1B")
         assert capsys.readouterr().out.splitlines()[-1] == format_verdict(plan.status, plan.message)
     words = ("--frontier", "other.arrow", "--budget", "none", "--out", "p")
-    assert main(["choose", *FILES, *words, "--error-file", "errors.txt"]) == 0
+    assert main(["select", *FILES, *words, "--error-file", "errors.txt"]) == 0
     assert plan.message not in capsys.readouterr().out
 
 
@@ -111,7 +111,7 @@ def test_points_are_held_to_what_is_said_of_all(
     for other in doctored:
         capsys.readouterr()
         assert chosen(other, "none") == 1
-        assert capsys.readouterr().err.startswith("tightfit choose: other.arrow: ")
+        assert capsys.readouterr().err.startswith("tightfit select: other.arrow: ")
 
 
 def test_a_sequence_that_frees_what_it_has_not_made_is_refused() -> None:
@@ -171,7 +171,7 @@ def refused(
     write_block_options("more.arrow", [other if each is option else each for each in options])
     words = ("combine", *FILES, "--blocks", "blocks.arrow", "--options", "more.arrow")
     capsys.readouterr()
-    assert main([*words, "--strategy", "rotor", "--given", "--out", "g.arrow"]) == 1
+    assert main([*words, "--strategy", "rotor", "--no-local-search", "--out", "g.arrow"]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and f"more.arrow: option {option.option} of block" in said
     return said
@@ -185,7 +185,15 @@ def test_blocks_of_other_costs_are_refused(
     rows = [replace(row, **{figure: getattr(row, figure) * 2 + 1}) for row in costs.rows.values()]
     write_costs("other.arrow", Costs(rows, costs.device))
     files = ("--graph", "graph.arrow", "--costs", "other.arrow", "--blocks", "blocks.arrow")
-    words = ("combine", *files, "--options", "options.arrow", "--strategy", "rotor", "--given")
+    words = (
+        "combine",
+        *files,
+        "--options",
+        "options.arrow",
+        "--strategy",
+        "rotor",
+        "--no-local-search",
+    )
     assert main([*words, "--out", "g.arrow"]) == 1
     assert "make the blocks with these costs" in capsys.readouterr().err
 

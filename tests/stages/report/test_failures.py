@@ -80,7 +80,7 @@ def test_a_damaged_artifact_is_one_sentence(results: Path, tmp_path: Path) -> No
         ("small", "trace", {"rockmate", "unplanned"}),
         ("small", "solve", {"rockmate", "unplanned"}),
         ("small", "report", set()),
-        ("small/rockmate", "given", {"rockmate"}),
+        ("small/rockmate", "candidates", {"rockmate"}),
         ("small/rockmate", "frontier", set()),
     ],
 )
@@ -166,7 +166,7 @@ def test_what_was_planned_and_is_not_there_has_the_reason(results: Path, tmp_pat
         "hiremate/none": "partition: no cluster",
         "auto/50pct": NOT_PLANNED_YET,
     }
-    write_error(folder / "small" / "auto", "combine: no plan", "given")
+    write_error(folder / "small" / "auto", "combine: no plan", "candidates")
     assert load_model_results(folder / "small").failures == {"auto": "combine: no plan"}
     found = load_model_results(folder / "small", planned=PLANNED)
     assert found.failures["auto/50pct"] == "combine: no plan" and "auto" not in found.failures

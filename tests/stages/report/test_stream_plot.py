@@ -163,7 +163,7 @@ def test_the_page_and_the_trace_show_what_was_measured(results: Path, tmp_path: 
         files = [
             "--graph",
             str(results / "graph.arrow"),
-            "--line",
+            "--timeline",
             str(place / "memory_timeline.arrow"),
         ]
         words = ["report", "--perfetto", str(place / "schedule.arrow"), *files]

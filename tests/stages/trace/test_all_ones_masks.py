@@ -72,7 +72,7 @@ def test_the_command_rests_on_ones_where_it_is_told_to(tmp_path: Path) -> None:
         "--name",
         "llama",
     ]
-    for name, further in (("plain", []), ("resting", ["--ones"])):
+    for name, further in (("plain", []), ("resting", ["--assume-all-ones-masks"])):
         assert main([*words, *further, "--out", str(tmp_path / name)]) == 0
     plain, resting = (read_graph(tmp_path / name) for name in ("plain", "resting"))
     assert (

@@ -60,7 +60,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
         assert main(["machine", *machine]) == 0
         whole = ["--graph", graph, "--costs", costs, "--machine", str(folder / "machine.json")]
         whole += ["--out", str(folder / "plan"), "--budget", "330kB"]
-        assert main(["whole", *whole, "--updates", str(folder / "updates.json")]) == 0
+        assert main(["optimizer-offload", *whole, "--updates", str(folder / "updates.json")]) == 0
         plan = str(folder / "plan" / "plan.json")
         written = ["--schedule", str(folder / "plan" / "schedule.arrow"), "--plan", plan]
         module = str(folder / "module")
@@ -170,10 +170,15 @@ def test_described_updates_are_not_run(
         ["--costs", str(folder / "costs.arrow")],
     )
     where = ["--machine", str(folder / "machine.json"), "--budget", "1MB"]
-    assert main(["whole", *graph, *costs, *where, "--out", str(tmp_path / "plan")]) == 1
+    assert main(["optimizer-offload", *graph, *costs, *where, "--out", str(tmp_path / "plan")]) == 1
     assert "cpu has no flops, so that no time is known" in capsys.readouterr().err
     updates = ["--updates", str(folder / "updates.json"), "--optimizer", "adamw"]
-    assert main(["whole", *graph, *costs, *where, *updates, "--out", str(tmp_path / "plan")]) == 1
+    assert (
+        main(
+            ["optimizer-offload", *graph, *costs, *where, *updates, "--out", str(tmp_path / "plan")]
+        )
+        == 1
+    )
     assert "says of which optimizer it is" in capsys.readouterr().err
     machine = json.loads((folder / "machine.json").read_text())
     machine["devices"][0] |= {"flops": 1e12, "bandwidth": 1e10}
@@ -183,7 +188,10 @@ def test_described_updates_are_not_run(
         patch.setattr(
             "tightfit.stages.combine.optimizer_offload.command.MIN_OFFLOAD_BYTES", 1 << 10
         )
-        assert main(["whole", *graph, *costs, *where, "--out", str(tmp_path / "plan")]) == 0
+        assert (
+            main(["optimizer-offload", *graph, *costs, *where, "--out", str(tmp_path / "plan")])
+            == 0
+        )
     plan = ["--plan", str(tmp_path / "plan" / "plan.json"), "--out", str(tmp_path / "module")]
     schedule = ["--schedule", str(tmp_path / "plan" / "schedule.arrow")]
     assert main(["generate", *graph, *schedule, *plan]) == 1
@@ -227,7 +235,10 @@ def away(made: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         patch.setattr(
             "tightfit.stages.combine.optimizer_offload.command.MIN_OFFLOAD_BYTES", 1 << 10
         )
-        assert main(["whole", *given, "--out", str(own / "plan"), "--microbatches", "3"]) == 0
+        assert (
+            main(["optimizer-offload", *given, "--out", str(own / "plan"), "--microbatches", "3"])
+            == 0
+        )
     return own / "plan", folder / "plan", graph[:2], words[:-6]
 
 

@@ -34,7 +34,7 @@ def test_states_of_a_third_memory_are_judged_to_the_byte(
     far.mkdir()
     costs = tmp_path / "costs.arrow"
     measured = [*graph, "--library", str(tmp_path / "store"), "--optimizer", "adamw"]
-    measured += ["--link", str(path), "--disk", str(near), "--far-disk", str(far)]
+    measured += ["--link", str(path), "--disk", str(near), "--second-disk", str(far)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "TIMING_SECONDS", 0.0)
         patch.setattr("tightfit.stages.profile.link_cache.CACHED_LINK_BYTES", 4 << 20)
@@ -54,15 +54,15 @@ def test_states_of_a_third_memory_are_judged_to_the_byte(
         patch.setattr(
             "tightfit.stages.combine.optimizer_offload.state_placement.EXTRA_TIER_SHARES", (0.15,)
         )
-        assert main(["whole", *given, "--out", str(plan)]) == 0
+        assert main(["optimizer-offload", *given, "--out", str(plan)]) == 0
     assert generated(plan, graph, module) == 0
     offload_plan = load_package(module).OFFLOAD_PLAN
     assert offload_plan.second_tier and offload_plan.second_tier_bytes > 4096
     out = ["--out", str(tmp_path / "measurement.arrow"), "--pairs", "1"]
     model = [*source, *graph, "--plan", str(plan / "plan.json"), "--module", str(module)]
     assert main(["validate", *model, *out]) == 1
-    assert "--far-disk: the plan has states in a third memory" in capsys.readouterr().err
-    out += ["--far-disk", str(far), "--disk"]
+    assert "--second-disk: the plan has states in a third memory" in capsys.readouterr().err
+    out += ["--second-disk", str(far), "--disk"]
     assert main(["validate", *model, *out, "/nowhere"]) == 1
     assert "/nowhere" in capsys.readouterr().out
     assert main(["validate", *model, *out, str(near)]) == 0

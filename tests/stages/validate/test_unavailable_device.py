@@ -24,7 +24,7 @@ def test_a_plan_for_a_described_gpu_is_refused(
     stage("solve", "--blocks", "blocks.arrow", "--store", "store", "--out", "options.arrow")
     given = ("--blocks", "blocks.arrow", "--options", "options.arrow", "--strategy", "unplanned")
     stage("combine", *FILES, *given, "--out", "frontier.arrow")
-    stage("choose", *FILES, "--frontier", "frontier.arrow", "--budget", "none", "--out", "p")
+    stage("select", *FILES, "--frontier", "frontier.arrow", "--budget", "none", "--out", "p")
     plan = ("--plan", "p/plan.json")
     stage("generate", *FILES[:2], *plan, "--schedule", "p/schedule.arrow", "--out", "module")
     words = ("validate", *SOURCE, *FILES[:2], *plan, "--module", "module", "--out", "m.arrow")

@@ -147,8 +147,8 @@ def test_what_does_not_fit_is_told_by_name(
     [
         ("pofo", ["--period", "3"], {}, "takes no --period"),
         ("pofo", ["--k", "2"], {}, "takes no --k"),
-        ("pofo", ["--inside", "rotor"], {}, "takes no --inside"),
-        ("pofo", ["--engine", "cbc"], {}, "takes no --engine"),
+        ("pofo", ["--stage-recompute", "rotor"], {}, "takes no --stage-recompute"),
+        ("pofo", ["--solver", "cbc"], {}, "takes no --solver"),
         ("pofo", ["--slots", "0"], {}, "--slots 0: expected 1 or more"),
         ("pofo", ["--chain", "other.arrow"], {}, "plans one chain, and no join"),
         ("pofo", ["--budget", "2GB"], {}, "cuda:0 has 1,000,000,000"),

@@ -174,7 +174,7 @@ def test_the_command_plans_with_a_third_memory(
     given += ["--machine", str(path), "--out", str(files / "far"), "--budget", "9MB"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tightfit.stages.combine.optimizer_offload.command.MIN_OFFLOAD_BYTES", 1)
-        assert main(["whole", *given]) == 0
+        assert main(["optimizer-offload", *given]) == 0
     updates = schedule_optimizer_plan(files / "far/schedule.arrow")
     assert updates is not None and updates.second_tier is not None
     assert updates.host_bytes(GRAPH) <= PARAMETERS + STATES // 2
@@ -189,10 +189,10 @@ def test_the_command_plans_with_a_third_memory(
     ):
         document["links"] = [*more, {"between": link, "bandwidth": 5e8}]
         path.write_text(json.dumps(document))
-        assert main(["whole", *given]) == 1
+        assert main(["optimizer-offload", *given]) == 1
         assert words in capsys.readouterr().err
     document["memories"], document["links"] = [document["memories"][0], tape], more[:1]
     path.write_text(json.dumps(document))
-    assert main(["whole", *given]) == 1
+    assert main(["optimizer-offload", *given]) == 1
     words = 'leave the rest out of a copy of it, or add "links": [{"between": ["host", "tape"]'
     assert words in capsys.readouterr().err

@@ -85,7 +85,7 @@ def test_the_engine_that_is_asked_for_solves(
     tmp_path: Path, strategy: str, engine: SolverEngine
 ) -> None:
     with engines_asked() as asked:
-        given = (chain_of_case(CASE), strategy, 2, CASE["memory"], "--engine", engine)
+        given = (chain_of_case(CASE), strategy, 2, CASE["memory"], "--solver", engine)
         plan = plan_of(tmp_path, *given)
     assert plan.period == pytest.approx(35)
     assert asked == {engine} and ENGINE_TITLES[engine] in plan.solver
@@ -161,7 +161,7 @@ def test_a_single_device_does_one_batch_after_the_other(tmp_path: Path, strategy
     assert small.status == "infeasible" and small.smallest_devices is not None
     assert small.smallest_memory == plan.devices[0].peak
     tiny = plan_of(tmp_path, chain_of_case(CASE), strategy, 1, 1)
-    assert "can compute again instead of storing: plan with --inside rotor" in tiny.message
+    assert "can compute again instead of storing: plan with --stage-recompute rotor" in tiny.message
 
 
 @pytest.mark.parametrize("strategy", ALLOCATORS)
@@ -180,18 +180,21 @@ def test_wrong_options_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[st
     known = [*files, "--machine", str(path), "--strategy", "madpipe"]
     for given, words in (
         (["--budget", "1GB"], "--budget is not for pipelines: the memory is that of the machine"),
-        (["--options", "o.arrow"], "--options and --inside rockmate are given together"),
-        (["--inside", "rockmate"], "--options and --inside rockmate are given together"),
-        (["--inside", "rockmate", "--options", "o.arrow"], "o.arrow"),
+        (["--options", "o.arrow"], "--options and --stage-recompute rockmate are given together"),
         (
-            ["--inside", "rotor", "--strategy", "pipedream"],
-            "--strategy pipedream takes no --inside",
+            ["--stage-recompute", "rockmate"],
+            "--options and --stage-recompute rockmate are given together",
+        ),
+        (["--stage-recompute", "rockmate", "--options", "o.arrow"], "o.arrow"),
+        (
+            ["--stage-recompute", "rotor", "--strategy", "pipedream"],
+            "--strategy pipedream takes no --stage-recompute",
         ),
         (["--k", "2"], "--strategy madpipe takes no --k"),
         (["--k", "0"], "--k 0: expected 1 to 1000"),
         (
-            ["--engine", "cbc", "--strategy", "k_periodic"],
-            "--strategy k_periodic takes no --engine: it solves no integer program",
+            ["--solver", "cbc", "--strategy", "k_periodic"],
+            "--strategy k_periodic takes no --solver: it solves no integer program",
         ),
         (["--period", "0"], "--period 0.0: expected a number of seconds above 0"),
         (["--period", "nan"], "--period nan: expected a number of seconds above 0"),
@@ -207,10 +210,10 @@ def test_wrong_options_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for given in (
         ["--k", "1"],
         ["--buffers"],
-        ["--inside", "rotor"],
+        ["--stage-recompute", "rotor"],
         ["--period", "1"],
         ["--weight-copies", "1"],
-        ["--engine", "highs"],
+        ["--solver", "highs"],
     ):
         said = refusal(capsys, [*rotor, "--budget", "1GB", *given])
         assert f"{given[0]} is for pipelines, and needs --machine" in said
@@ -273,7 +276,7 @@ def test_stages_that_compute_again_fit_where_others_do_not(tmp_path: Path, strat
     rows = [ChainPosition(n, 1, 2, 1, 10, 1, 0, 0, 0, 0, "") for n in range(1, 9)]
     chain, bare = Chain(rows, 1, 1), plan_of(tmp_path, Chain(rows, 1, 1), strategy, 2, 30)
     assert bare.status == "infeasible" and not (tmp_path / strategy / "sequence.arrow").exists()
-    plan = plan_of(tmp_path, chain, strategy, 2, 30, "--inside", "rotor")
+    plan = plan_of(tmp_path, chain, strategy, 2, 30, "--stage-recompute", "rotor")
     assert plan.period is not None and plan.stage_recompute == "rotor"
     assert all(device.peak <= 30 for device in plan.devices)
     assert sum(stage.recompute_seconds for stage in plan.stages) > 0
@@ -288,9 +291,11 @@ def test_stages_that_compute_again_fit_where_others_do_not(tmp_path: Path, strat
     assert audit(tmp_path / strategy).complaints == []
     assert plan_of(tmp_path, chain, strategy, 2, 30).stage_recompute == ""
     assert not (tmp_path / strategy / "sequence.arrow").exists()
-    tiny = plan_of(tmp_path, chain, strategy, 2, 5, "--inside", "rotor")
+    tiny = plan_of(tmp_path, chain, strategy, 2, 5, "--stage-recompute", "rotor")
     assert tiny.smallest_memory is not None
-    works = plan_of(tmp_path, chain, strategy, 2, tiny.smallest_memory, "--inside", "rotor")
+    works = plan_of(
+        tmp_path, chain, strategy, 2, tiny.smallest_memory, "--stage-recompute", "rotor"
+    )
     assert works.period is not None
 
 
@@ -303,8 +308,8 @@ def test_options_of_blocks_from_a_file(tmp_path: Path) -> None:
         BlockOption("block", 2, "", 4, 10, 10, 1.0, 2.5, 0.0, [], []),
     ]
     write_block_options(tmp_path / "options.arrow", ways)
-    rotor = plan_of(tmp_path, chain, "one_f_one_b", 2, 27, "--inside", "rotor")
-    given = ["--inside", "rockmate", "--options", str(tmp_path / "options.arrow")]
+    rotor = plan_of(tmp_path, chain, "one_f_one_b", 2, 27, "--stage-recompute", "rotor")
+    given = ["--stage-recompute", "rockmate", "--options", str(tmp_path / "options.arrow")]
     plan = plan_of(tmp_path, chain, "one_f_one_b", 2, 27, *given)
     assert (
         plan.period is not None and rotor.period is not None and plan.stage_recompute == "rockmate"

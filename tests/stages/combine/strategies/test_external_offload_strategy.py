@@ -89,7 +89,7 @@ def test_a_strategy_with_a_link_from_outside(
     assert main([*words, "--machine", str(linked)]) == 0
     [chosen] = read_frontier(frontier).points
     assert chosen.transfers
-    words = ["choose", *files, "--frontier", str(frontier), "--budget", "none"]
+    words = ["select", *files, "--frontier", str(frontier), "--budget", "none"]
     monkeypatch.setattr(progress, "PRINT_INTERVAL", 0.0)
     assert main([*words, "--out", str(point)]) == 0
     assert "tower: one_leaves at 1 of " in capsys.readouterr().out

@@ -106,7 +106,7 @@ def test_a_strategy_from_outside(
     assert main(["combine", *files, *blocks, "--strategy", "halves", "--out", "f.arrow"]) == 0
     assert read_frontier("f.arrow").strategy == "halves"
     budget = ["--budget", asked.budget]
-    assert main(["choose", *files, "--frontier", "f.arrow", *budget, "--out", "p"]) == 0
+    assert main(["select", *files, "--frontier", "f.arrow", *budget, "--out", "p"]) == 0
     assert read_plan("p/plan.json").strategy == "halves"
     monkeypatch.setattr(Halves, "supports", lambda self, step: "it has no halves")
     assert main(["combine", *files, *blocks, "--strategy", "halves", "--out", "g.arrow"]) == 1
