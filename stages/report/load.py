@@ -33,7 +33,7 @@ from tightfit.schemas.schedule import (
 )
 from tightfit.schemas.sequence import ChainOperation, read_sequence
 from tightfit.util.errors import ArtifactError
-from tightfit.util.strategies import STRATEGIES, UNPLANNED, baseline_names
+from tightfit.util.strategies import KEEP_ALL, STRATEGIES, baseline_names
 
 T = TypeVar("T")
 
@@ -273,7 +273,7 @@ def _set_fused_pace(folder: Path, plans: list[PlanResult]) -> list[PlanResult]:
     """The plans of a model, those of fused kernels at the pace of these."""
     if not _is_fused(folder):
         return plans
-    alone = next((plan.measurement for plan in plans if plan.plan.strategy == UNPLANNED), None)
+    alone = next((plan.measurement for plan in plans if plan.plan.strategy == KEEP_ALL), None)
     pace = 1.0 if alone is None else alone.time_ratio or 1.0
     return [
         plan if plan.plan.kernels == "eager" else replace(plan, fused=True, pace=pace)

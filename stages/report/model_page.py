@@ -159,7 +159,7 @@ def _unplanned_timeline(
     plans: Sequence[PlanResult], lines: dict[str, StepTimeline]
 ) -> StepTimeline | None:
     """The memory line of the unplanned step, where the run has it."""
-    found = [lines.get(plan.folder) for plan in plans if plan.plan.strategy == "unplanned"]
+    found = [lines.get(plan.folder) for plan in plans if plan.plan.strategy == "keep_all"]
     return next((line for line in found if line is not None), None)
 
 

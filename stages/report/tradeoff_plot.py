@@ -20,7 +20,7 @@ from tightfit.stages.report.verdicts import reason_not_validated
 from tightfit.util.budget import NO_BUDGET
 from tightfit.util.strategies import baseline_names
 
-_STRATEGY_COLORS = {"rockmate": 1, "rotor": 2, "checkpoint": 3, "unplanned": 0}
+_STRATEGY_COLORS = {"rockmate": 1, "rotor": 2, "checkpoint_all": 3, "keep_all": 0}
 _SPARE_COLORS = (4, 5, 6, 7)
 EAGER_SUFFIX = ", eager's kernels"
 _LABEL_WIDTH = 15.0

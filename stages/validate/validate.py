@@ -362,7 +362,7 @@ class _PlanValidator:
         try:
             original = self.beside.copy_original()
             self.told(f"the memory of {ORIGINAL_STEP}")
-            usage["unplanned"] = measure_memory(original, self.stepper, sample, self.device)
+            usage["original"] = measure_memory(original, self.stepper, sample, self.device)
             if not pairs:
                 return None
             own = (self.stepper, sample, pairs, self.device, self.told)
@@ -382,9 +382,9 @@ class _PlanValidator:
         if self.original is not None:
             known = self.original.reference
             return (known.peak, known.accumulate_peak), known
-        if "unplanned" not in usage:
+        if "original" not in usage:
             return (None, None), None
-        fresh, accumulating = usage["unplanned"]
+        fresh, accumulating = usage["original"]
         return (fresh.peak, accumulating.peak), None
 
     def compare_with_self_checkpointing(self, measured: Measurement) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from tightfit.stages.generate.package import build_package
 from tightfit.stages.simulate.simulate import simulate
 from tightfit.util.errors import ConfigError
 
-SETTINGS: dict[str, Any] = {"strategy": "checkpoint", "progress": False}
+SETTINGS: dict[str, Any] = {"strategy": "checkpoint_all", "progress": False}
 
 
 @pytest.fixture(autouse=True)

@@ -73,7 +73,7 @@ def test_the_stages_take_them_by_their_option(
     assert main(["partition", *files, "--out", blocks]) == 0
     solving = ["--blocks", blocks, "--store", str(tmp_path), "--solver", "none"]
     assert main(["solve", *solving, "--out", options]) == 0
-    combining = [*files, "--blocks", blocks, "--options", options, "--strategy", "checkpoint"]
+    combining = [*files, "--blocks", blocks, "--options", options, "--strategy", "checkpoint_all"]
     assert main(["combine", *combining, "--out", str(frontier)]) == 0
     chosen = ["select", "--frontier", str(frontier), *files, "--budget", "none"]
     assert main([*chosen, "--out", str(out)]) == 0

@@ -87,7 +87,7 @@ def graph_of(store: Path) -> Graph:
 
 
 def unplanned(store: Path) -> nn.Module:
-    [folder] = store.rglob("unplanned/*/module")
+    [folder] = store.rglob("keep_all/*/module")
     return load_planned_module(folder, net())
 
 

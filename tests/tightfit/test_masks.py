@@ -39,7 +39,7 @@ def grouped(name: str = "Llama") -> Any:
 
 def plan(store: Path, model: Any, *masks: torch.Tensor, **options: Any) -> Any:
     samples = [((), {"input_ids": IDS, "attention_mask": mask, "labels": IDS}) for mask in masks]
-    settings = {**SETTINGS, "store": store, "strategy": "unplanned", "progress": False, **options}
+    settings = {**SETTINGS, "store": store, "strategy": "keep_all", "progress": False, **options}
     return tightfit.plan(model, samples=samples, loss=lambda output: output.loss, **settings)
 
 
@@ -171,7 +171,7 @@ def trained(folder: Path, store: Path, planned: bool) -> list[torch.Tensor]:
     )  # fmt: skip
     trainer = InOrder(model, arguments, data_collator=padded, train_dataset=Texts())
     if planned:
-        settings = {**SETTINGS, "strategy": "unplanned", "progress": False, "store": store}
+        settings = {**SETTINGS, "strategy": "keep_all", "progress": False, "store": store}
         assert len(plan_trainer(trainer, **settings).plans) == 2
     trainer.train()
     return [weight.detach() for weight in model.parameters()]

@@ -100,16 +100,16 @@ def test_a_check_is_of_two_steps_or_full_or_left_out(
 
 def test_a_baseline_takes_no_budget(store: Path) -> None:
     model, tokens = model_and_tokens()
-    _, plan = tightfit.plan(model, (tokens,), strategy="checkpoint", store=store, **SETTINGS)
+    _, plan = tightfit.plan(model, (tokens,), strategy="checkpoint_all", store=store, **SETTINGS)
     assert plan.budget == "none"
     named = tightfit.plan(
-        model, (tokens,), strategy="checkpoint", budget=plan.budget, store=store, **SETTINGS
+        model, (tokens,), strategy="checkpoint_all", budget=plan.budget, store=store, **SETTINGS
     )
     assert named[1].peak == plan.peak
     assert plan.peak is not None and plan.peak < plan.keep_all.peak
     with pytest.raises(ConfigError, match="budget: checkpoint is a baseline, which keeps to none"):
         tightfit.plan(
-            model, (tokens,), strategy="checkpoint", budget="1MB", store=store, **SETTINGS
+            model, (tokens,), strategy="checkpoint_all", budget="1MB", store=store, **SETTINGS
         )
 
 
@@ -253,7 +253,7 @@ def test_a_device_may_be_pytorchs_own(store: Path) -> None:
     model, tokens = model_and_tokens()
     here = torch.device("cpu")
     _, made = tightfit.plan(
-        model, (tokens,), strategy="unplanned", device=here, store=store, check=False, **SETTINGS
+        model, (tokens,), strategy="keep_all", device=here, store=store, check=False, **SETTINGS
     )
     assert made.feasible
 

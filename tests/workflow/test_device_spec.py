@@ -24,7 +24,7 @@ Finished = tuple[Workplace, subprocess.CompletedProcess[str]]
 
 
 def configuration(tiny: dict[str, Any], device: str) -> dict[str, Any]:
-    models = {"tiny": {**tiny, "budgets": ["3MB", "1kB"], "strategies": ["unplanned", "rotor"]}}
+    models = {"tiny": {**tiny, "budgets": ["3MB", "1kB"], "strategies": ["keep_all", "rotor"]}}
     return {"models": models, "device": device, "solver": {"engine": "none"}}
 
 
@@ -64,7 +64,7 @@ def test_table_report_and_index_claim_no_check(finished: Finished) -> None:
     place, _ = finished
     said = SAID.format(name="rtx3060")
     table = place.stage("summary", "--configuration", "config.yaml").stdout
-    assert f"tiny unplanned -, tiny rotor 3MB: {said}" in table
+    assert f"tiny keep_all -, tiny rotor 3MB: {said}" in table
     assert re.search(r"rotor +│ +3MB │ should fit ", table), table
     for page in ("tiny/report.html", "index.html"):
         assert said in text_of(place.folder / "results" / page)

@@ -71,7 +71,7 @@ def test_fused_kernels_are_compared_with_themselves_unplanned_and_with_eager(mod
     page = (model / "report.html").read_text().replace("&#39;", "'")
     assert found.message in page
     assert "of the same kernels unplanned bit for bit" in page
-    assert read_measurement(model / "unplanned/none/measurement.arrow").bits_equal
+    assert read_measurement(model / "keep_all/none/measurement.arrow").bits_equal
 
 
 def test_plans_of_fused_kernels_are_compared_with_those_of_eagers(
@@ -94,6 +94,6 @@ def test_modules_carry_what_a_configuration_asks_for(model: Path) -> None:
     module = model / "rotor/4MB/module"
     carried = {"libraries.pt2", "eager.py", "eager_step.py"}
     assert carried <= {path.name for path in module.iterdir()}
-    assert not carried & {path.name for path in (model / "unplanned/none/module").iterdir()}
+    assert not carried & {path.name for path in (model / "keep_all/none/module").iterdir()}
     said = read_measurement(model / "rotor/4MB/measurement.arrow").message
     assert "The plan of eager's kernels beside it has eager's bits" in said

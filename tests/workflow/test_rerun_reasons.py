@@ -177,9 +177,9 @@ def test_steps_are_counted_as_they_were_told() -> None:
 @pytest.mark.parametrize(
     ("message", "budget", "expected"),
     [
-        ("a: choosing unplanned for none", "none", "choosing unplanned"),
-        ("a: running unplanned none beside", "none", "running unplanned beside"),
-        ("a: choosing unplanned for 50%", "50pct", "choosing unplanned for 50%"),
+        ("a: choosing keep_all for none", "none", "choosing keep_all"),
+        ("a: running keep_all none beside", "none", "running keep_all beside"),
+        ("a: choosing keep_all for 50%", "50pct", "choosing keep_all for 50%"),
     ],
 )
 def test_a_strategy_without_a_budget_is_named_alone(
@@ -188,6 +188,6 @@ def test_a_strategy_without_a_budget_is_named_alone(
     handler = LogHandler.__new__(LogHandler)
     handler.settings = None
     handler.__post_init__()
-    wildcards = {"strategy": "unplanned", "budget": budget}
+    wildcards = {"strategy": "keep_all", "budget": budget}
     record = {"event": LogEvent.JOB_INFO, "rule_msg": message, "wildcards": wildcards}
     assert handler.line(logging.makeLogRecord(record)) == f"[0/0] a: {expected}"

@@ -44,7 +44,7 @@ def partial_frontier(route: StageRunner, graph: Path, costs: Path) -> Path | Non
     found: list[Frontier] = []
     with contextlib.suppress(KeyboardInterrupt):
         found += _known_frontiers(place)
-        for name in ("unplanned", "checkpoint", route.strategy):
+        for name in ("keep_all", "checkpoint_all", route.strategy):
             found += _unpolished_frontiers(name, graph, costs, place, route)
     if not found:
         return None
@@ -83,7 +83,7 @@ def _unpolished_frontiers(
 
     blocks, options = place / "blocks.arrow", route.options(place)
     solved = options.exists()
-    if not blocks.exists() or not (solved or name == "unplanned"):
+    if not blocks.exists() or not (solved or name == "keep_all"):
         return []
     strategy = strategy_of(name)
     clusters = place / "hierarchy.arrow"

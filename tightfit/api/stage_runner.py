@@ -120,7 +120,7 @@ class StageRunner:
 
     def unplanned(self, graph: Path, costs: Path) -> Path:
         """The folder of the module that runs a graph as it was captured."""
-        route = replace(self, strategy="unplanned", with_libraries=False)
+        route = replace(self, strategy="keep_all", with_libraries=False)
         _, point = route.choose(graph, costs, route.frontier(graph, costs), NO_BUDGET)
         return route.module(graph, point)
 

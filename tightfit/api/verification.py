@@ -25,7 +25,7 @@ LoadPlanned = Callable[["nn.Module", str], "nn.Module"]
 
 
 CAPTURED_PLAN_FACTS = {
-    "strategy": "unplanned",
+    "strategy": "keep_all",
     "budget": NO_BUDGET,
     "budget_bytes": None,
     "status": "feasible",

@@ -13,7 +13,7 @@ from tightfit.util.budget import NO_BUDGET
 from tightfit.schemas.config import EAGER_FOLDER, parse_config, require_folders
 from tightfit.util.errors import ConfigError
 from tightfit.util.code_fingerprint import factory_fingerprint, stage_fingerprint
-from tightfit.util.strategies import HIERARCHY_LIMITS, STRATEGIES, UNPLANNED
+from tightfit.util.strategies import HIERARCHY_LIMITS, KEEP_ALL, STRATEGIES
 
 if "models" not in config:
 
@@ -41,7 +41,7 @@ if SETTINGS.disk:
 MODEL = f"{SETTINGS.results}/{{model}}"
 STRATEGY = f"{MODEL}/{{strategy}}"
 POINT = f"{STRATEGY}/{{budget}}"
-UNPLANNED_POINT = f"{MODEL}/{UNPLANNED}/{NO_BUDGET}"
+KEEP_ALL_POINT = f"{MODEL}/{KEEP_ALL}/{NO_BUDGET}"
 DONE = f"{SETTINGS.results}/index.done"
 LINK = f"{SETTINGS.results}/machine.json"
 COMPILED = f"{SETTINGS.results}/search.done"
@@ -193,7 +193,7 @@ def given_carried(wildcards, input):
 def kernels_unplanned(wildcards):
     """The module that runs fused kernels unplanned, which plans of them are compared with."""
     fused = wildcards.model in FUSED
-    return expand(f"{UNPLANNED_POINT}/module", model=wildcards.model) if fused else []
+    return expand(f"{KEEP_ALL_POINT}/module", model=wildcards.model) if fused else []
 
 
 def given_unplanned(wildcards, input):

@@ -63,7 +63,7 @@ def plan_step(folder: Path, kept: Path) -> None:
     stage("partition", *files, "--out", blocks)
     stage("solve", "--blocks", blocks, "--store", kept, "--solver", "none", "--out", options)
     solved = ("--blocks", blocks, "--options", options)
-    for strategy in ("rotor", "unplanned"):
+    for strategy in ("rotor", "keep_all"):
         out = folder / strategy / "frontier.arrow"
         stage("combine", *files, *solved, "--strategy", strategy, "--out", out)
 
@@ -79,7 +79,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stage("trace", *named, "--out", model / "eager/graph.arrow")
     for folder in (model, model / "eager"):
         plan_step(folder, kept)
-    for strategy, budget, name in (("unplanned", "none", "none"), ("rotor", "1MB", "1MB")):
+    for strategy, budget, name in (("keep_all", "none", "none"), ("rotor", "1MB", "1MB")):
         made_at(model, strategy, budget, name)
     stage("report", "--model-dir", model, "--out", model / "report.html")
     return model
@@ -105,7 +105,7 @@ def made_at(model: Path, strategy: str, budget: str, name: str) -> None:
     ]
     stage("generate", *graphs, *schedule, *plan, *carried, "--out", point / "module")
     stage("report", "--perfetto", point / "schedule.arrow", *graphs, "--out", point / "trace.json")
-    unplanned = ("--unplanned", model / "unplanned/none/module")
+    unplanned = ("--unplanned", model / "keep_all/none/module")
     module = ("--module", point / "module", *unplanned, "--pairs", 0)
     stage("validate", *SOURCE, *graphs, *plan, *module, "--out", point / "measurement.arrow")
 
@@ -142,7 +142,7 @@ def test_its_module_runs_eagers_kernels_alone(finished: Path) -> None:
 
 
 def test_a_baseline_has_the_kernels_that_were_asked_for(finished: Path) -> None:
-    point = finished / "unplanned/none"
+    point = finished / "keep_all/none"
     plan = read_plan(point / "plan.json")
     assert plan.kernels == "fused"
     assert plan.groups and plan.compiled
@@ -163,7 +163,7 @@ def test_the_page_says_which_kernels_a_plan_runs(finished: Path) -> None:
     taken = panels["rotor at 1MB, eager's kernels"]
     assert taken["Kernels"] == "eager's"
     assert "Predicted with fused kernels" in taken
-    assert panels["unplanned"]["Kernels"].startswith("fused, ")
+    assert panels["keep_all"]["Kernels"].startswith("fused, ")
     assert page.curve is not None
     assert "rotor, eager's kernels" in {series.strategy for series in page.curve.series}
     assert all(panel.memory is not None for panel in page.panels)
@@ -187,13 +187,29 @@ def doctored(folder: Path, **changes: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("place", "changes", "said"),
     [
-        (POINT, {"rival__time": 1e-9}, "is worse than the plan of fused kernels that it names"),
-        (POINT, {"rival__time": 1e9}, "with fused kernels a plan of theirs takes"),
-        ("unplanned/none", {"rival__time": None}, "with eager kernels a plan of theirs takes"),
-        (POINT, {"rival__keep_all_total": 10**6}, "keeping everything with fused kernels takes"),
-        (POINT, {"rival__kernels": "eager"}, "was compared with a plan of the same kernels"),
-        ("unplanned/none", {"groups": 99}, "runs 99 groups as"),
-        ("unplanned/none", {"kernels": "eager"}, "is the schedule of another graph"),
+        (
+            POINT,
+            {"competing_plan__time": 1e-9},
+            "is worse than the plan of fused kernels that it names",
+        ),
+        (POINT, {"competing_plan__time": 1e9}, "with fused kernels a plan of theirs takes"),
+        (
+            "keep_all/none",
+            {"competing_plan__time": None},
+            "with eager kernels a plan of theirs takes",
+        ),
+        (
+            POINT,
+            {"competing_plan__keep_all_total": 10**6},
+            "keeping everything with fused kernels takes",
+        ),
+        (
+            POINT,
+            {"competing_plan__kernels": "eager"},
+            "was compared with a plan of the same kernels",
+        ),
+        ("keep_all/none", {"groups": 99}, "runs 99 groups as"),
+        ("keep_all/none", {"kernels": "eager"}, "is the schedule of another graph"),
         (f"eager/{POINT}", {"kernels": "fused"}, "is a plan of fused kernels, "),
     ],
 )

@@ -87,7 +87,7 @@ def test_a_plan_far_from_its_bound_is_compared_with_that_from_the_whole_frontier
     assert alone.time is not None and whole.time is not None
     assert found == (whole if whole.time < alone.time else alone)
     made = FrontierFiles.frontier
-    monkeypatch.setattr(FrontierFiles, "frontier", lambda self, name: made(self, "unplanned"))
+    monkeypatch.setattr(FrontierFiles, "frontier", lambda self, name: made(self, "keep_all"))
     kept = chosen(solved, tmp_path / "kept", "given", "90%", *makings(solved))
     assert kept == alone and same(tmp_path / "kept", tmp_path / "alone")
 

@@ -24,7 +24,7 @@ from tightfit.stages.torch_utils.model_factory import BuiltModel
 from tightfit.stages.trace.trace import trace
 
 PLAN = {
-    "strategy": "unplanned",
+    "strategy": "keep_all",
     "budget": "50%",
     "budget_bytes": 1000,
     "status": "feasible",

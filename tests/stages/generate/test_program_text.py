@@ -287,7 +287,7 @@ def test_a_plan_of_other_form_is_refused(small: Planned, change: dict[str, Any])
 
 
 REAL = Plan(
-    strategy="unplanned",
+    strategy="keep_all",
     budget="none",
     budget_total=None,
     budget_bytes=None,

@@ -303,7 +303,7 @@ def write_results(folder: Path, graph: Graph) -> None:
     everything = played(graph, costs, keep_all(graph))
     again = played(graph, costs, run_again(graph))
     points = {
-        "unplanned": [_point(everything, keep_all(graph))],
+        "keep_all": [_point(everything, keep_all(graph))],
         "rockmate": pareto_points(
             [_point(everything, keep_all(graph)), _point(again, run_again(graph))]
         ),
@@ -314,8 +314,8 @@ def write_results(folder: Path, graph: Graph) -> None:
             chosen,
         )  # fmt: skip
         write_frontier(folder / strategy / "frontier.arrow", frontier)
-    plan = plan_of(graph, costs, "unplanned", "none", None, everything)
-    write_point(folder / "unplanned" / "none", plan, everything.steps, measurement_of(plan))
+    plan = plan_of(graph, costs, "keep_all", "none", None, everything)
+    write_point(folder / "keep_all" / "none", plan, everything.steps, measurement_of(plan))
     for budget, room, result in (
         ("50%", again.peak, again),
         ("90%", everything.peak + 1000, everything),

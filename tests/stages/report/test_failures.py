@@ -77,8 +77,8 @@ def test_a_damaged_artifact_is_one_sentence(results: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("place", "stage", "outdated"),
     [
-        ("small", "trace", {"rockmate", "unplanned"}),
-        ("small", "solve", {"rockmate", "unplanned"}),
+        ("small", "trace", {"rockmate", "keep_all"}),
+        ("small", "solve", {"rockmate", "keep_all"}),
         ("small", "report", set()),
         ("small/rockmate", "candidates", {"rockmate"}),
         ("small/rockmate", "frontier", set()),
@@ -90,7 +90,7 @@ def test_a_plan_that_could_not_be_made_anew_does_not_fit(
     shutil.copytree(results, tmp_path / "results")
     write_error(tmp_path / "results" / place, "no operator", stage)
     plans = load_model_results(tmp_path / "results" / "small").plans
-    assert {plan.plan.strategy for plan in plans} == {"rockmate", "unplanned"}
+    assert {plan.plan.strategy for plan in plans} == {"rockmate", "keep_all"}
     for plan in plans:
         old = plan.plan.strategy in outdated
         assert plan.error == ("no operator (this plan is from an earlier run)" if old else "")
@@ -116,7 +116,7 @@ def test_index_has_a_row_for_every_plan_and_failure(results: Path, tmp_path: Pat
         ("small", "rockmate", "should fit"),
         ("small", "rockmate", "fits"),
         ("small", "rockmate", "infeasible"),
-        ("small", "unplanned", "baseline"),
+        ("small", "keep_all", "baseline"),
     ]
     assert dict(index.tally) == {
         "models": 2,

@@ -184,7 +184,7 @@ def test_plans_are_shown_without_frontiers_where_that_is_asked(
         assert "unplanned, predicted" in said and "rockmate at 50%, measured" in said
         read = model_result_files(results / "small", not more)
         assert (results / "small/rockmate/frontier.arrow" in read) is shown
-        assert results / "small/unplanned/frontier.arrow" in read
+        assert results / "small/keep_all/frontier.arrow" in read
     assert "rockmate" in index.read_text()
 
 

@@ -162,7 +162,7 @@ def test_a_budget_that_is_missed_by_little_is_told_to_the_byte() -> None:
 
 
 def test_a_baseline_has_no_budget_to_meet() -> None:
-    plan = plan_of(GRAPH, COSTS, "unplanned", "none", None, EVERYTHING)
+    plan = plan_of(GRAPH, COSTS, "keep_all", "none", None, EVERYTHING)
     assert plan_outcome(result(plan)).word == "baseline"
     assert plan_outcome(result(plan)).state == "good"
     assert build_cards([result(plan)], {}) == []
@@ -197,13 +197,13 @@ def test_where_nothing_fits_the_least_demanding_plan_speaks() -> None:
 def test_cards_from_the_largest_budget_with_all_that_competes() -> None:
     loose = replace(PLAN, budget="90%", budget_bytes=(PLAN.peak or 0) + 10_000)
     rotor = replace(PLAN, strategy="rotor")
-    unplanned = plan_of(GRAPH, COSTS, "unplanned", "none", None, EVERYTHING)
+    unplanned = plan_of(GRAPH, COSTS, "keep_all", "none", None, EVERYTHING)
     made = build_cards(
         [result(PLAN), result(loose), result(rotor, time_ratio=1.5), result(unplanned)], {}
     )
     assert [card.budget for card in made] == ["90%", "50%"]
     assert made[1].best.plan.strategy == "rockmate"
-    assert [other.plan.strategy for other in made[1].others] == ["rotor", "unplanned"]
+    assert [other.plan.strategy for other in made[1].others] == ["rotor", "keep_all"]
 
 
 @pytest.mark.parametrize("with_line", [True, False])

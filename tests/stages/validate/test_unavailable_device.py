@@ -22,7 +22,7 @@ def test_a_plan_for_a_described_gpu_is_refused(
     stage("profile", *FILES[:2], "--source", "roofline", "--machine", machine, "--out", FILES[3])
     stage("partition", *FILES, "--out", "blocks.arrow")
     stage("solve", "--blocks", "blocks.arrow", "--store", "store", "--out", "options.arrow")
-    given = ("--blocks", "blocks.arrow", "--options", "options.arrow", "--strategy", "unplanned")
+    given = ("--blocks", "blocks.arrow", "--options", "options.arrow", "--strategy", "keep_all")
     stage("combine", *FILES, *given, "--out", "frontier.arrow")
     stage("select", *FILES, "--frontier", "frontier.arrow", "--budget", "none", "--out", "p")
     plan = ("--plan", "p/plan.json")

@@ -38,7 +38,7 @@ from tightfit.util.errors import ArtifactError, ConfigError, ModelError
 torch.set_num_threads(1)
 
 PLAN = {
-    "strategy": "unplanned",
+    "strategy": "keep_all",
     "budget": "1KB",
     "budget_bytes": 10**9,
     "status": "feasible",

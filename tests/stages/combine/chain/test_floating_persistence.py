@@ -78,7 +78,13 @@ def test_every_step_of_the_time_is_a_sequence_of_that_time_and_peak(chain: Chain
 def test_a_chain_from_a_file(tmp_path: Path) -> None:
     case = cases()[0]
     write_chain(tmp_path / "chain.arrow", chain_of_case(case))
-    asked = ["chain", "--chain", str(tmp_path / "chain.arrow"), "--strategy", "floating"]
+    asked = [
+        "chain",
+        "--chain",
+        str(tmp_path / "chain.arrow"),
+        "--strategy",
+        "floating_persistence",
+    ]
     assert main([*asked, "--budget", str(case["memory"]), "--out", str(tmp_path)]) == 0
     plan = read_plan(tmp_path / "plan.json")
     assert plan.time == plan.lower_bound == 12 and plan.status == "optimal"

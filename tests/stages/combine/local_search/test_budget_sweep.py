@@ -65,7 +65,7 @@ def model(
     """Graph, costs, problem and frontier of `rockmate`."""
     graph, costs, step = traced_step
     chosen = load_strategy("rockmate")
-    [everything] = load_strategy("unplanned").candidates(step)
+    [everything] = load_strategy("keep_all").candidates(step)
     candidates = chosen.candidates(step)
     made = build_frontier(
         FrontierProblem(graph, "digest", costs, step.problem), chosen.about, candidates, everything

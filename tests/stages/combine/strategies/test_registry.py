@@ -96,7 +96,7 @@ def test_a_strategy_from_outside(
     place = types.ModuleType("tightfit.stages.combine.strategies.halves")
     monkeypatch.setitem(sys.modules, place.__name__, place)
     monkeypatch.setattr(place, "STRATEGY", Halves(), raising=False)
-    tower = {"factory": "towers:tower", "strategies": ["unplanned", "halves"]}
+    tower = {"factory": "towers:tower", "strategies": ["keep_all", "halves"]}
     [_, asked] = parse_config({"models": {"tower": tower}}).requests("tower")
     assert (asked.strategy, asked.budget) == ("halves", "50%")
     monkeypatch.chdir(tmp_path)
