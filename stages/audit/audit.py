@@ -231,10 +231,13 @@ class _RunFiles:
             for path in sorted(folder.rglob("*"))
             if _is_visible(path.relative_to(folder)) and not _is_below(path, left_over)
         ]
+        modules = [path.parent for path in files if path.name == MANIFEST_NAME]
         return cls(
             artifacts=[path for path in files if path.suffix == ".arrow"],
-            plans=[path for path in files if path.name == "plan.json"],
-            modules=[path.parent for path in files if path.name == MANIFEST_NAME],
+            plans=[
+                path for path in files if path.name == "plan.json" and path.parent not in modules
+            ],
+            modules=modules,
             pages=[path for path in files if path.name in ("report.html", "index.html")],
             records=[path for path in files if path.parent.name == LINEAGE_FOLDER],
             left_over=left_over,

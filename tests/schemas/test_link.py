@@ -90,9 +90,9 @@ def test_a_frontier_keeps_actions_its_link_and_what_is_beaten(tmp_path: Path) ->
 
 
 def test_an_older_frontier_is_refused(tmp_path: Path) -> None:
-    older = store.ArtifactType(FRONTIER.name, 5, pa.schema([]))
+    older = store.ArtifactType(FRONTIER.name, 6, pa.schema([]))
     store.write(tmp_path / "f.arrow", older, [], {})
-    with pytest.raises(ArtifactError, match=r"has version 5 .* reads tightfit\.frontier/6"):
+    with pytest.raises(ArtifactError, match=r"has version 6 .* reads tightfit\.frontier/7"):
         read_frontier(tmp_path / "f.arrow")
 
 

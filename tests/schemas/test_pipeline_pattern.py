@@ -147,7 +147,11 @@ def test_a_plan_that_is_written_is_read(tmp_path: Path) -> None:
         ("weight_copies", "3", "weight_copies is '3'"),
         ("devices", 3, "devices is no list"),
         ("devices", [{"device": "cuda:0"}], "devices does not hold device, peak, memory, busy"),
-        ("stages", [[]], "stages does not hold stage, device, first, last, in_flight, again"),
+        (
+            "stages",
+            [[]],
+            "stages does not hold stage, device, first, last, in_flight, recompute_seconds",
+        ),
         (
             "stages",
             [

@@ -103,12 +103,12 @@ def test_every_artifact_is_read_and_damage_is_told_once(
 
 
 def test_another_version_and_another_kind(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    newer = store.ArtifactType(SCHEDULE.name, 2, SCHEDULE.schema)
+    newer = store.ArtifactType(SCHEDULE.name, 3, SCHEDULE.schema)
     store.write(f"{POINT}/schedule.arrow", newer, [])
     other = store.ArtifactType("tightfit.dream", 1, SCHEDULE.schema)
     store.write(f"{MODEL}/blocks.arrow", other, [])
     found = "\n".join(complaints(capsys))
-    assert "schedule.arrow: has version 2 of tightfit.schedule, this program reads" in found
+    assert "schedule.arrow: has version 3 of tightfit.schedule, this program reads" in found
     assert "blocks.arrow: is a 'tightfit.dream', which this program does not know" in found
 
 

@@ -372,8 +372,8 @@ def test_updates_of_the_past_have_no_lane(made: Any, tmp_path: Path) -> None:
     document = json.loads((folder / "updates.json").read_text())
     found = json.loads(document["updates"])
     for cost in found["costs"]:
-        cost |= {"away_seconds": None, "add_seconds": None}
-        del cost["away_peak"]
+        cost |= {"host_seconds": None, "add_seconds": None}
+        del cost["host_peak"]
     document["updates"] = json.dumps(found)
     (tmp_path / "updates.json").write_text(json.dumps(document))
     costs = read_optimizer_costs(tmp_path / "updates.json").costs.values()

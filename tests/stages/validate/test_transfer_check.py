@@ -84,8 +84,8 @@ def test_bytes_and_waits_are_those_of_the_run(made: Any) -> None:
     ("changes", "said"),
     [
         ({"host_peak": 8}, "bytes where 8 were predicted"),
-        ({"left": 8}, "a step sends to the disk"),
-        ({"returned": 8}, "a step brings back from the disk"),
+        ({"offloaded_bytes": 8}, "a step sends to the disk"),
+        ({"prefetched_bytes": 8}, "a step brings back from the disk"),
     ],
 )
 def test_other_bytes_than_predicted_are_told(made: Any, changes: dict[str, int], said: str) -> None:
@@ -107,14 +107,14 @@ def test_a_module_that_sends_what_no_plan_says_fails(made: Any) -> None:
 @pytest.mark.parametrize(
     "transfers",
     [
-        {"left": 1},
+        {"offloaded_bytes": 1},
         [],
-        {"left": 1, "returned": 1, "host_peak": 1.5, "waited": 0.0},
-        {"left": 1, "returned": 1, "host_peak": 1, "waited": "long"},
-        {"left": 1, "returned": 1, "host_peak": 10**30, "waited": 0.0},
-        {"left": -1, "returned": 1, "host_peak": 1, "waited": 0.0},
-        {"left": 1, "returned": 1, "host_peak": True, "waited": 0.0},
-        {"left": 1, "returned": 1, "host_peak": 1, "waited": 10**400},
+        {"offloaded_bytes": 1, "prefetched_bytes": 1, "host_peak": 1.5, "wait_seconds": 0.0},
+        {"offloaded_bytes": 1, "prefetched_bytes": 1, "host_peak": 1, "wait_seconds": "long"},
+        {"offloaded_bytes": 1, "prefetched_bytes": 1, "host_peak": 10**30, "wait_seconds": 0.0},
+        {"offloaded_bytes": -1, "prefetched_bytes": 1, "host_peak": 1, "wait_seconds": 0.0},
+        {"offloaded_bytes": 1, "prefetched_bytes": 1, "host_peak": True, "wait_seconds": 0.0},
+        {"offloaded_bytes": 1, "prefetched_bytes": 1, "host_peak": 1, "wait_seconds": 10**400},
     ],
 )
 def test_a_plan_that_does_not_say_what_it_sends(transfers: Any) -> None:

@@ -319,7 +319,7 @@ def test_the_command_builds_no_model_for_an_infeasible_plan(graph: Graph, tmp_pa
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"message": None}, "the plan lacks the key 'sentence'"),
+        ({"message": None}, "the plan lacks the key 'message'"),
         ({"peak": "large"}, "peak is 'large', which a plan cannot have"),
         ({"budget_bytes": True}, "budget_bytes is True, which a plan cannot have"),
         ({"budget_bytes": -(1 << 62)}, f"budget_bytes is {-(1 << 62)}, which a plan cannot have"),
@@ -332,8 +332,8 @@ def test_the_command_builds_no_model_for_an_infeasible_plan(graph: Graph, tmp_pa
 def test_what_is_wrong_with_a_plan_names_its_file(
     changes: dict[str, Any], said: str, graph: Graph, tmp_path: Path
 ) -> None:
-    plan = {key: value for key, value in {**PLAN, **changes}.items() if key != "sentence"}
-    plan |= {} if "sentence" in changes else {"message": ""}
+    plan = {key: value for key, value in {**PLAN, **changes}.items() if key != "message"}
+    plan |= {} if "message" in changes else {"message": ""}
     parser, words = validate_command(graph, plan, tmp_path)
     with pytest.raises(ArtifactError, match=f"^{tmp_path}/plan.json: {said}"):
         command.run(parser.parse_args(words))

@@ -85,14 +85,14 @@ def test_too_small_a_budget_names_the_smallest_that_works(
 ) -> None:
     chain = layers(12)
     plan = rotor(tmp_path, chain, 1000)
-    assert capsys.readouterr().out == f"infeasible: {plan['sentence']}\n"
+    assert capsys.readouterr().out == f"infeasible: {plan['message']}\n"
     assert plan["status"] == "infeasible"
     assert plan["time"] is None and plan["peak"] is None and plan["optimal_in"] == ""
     assert f"{plan['smallest_budget']:,} bytes" in plan["message"]
     assert read_sequence(tmp_path / "out" / "sequence.arrow") == []
     smallest = rotor(tmp_path, chain, plan["smallest_budget"])
     assert smallest["status"] in ("optimal", "feasible")
-    assert capsys.readouterr().out == f"{smallest['verdict']}: {smallest['sentence']}\n"
+    assert capsys.readouterr().out == f"{smallest['status']}: {smallest['message']}\n"
     assert smallest["peak"] == plan["smallest_budget"]
     assert rotor(tmp_path, chain, plan["smallest_budget"] - 1)["status"] == "infeasible"
 

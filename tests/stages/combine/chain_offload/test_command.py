@@ -207,13 +207,13 @@ def changed(action: str, **figures: Any) -> Doctor:
 @pytest.mark.parametrize(
     ("doctor", "sentence"),
     [
-        (changed("F_all", lane=lambda s: "cuda:0/to-host"), "not in compute"),
+        (changed("F_all", stream=lambda s: "cuda:0/to-host"), "not in compute"),
         (changed("prefetch_all", start=lambda s: 0.0), "begins before"),
         (changed("prefetch_all", live=lambda s: s.live + 1), "bytes where"),
         (changed("free_all", live=lambda s: s.live + 1), "bytes where"),
         (changed("free_all", end=lambda s: s.start), "frees what is still on its way"),
         (changed("offload_all", live=lambda s: s.live + 1), "changes the memory of the device"),
-        (changed("B", host=lambda s: s.host + 1), "bytes to the host"),
+        (changed("B", host_bytes=lambda s: s.host_bytes + 1), "bytes to the host"),
         (lambda steps: steps[:-1], "has other operations than sequence.arrow"),
         (changed("B", wait_seconds=lambda s: s.wait_seconds + 1), "where the lanes come to"),
     ],
@@ -236,7 +236,10 @@ def test_doctored_plans_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert made.transfers is not None and made.time is not None
     for wrong, sentence in (
         (replace(made, time=made.time / 2), "time is"),
-        (replace(made, transfers=replace(made.transfers, offloaded_bytes=1)), "left is 1"),
+        (
+            replace(made, transfers=replace(made.transfers, offloaded_bytes=1)),
+            "offloaded_bytes is 1",
+        ),
         (replace(made, transfers=None), "says nothing of the transfers"),
         (replace(made, peak=1), "peak is 1"),
     ):

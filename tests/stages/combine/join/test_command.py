@@ -63,7 +63,7 @@ def test_room_enough_keeps_everything(tmp_path: Path) -> None:
     assert (plan["status"], plan["recomputed"], plan["gap"]) == ("optimal", 0, 0.0)
     assert plan["optimal_in"] == "nested sequences of the join"
     assert plan["time"] == 10 * 3.0
-    assert plan["fixed"]["inputs"] == 4000
+    assert plan["baseline"]["inputs"] == 4000
 
 
 def test_too_small_a_budget_names_the_smallest_that_works(tmp_path: Path) -> None:
