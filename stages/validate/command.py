@@ -148,7 +148,7 @@ def run(options: argparse.Namespace) -> int:
     if any(map(has_fused_kernels, options.graph)) != (options.unplanned is not None):
         raise ConfigError(
             "--unplanned: is for graphs of fused kernels, and needed there (the module of the "
-            "strategy unplanned)"
+            "strategy keep_all)"
         )
     if plan.get("gpu") and graph.device == "cpu":
         raise ConfigError(

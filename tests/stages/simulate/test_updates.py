@@ -193,8 +193,8 @@ def test_microbatches_add_their_gradients_up_and_the_last_one_updates() -> None:
     last = with_fields(adds, accumulates=False, has_sums=True)
     found = played(*SENT, UpdateOnHost(PARAMETER), *SETTLED, updates=last)
     assert found.seconds == 7.0 + 3.0 + 7.0
-    refused("accumulate_on_host of 6 in a microbatch that is the last", *SENT, AccumulateOnHost(PARAMETER),
-            updates=last)  # fmt: skip
+    refused("accumulate_on_host of 6 in a microbatch that is the last", *SENT,
+            AccumulateOnHost(PARAMETER), updates=last)  # fmt: skip
     for update in (UpdateOnHost(PARAMETER), UpdateOnDevice(PARAMETER)):
         refused("in a microbatch that is not the last", *SENT, update, updates=adds)
     refused("are never updated", updates=adds)
