@@ -52,7 +52,7 @@ def train(kind: str, budget: str, small: bool, steps: int) -> dict[str, Any]:
             model, (), batch, loss=lambda output: output.loss, budget=budget, progress=False
         )
         torch.set_rng_state(state)
-        print(plan.sentence, file=sys.stderr)
+        print(plan.message, file=sys.stderr)
 
     def step() -> float:
         loss = model(**batch).loss

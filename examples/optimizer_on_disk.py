@@ -50,7 +50,7 @@ def losses_of(width: int, layers: int, steps: int, disk: str) -> tuple[list[floa
         disk=disk,
         progress=False,
     )
-    print(plan.sentence)
+    print(plan.message)
     optimizer: Any = plan.optimizer
     expected = torch.optim.AdamW(plain.parameters(), lr=1e-3)
     found, wanted = [], []

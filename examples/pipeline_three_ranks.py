@@ -105,7 +105,7 @@ def main(words: Sequence[str] | None = None) -> None:
             microbatches=MICROBATCHES,
             progress=False,
         )
-        print(made.sentence)
+        print(made.message)
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
         command += [__file__, "--package", str(made.module)]
         command += ["--width", str(options.width), "--steps", str(options.steps)]

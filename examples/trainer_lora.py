@@ -77,7 +77,7 @@ def main(words: Sequence[str] | None = None) -> None:
         fitted = trainer_in(folder, **options)
         plan = tightfit.integrations.plan_trainer(fitted, budget=budget, progress=False)
         fitted.train()
-    print(plan.sentence)
+    print(plan.message)
     print("losses", losses(fitted))
     print("equal to Trainer" if losses(plain) == losses(fitted) else "NOT EQUAL to Trainer")
 

@@ -165,20 +165,20 @@ Action: TypeAlias = (
 
 ACTION_NAMES: dict[type[Action], str] = {
     Compute: "compute",
-    WriteBuffer: "write",
+    WriteBuffer: "write_buffer",
     ComputeLoss: "loss",
     Free: "free",
     FreeRandomState: "free",
-    PassGradient: "gradient",
+    PassGradient: "pass_gradient",
     SaveRandomState: "save_random",
     RestoreRandomState: "restore_random",
     Offload: "offload",
     Prefetch: "prefetch",
     Wait: "wait",
-    FreeHostCopy: "free_copy",
-    UpdateOnDevice: "optimise",
-    UpdateOnHost: "optimise_away",
-    AccumulateOnHost: "accumulate",
+    FreeHostCopy: "free_host_copy",
+    UpdateOnDevice: "update_on_device",
+    UpdateOnHost: "update_on_host",
+    AccumulateOnHost: "accumulate_on_host",
 }
 """What the actions are called in artifacts."""
 ACTION_COLUMNS = ("op", "value", "in_place")

@@ -18,7 +18,7 @@ from tightfit.schemas.measurement import FAILED_VERDICT
 from tightfit.util.budget import NO_BUDGET, parse_budget, parse_user_budget
 from tightfit.util.errors import ConfigError, TightfitError
 from tightfit.util.solver_engines import BLOCK_SOLVERS, BlockSolver, SolverEngine, step_engine
-from tightfit.util.strategies import STRATEGIES, UNPLANNED, baseline_names
+from tightfit.util.strategies import KEEP_ALL, STRATEGIES, baseline_names
 
 
 def describe_schema_error(error: Any) -> str:
@@ -156,10 +156,10 @@ class Config:
         """The plans to make of one model, in the order of the configuration. Where its kernels are
         fused, the step that runs them unplanned is one of them: others are compared with it."""
         chosen = self.models[model]
-        apart = chosen.fused and UNPLANNED not in chosen.strategies
+        apart = chosen.fused and KEEP_ALL not in chosen.strategies
         return [
             PlanRequest(model, strategy, budget, directory)
-            for strategy in ([UNPLANNED] if apart else []) + chosen.strategies
+            for strategy in ([KEEP_ALL] if apart else []) + chosen.strategies
             for budget, directory in _strategy_budgets(strategy, chosen.budgets)
         ]
 

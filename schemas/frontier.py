@@ -1,4 +1,4 @@
-"""`tightfit.frontier/6`: the plans of one strategy for one model and profile, from most to least
+"""`tightfit.frontier/7`: the plans of one strategy for one model and profile, from most to least
 memory. What a budget takes comes from the points around it, so that it never matters which other
 budgets were asked."""
 
@@ -38,19 +38,19 @@ class ParetoPoint:
     """One plan: its actions in order, as its strategy or the search gives them: those that run ops
     (views left out), and with a link `Offload`, `Free` of what was sent, and `Prefetch`.
 
-    `peak` (bytes) and `seconds` are what replay says of it; `before_peak` and `before_seconds` are
-    those of the strategy's own sequence, as it was given. A point is `polished` where a search made
-    another sequence of that. `in_place` and `ceiling` (bytes) say which ops overwrite inputs that
-    end with them (`stages.simulate.liveness`). `sequence` is what the strategy does with the
-    positions of its chain and `origin` how the point was found."""
+    `peak` (bytes) and `seconds` are what replay says of it; `strategy_peak` and `strategy_seconds`
+    are those of the strategy's own sequence, as it was given. A point is `local_search` where a
+    search made another sequence of that. `in_place` and `in_place_threshold` (bytes) say which ops
+    overwrite inputs that end with them (`stages.simulate.liveness`). `sequence` is what the
+    strategy does with the positions of its chain and `origin` how the point was found."""
 
     peak: int
     seconds: float
-    before_peak: int
-    before_seconds: float
-    polished: bool
+    strategy_peak: int
+    strategy_seconds: float
+    local_search: bool
     in_place: bool
-    ceiling: int
+    in_place_threshold: int
     actions: list[Action]
     sequence: list[ChainOperation]
     origin: str
@@ -66,9 +66,9 @@ class ParetoPoint:
         return any(isinstance(action, Offload) for action in self.actions)
 
     @property
-    def given(self) -> bool:
+    def is_strategy_plan(self) -> bool:
         """Whether this is the strategy's plan as it was given."""
-        return not (self.polished or self.in_place)
+        return not (self.local_search or self.in_place)
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ class Frontier:
     `lower_bound_peak` is what any plan of the step needs at least (bytes) and
     `lower_bound_seconds` what it takes at least; `keep_all` is the step that recomputes nothing.
     `optimal_in` names the class in which the strategy's sequences are optimal, "" for none.
-    `clock` counts the solves of blocks that the clock ended: where there are any, another run may
-    find other points. `link` is the link that plans may take. Plans without transfers that plans
-    with some beat are in `beaten`: a search for one budget starts from them, too.
-    """
+    `timed_out_solves` counts the solves of blocks that the clock ended: where there are any,
+    another run may find other points. `link` is the link that plans may take. Plans without
+    transfers that plans with some beat are in `dominated`: a search for one budget starts from
+    them, too."""
 
     strategy: str
     model: str
@@ -92,14 +92,16 @@ class Frontier:
     lower_bound_seconds: float
     optimal_in: str
     points: list[ParetoPoint]
-    clock: int = 0
+    timed_out_solves: int = 0
     link: HostLink | None = None
-    beaten: list[ParetoPoint] = field(default_factory=list)
+    dominated: list[ParetoPoint] = field(default_factory=list)
 
     @property
     def without_transfers(self) -> list[ParetoPoint]:
         """The frontier of the plans without transfers."""
-        return pareto_points(point for point in (*self.points, *self.beaten) if not point.transfers)
+        return pareto_points(
+            point for point in (*self.points, *self.dominated) if not point.transfers
+        )
 
     def within(self, budget: int) -> ParetoPoint | None:
         """The fastest point whose peak is within the budget, None when there is none."""
@@ -109,20 +111,20 @@ class Frontier:
 
 FRONTIER = store.ArtifactType(
     "tightfit.frontier",
-    6,
+    7,
     pa.schema(
         [
             integer_field("peak"),
             number_field("seconds"),
-            integer_field("before_peak"),
-            number_field("before_seconds"),
-            boolean_field("polished"),
+            integer_field("strategy_peak"),
+            number_field("strategy_seconds"),
+            boolean_field("local_search"),
             boolean_field("in_place"),
-            integer_field("ceiling"),
+            integer_field("in_place_threshold"),
             record_list_field("actions", *ACTION_FIELDS),
             record_list_field("sequence", *OPERATION_FIELDS),
             text_field("origin"),
-            boolean_field("beaten"),
+            boolean_field("dominated"),
         ]
     ),
 )
@@ -160,16 +162,16 @@ def write_frontier(path: Path | str, frontier: Frontier) -> str:
     metadata = {
         name: value if isinstance(value, str) else repr(value)
         for name, value in vars(frontier).items()
-        if name not in ("points", "beaten", "link")
+        if name not in ("points", "dominated", "link")
     }
     if frontier.link is not None:
         metadata["link"] = frontier.link.text()
     rows = [_row(point, False) for point in frontier.points]
-    rows += [_row(point, True) for point in frontier.beaten]
+    rows += [_row(point, True) for point in frontier.dominated]
     return store.write(path, FRONTIER, rows, metadata)
 
 
-def _row(point: ParetoPoint, beaten: bool) -> dict[str, Any]:
+def _row(point: ParetoPoint, dominated: bool) -> dict[str, Any]:
     known: dict[Action, dict[str, Any]] = {}
     for action in point.actions:
         if action not in known:
@@ -178,7 +180,7 @@ def _row(point: ParetoPoint, beaten: bool) -> dict[str, Any]:
         **vars(point),
         "actions": [known[action] for action in point.actions],
         "sequence": [asdict(part) for part in point.sequence],
-        "beaten": beaten,
+        "dominated": dominated,
     }
 
 
@@ -191,7 +193,7 @@ class _FrontierReader:
 
     def point(self, index: int, row: Mapping[str, Any]) -> ParetoPoint:
         what = f"{self.path}: point {index}"
-        figures = {name: cell for name, cell in row.items() if name != "beaten"}
+        figures = {name: cell for name, cell in row.items() if name != "dominated"}
         return ParetoPoint(
             **{
                 **figures,
@@ -208,7 +210,7 @@ class _FrontierReader:
 
 
 def _point_times(point: ParetoPoint) -> tuple[float, float]:
-    return point.seconds, point.before_seconds
+    return point.seconds, point.strategy_seconds
 
 
 def read_frontier(path: Path | str) -> Frontier:
@@ -217,7 +219,7 @@ def read_frontier(path: Path | str) -> Frontier:
     meta, reader = artifact.metadata, _FrontierReader(path)
     points: dict[bool, list[ParetoPoint]] = {False: [], True: []}
     for index, row in enumerate(artifact.rows):
-        points[row["beaten"]].append(reader.point(index, row))
+        points[row["dominated"]].append(reader.point(index, row))
     try:
         frontier = Frontier(
             strategy=meta["strategy"],
@@ -229,9 +231,9 @@ def read_frontier(path: Path | str) -> Frontier:
             lower_bound_seconds=float(meta["lower_bound_seconds"]),
             optimal_in=meta["optimal_in"],
             points=points[False],
-            clock=int(meta.get("clock", "0")),
+            timed_out_solves=int(meta.get("timed_out_solves", "0")),
             link=parse_host_link(meta["link"], str(path)) if "link" in meta else None,
-            beaten=points[True],
+            dominated=points[True],
         )
     except (KeyError, ValueError) as error:
         raise ArtifactError(f"{path}: the metadata of the frontier is incomplete") from error
@@ -246,7 +248,7 @@ def _check(frontier: Frontier, where: str) -> None:
         if not condition:
             raise ArtifactError(f"{where}{sentence}")
 
-    best, every = frontier.points, [*frontier.points, *frontier.beaten]
+    best, every = frontier.points, [*frontier.points, *frontier.dominated]
     require(
         bool(best) and pareto_points(best) == best,
         "the points are not a frontier by falling peak",
@@ -255,17 +257,22 @@ def _check(frontier: Frontier, where: str) -> None:
     times = [least, *(each for point in every for each in _point_times(point))]
     require(all(map(math.isfinite, times)), "a plan takes a time that is no number")
     require(
-        not any(point.transfers for point in frontier.beaten),
+        not any(point.transfers for point in frontier.dominated),
         "a plan with transfers is said to be beaten by such plans",
     )
     for point in every:
         own = (point.peak, point.seconds)
-        before = (point.before_peak, point.before_seconds)
-        require(not point.given or own == before, "a plan as it was given costs something else")
+        before = (point.strategy_peak, point.strategy_seconds)
+        require(
+            not point.is_strategy_plan or own == before,
+            "a plan as it was given costs something else",
+        )
         require(min(before) >= 0, "a plan costs less than nothing")
         require(
             frontier.lower_bound_peak <= point.peak
             and least <= point.seconds * (1 + TIME_TOLERANCE),
             "a plan is below what is said to be the least",
         )
-    require(frontier.clock >= 0, "less than no solve is said to have been ended by the clock")
+    require(
+        frontier.timed_out_solves >= 0, "less than no solve is said to have been ended by the clock"
+    )

@@ -1,6 +1,6 @@
-"""`tightfit.measurement/5`: what a planned module did on the device, beside what was promised.
+"""`tightfit.measurement/6`: what a planned module did on the device, beside what was promised.
 
-Next to it stands `tightfit.line/1`, the live bytes of a measured step over time.
+Next to it stands `tightfit.memory_timeline/2`, the live bytes of a measured step over time.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ class Measurement:
     """One plan, measured. Sizes are bytes, times seconds; what was not measured is None,
     and so is the budget of a baseline.
 
-    `verdict` is the plan's own, or "failed" where the measurement contradicts the plan; `sentence`
+    `status` is the plan's own, or "failed" where the measurement contradicts the plan; `message`
     explains either. Peaks are bytes above what was allocated when the step began: `measured_peak`
-    and `unplanned_peak` with `.grad` absent, the `accumulate` ones with `.grad` already there, of a
+    and `original_peak` with `.grad` absent, the `accumulate` ones with `.grad` already there, of a
     whole step of microbatches the most of all but its last one;
     `unplanned` is the original model, whose figures are None where its step does not fit, as are
     the differences then. `allocated_peak` and `reserved_peak` are what PyTorch's allocator gave of
     its blocks and had taken of a GPU at most, parameters and inputs included, where nothing else
-    had run; the `predicted` ones are the plan's. `context` is what was in use of the GPU beside
-    what was reserved: CUDA's context, and what other processes had. All five are None on the CPU.
-    `budget_total` is what bounds the reserved bytes of a GPU. `output_difference`,
+    had run; the `predicted` ones are the plan's. `cuda_context` is what was in use of the GPU
+    beside what was reserved: CUDA's context, and what other processes had. All five are None on the
+    CPU. `budget_total` is what bounds the reserved bytes of a GPU. `output_difference`,
     `gradient_difference` and `buffer_difference` are the largest absolute differences over all
     samples and steps, where NaN equals NaN; `bits_equal` says whether not one bit differed.
     `time_ratio` is the median of planned over unplanned time, with its quartiles: of `pairs`
     alternating runs, or, where the original was measured in a process of its own, of all quotients
-    of `pairs` runs of each. Times are without the part `lost` that other work on the machine took
-    of them. `plan_seconds` is how long planning took. Of a plan that sends to another memory,
-    which is called `slow_memory` ("disk" or "host", "" for none), `predicted_slow` and `slow_peak`
-    are the most bytes there; `predicted_waited` is how long a step waits for transfers by the
-    plan, and `waited` the median of what it waited.
-    """
+    of `pairs` runs of each. Times are without the part `preemption_fraction` that other work on the
+    machine took of them. `plan_seconds` is how long planning took. Of a plan that sends to another
+    memory, which is called `offload_target` ("disk" or "host", "" for none),
+    `predicted_offload_peak` and `offload_peak` are the most bytes there; `predicted_wait_seconds`
+    is how long a step waits for transfers by the plan, and `wait_seconds` the median of what it
+    waited."""
 
     model: str
     device: str
@@ -58,22 +58,22 @@ class Measurement:
     budget: str
     budget_bytes: int | None
     budget_total: int | None
-    verdict: str
-    sentence: str
+    status: str
+    message: str
     gap: float | None
     predicted_peak: int | None
     measured_peak: int | None = None
-    unplanned_peak: int | None = None
+    original_peak: int | None = None
     accumulate_peak: int | None = None
-    unplanned_accumulate_peak: int | None = None
+    original_accumulate_peak: int | None = None
     predicted_allocated: int | None = None
     allocated_peak: int | None = None
     predicted_reserved: int | None = None
     reserved_peak: int | None = None
-    context: int | None = None
+    cuda_context: int | None = None
     predicted_time: float | None = None
     measured_time: float | None = None
-    unplanned_time: float | None = None
+    original_time: float | None = None
     time_ratio: float | None = None
     time_ratio_first_quartile: float | None = None
     time_ratio_third_quartile: float | None = None
@@ -85,12 +85,12 @@ class Measurement:
     within_budget: bool | None = None
     peak_as_predicted: bool | None = None
     plan_seconds: float | None = None
-    slow_memory: str = ""
-    predicted_slow: int | None = None
-    slow_peak: int | None = None
-    predicted_waited: float | None = None
-    waited: float | None = None
-    lost: float | None = None
+    offload_target: str = ""
+    predicted_offload_peak: int | None = None
+    offload_peak: int | None = None
+    predicted_wait_seconds: float | None = None
+    wait_seconds: float | None = None
+    preemption_fraction: float | None = None
 
     @property
     def scattered(self) -> bool:
@@ -98,7 +98,10 @@ class Measurement:
         time, or the pairs differ too much: a quarter of them is below the first quartile, a quarter
         `SCATTERED` times above it."""
         low, high = self.time_ratio_first_quartile, self.time_ratio_third_quartile
-        if self.lost is not None and self.lost >= PREEMPTION_THRESHOLD:
+        if (
+            self.preemption_fraction is not None
+            and self.preemption_fraction >= PREEMPTION_THRESHOLD
+        ):
             return True
         return low is not None and high is not None and high > SCATTER_THRESHOLD * low
 
@@ -127,7 +130,7 @@ _ARROW = {
 
 MEASUREMENT = store.ArtifactType(
     "tightfit.measurement",
-    5,
+    6,
     pa.schema([_ARROW[str(field.type)](field.name) for field in fields(Measurement)]),
 )
 
@@ -152,10 +155,9 @@ def read_measurement(path: Path | str) -> Measurement:
 class TimelinePoint:
     """After `seconds` from the begin of a step, `live` bytes are allocated above its start.
 
-    `run` is "planned" or "unplanned". Of a planned step that sends to another memory, "slow" has
-    the bytes there, "leaving" and "returning" those that are on their way in a lane, 0 between two
-    transfers, and "waiting" those that the step waits for.
-    """
+    `run` is "planned" or "original". Of a planned step that sends to another memory, "offloaded"
+    has the bytes there, "offload" and "prefetch" those that are on their way in a lane, 0 between
+    two transfers, and "wait" those that the step waits for."""
 
     run: str
     seconds: float
@@ -163,8 +165,8 @@ class TimelinePoint:
 
 
 MEMORY_TIMELINE = store.ArtifactType(
-    "tightfit.line",
-    1,
+    "tightfit.memory_timeline",
+    2,
     pa.schema([text_field("run"), number_field("seconds"), integer_field("live")]),
 )
 

@@ -1,10 +1,9 @@
-"""`tightfit.lanes/1`: a sequence with transfers as the referee played it, operation by operation,
-in the order of the sequence.
+"""`tightfit.operation_timeline/2`: a sequence with transfers as the referee played it, operation by
+operation, in the order of the sequence.
 
-`lane` names what runs an operation ("cuda:0/compute", "cuda:0/to-host"), from `start` to `end`
-seconds, `waited` seconds after its lane could have begun; `live` bytes are on the device and `host`
-bytes on the host after it.
-"""
+`stream` names what runs an operation ("cuda:0/compute", "cuda:0/to-host"), from `start` to `end`
+seconds, `wait_seconds` seconds after its lane could have begun; `live` bytes are on the device and
+`host_bytes` bytes on the host after it."""
 
 from __future__ import annotations
 
@@ -26,27 +25,27 @@ class TimedOperation:
     """One operation in its lane; see the module for the figures."""
 
     operation: ChainOperation
-    lane: str
+    stream: str
     start: float
     end: float
-    waited: float
+    wait_seconds: float
     live: int
-    host: int
+    host_bytes: int
 
 
 OPERATION_TIMELINE = store.ArtifactType(
-    "tightfit.lanes",
-    1,
+    "tightfit.operation_timeline",
+    2,
     pa.schema(
         [
             integer_field("step"),
             *OPERATION_FIELDS,
-            text_field("lane"),
+            text_field("stream"),
             number_field("start"),
             number_field("end"),
-            number_field("waited"),
+            number_field("wait_seconds"),
             integer_field("live"),
-            integer_field("host"),
+            integer_field("host_bytes"),
         ]
     ),
 )
@@ -74,10 +73,10 @@ def read_operation_timeline(path: Path | str) -> list[TimedOperation]:
             raise ArtifactError(f"{what} is out of place")
         done = operation_from_row({name: row.pop(name) for name in names}, what)
         step = TimedOperation(done, **row)
-        figures = (step.start, step.end, step.waited)
+        figures = (step.start, step.end, step.wait_seconds)
         if not all(math.isfinite(figure) and figure >= 0 for figure in figures):
             raise ArtifactError(f"{what} ({done}) has a time that is negative or not finite")
-        if step.end < step.start or not step.lane or min(step.live, step.host) < 0:
+        if step.end < step.start or not step.stream or min(step.live, step.host_bytes) < 0:
             raise ArtifactError(f"{what} ({done}) is in no lane, ends early or holds less than 0")
         steps.append(step)
     return steps

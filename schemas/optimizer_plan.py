@@ -48,8 +48,8 @@ class ParameterUpdateCost:
     `pieces` are the bytes of states that each piece brings, `seconds` what all of it computes,
     `peak` the most bytes that it takes beyond parameter, gradient and staging, and `net` what stays
     of these; `first` are peak and net where there were no states. In the other memory it takes
-    `away_seconds`, and adding a gradient to a sum `add_seconds`, infinite where nothing computes
-    there; beside the buffers of that it takes `away_peak` bytes.
+    `host_seconds`, and adding a gradient to a sum `add_seconds`, infinite where nothing computes
+    there; beside the buffers of that it takes `host_peak` bytes.
     """
 
     path: str
@@ -58,9 +58,9 @@ class ParameterUpdateCost:
     peak: int
     net: int
     first: tuple[int, int]
-    away_seconds: float = math.inf
+    host_seconds: float = math.inf
     add_seconds: float = math.inf
-    away_peak: int = 0
+    host_peak: int = 0
 
     @property
     def states(self) -> int:
@@ -105,41 +105,40 @@ class OptimizerPlan:
 
     `costs` are by parameter (a value of the graph). States are in the other memory, but for those
     of the parameters `on_device`, and pass through `buffers` staging buffers of the device; there
-    are none yet in a `first` step, and no gradients in a first microbatch that adds. The `remote`
-    ones live in the other memory; those of them that are `there` are on the device, too, when the
-    step begins and when it ends. Of several `microbatches` the last one updates, and all others
-    `add` their gradients up: the sums of remote parameters are in the other memory then, and in a
-    last one that is `summed`. The states of some are in a third memory, where there is one, `far`.
-    Measured costs are those of an `optimizer`, a class of `torch.optim`, in pieces of `piece` bytes
-    of a parameter. Updates in the other memory take `bench` bytes of the device, where that memory
-    is a disk: buffers and temporaries.
-    """
+    are none yet in a `first` step, and no gradients in a first microbatch that adds. The
+    `offloaded` ones live in the other memory; those of them that are `resident` are on the device,
+    too, when the step begins and when it ends. Of several `microbatches` the last one updates, and
+    all others `add` their gradients up: the sums of remote parameters are in the other memory then,
+    and in a last one that is `has_sums`. The states of some are in a third memory, where there is
+    one, `second_tier`. Measured costs are those of an `optimizer`, a class of `torch.optim`, in
+    pieces of `piece_bytes` bytes of a parameter. Updates in the other memory take `workspace_bytes`
+    bytes of the device, where that memory is a disk: buffers and temporaries."""
 
     costs: Mapping[int, ParameterUpdateCost]
     speed: LinkSpeed
     buffers: int
     first: bool = False
     on_device: frozenset[int] = frozenset()
-    remote: frozenset[int] = frozenset()
-    there: frozenset[int] = frozenset()
-    adds: bool = False
-    summed: bool = False
-    far: SecondTierStates | None = None
+    offloaded: frozenset[int] = frozenset()
+    resident: frozenset[int] = frozenset()
+    accumulates: bool = False
+    has_sums: bool = False
+    second_tier: SecondTierStates | None = None
     optimizer: str = ""
-    piece: int = 0
-    bench: int = 0
+    piece_bytes: int = 0
+    workspace_bytes: int = 0
     microbatches: int = 1
 
     @property
-    def elsewhere(self) -> frozenset[int]:
+    def second_tier_parameters(self) -> frozenset[int]:
         """The parameters whose states are in the third memory."""
-        return self.far.values if self.far else frozenset()
+        return self.second_tier.values if self.second_tier else frozenset()
 
     @property
     def staging(self) -> int:
         """The bytes of the staging buffers. Where updates are run they are as large as any piece:
         what a caller asks for passes through them, wherever it lives."""
-        apart = frozenset() if self.optimizer else self.on_device | self.elsewhere
+        apart = frozenset() if self.optimizer else self.on_device | self.second_tier_parameters
         passing = [cost for value, cost in self.costs.items() if value not in apart]
         return self.buffers * max((max(cost.pieces) for cost in passing if cost.pieces), default=0)
 
@@ -147,15 +146,15 @@ class OptimizerPlan:
     def offloaded_state_bytes(self) -> int:
         """The bytes of the states in the other memory, and of those buffers there that states of a
         third one pass through."""
-        apart = self.on_device | self.elsewhere
+        apart = self.on_device | self.second_tier_parameters
         own = sum(c.states for value, c in self.costs.items() if value not in apart)
-        return own + (self.far.staging(self.costs) if self.far else 0)
+        return own + (self.second_tier.staging(self.costs) if self.second_tier else 0)
 
-    def stays(self, graph: Graph) -> int:
+    def host_bytes(self, graph: Graph) -> int:
         """The bytes that are in the other memory before the step and after it."""
-        storages = {graph.values[value].storage for value in self.remote}
+        storages = {graph.values[value].storage for value in self.offloaded}
         moving = sum(graph.storages[storage] for storage in storages)
-        sums = moving if self.adds or self.summed else 0
+        sums = moving if self.accumulates or self.has_sums else 0
         return self.offloaded_state_bytes + moving + sums
 
     def text(self) -> str:
@@ -164,23 +163,31 @@ class OptimizerPlan:
             {
                 **asdict(cost),
                 "value": value,
-                "away_seconds": _finite_or_none(cost.away_seconds),
+                "host_seconds": _finite_or_none(cost.host_seconds),
                 "add_seconds": _finite_or_none(cost.add_seconds),
             }
             for value, cost in sorted(self.costs.items())
         ]
         sets = {name: sorted(getattr(self, name)) for name in _PARAMETER_SETS}
         plain = {"buffers": self.buffers, "first": self.first, "speed": asdict(self.speed)}
-        plain |= {"adds": self.adds, "summed": self.summed}
-        plain |= {"optimizer": self.optimizer, "piece": self.piece, "bench": self.bench}
+        plain |= {"accumulates": self.accumulates, "has_sums": self.has_sums}
+        plain |= {
+            "optimizer": self.optimizer,
+            "piece_bytes": self.piece_bytes,
+            "workspace_bytes": self.workspace_bytes,
+        }
         plain |= {"microbatches": self.microbatches}
-        if self.far is not None:
-            values, link = sorted(self.far.values), self.far.link.text()
-            plain["far"] = {"link": link, "values": values, "buffers": self.far.buffers}
+        if self.second_tier is not None:
+            values, link = sorted(self.second_tier.values), self.second_tier.link.text()
+            plain["second_tier"] = {
+                "link": link,
+                "values": values,
+                "buffers": self.second_tier.buffers,
+            }
         return json.dumps({"costs": costs, **sets, **plain}, sort_keys=True)
 
 
-_PARAMETER_SETS = ("on_device", "remote", "there")
+_PARAMETER_SETS = ("on_device", "offloaded", "resident")
 
 
 def _finite_or_none(figure: float) -> float | None:
@@ -199,9 +206,9 @@ def parse_optimizer_plan(text: str, what: str) -> OptimizerPlan:
             costs=costs,
             speed=LinkSpeed(**{**speed, "both": both}),
             on_device=frozenset(found.pop("on_device")),
-            remote=frozenset(found.pop("remote")),
-            there=frozenset(found.pop("there")),
-            far=_parse_second_tier(found.pop("far", None), what),
+            offloaded=frozenset(found.pop("offloaded")),
+            resident=frozenset(found.pop("resident")),
+            second_tier=_parse_second_tier(found.pop("second_tier", None), what),
             **found,
         )
         good = _is_plausible(made)
@@ -220,13 +227,13 @@ def _parse_second_tier(found: Any, what: str) -> SecondTierStates | None:
 
 
 def _parse_update_cost(row: dict[str, Any]) -> ParameterUpdateCost:
-    away, adding = row.pop("away_seconds"), row.pop("add_seconds")
+    away, adding = row.pop("host_seconds"), row.pop("add_seconds")
     pieces, (own, net) = tuple(row.pop("pieces")), row.pop("first")
     return ParameterUpdateCost(
         **row,
         pieces=pieces,
         first=(own, net),
-        away_seconds=math.inf if away is None else away,
+        host_seconds=math.inf if away is None else away,
         add_seconds=math.inf if adding is None else adding,
     )
 
@@ -236,21 +243,21 @@ def _is_plausible(made: OptimizerPlan) -> bool:
     times = [speed.latency, speed.overhead, speed.overhead_per_byte]
     times += [cost.seconds for cost in made.costs.values()]
     speeds = [speed.to, speed.back, *speed.both]
-    there = [t for c in made.costs.values() for t in (c.away_seconds, c.add_seconds)]
+    there = [t for c in made.costs.values() for t in (c.host_seconds, c.add_seconds)]
     more = [*speeds, *there]
-    flags = (made.first, made.adds, made.summed)
-    far = made.far
+    flags = (made.first, made.accumulates, made.has_sums)
+    far = made.second_tier
     sizes = [
         made.buffers,
-        made.piece,
-        made.bench,
+        made.piece_bytes,
+        made.workspace_bytes,
         made.microbatches,
         *(size for name in _PARAMETER_SETS for size in getattr(made, name)),
         *made.costs,
         *([] if far is None else [far.buffers, *far.values]),
     ]
     for cost in made.costs.values():
-        sizes += [*cost.pieces, cost.peak, cost.net, cost.away_peak, *cost.first]
+        sizes += [*cost.pieces, cost.peak, cost.net, cost.host_peak, *cost.first]
     texts = all(isinstance(cost.path, str) for cost in made.costs.values())
     texts = texts and isinstance(made.optimizer, str)
     whole = all(type(size) is int and 0 <= size < MAX_BYTES for size in sizes)
@@ -260,7 +267,7 @@ def _is_plausible(made: OptimizerPlan) -> bool:
         and numbers
         and texts
         and are_valid_times([*times, *(each for each in there if each != math.inf)])
-        and (all(isinstance(flag, bool) for flag in flags) and made.there <= made.remote)
+        and (all(isinstance(flag, bool) for flag in flags) and made.resident <= made.offloaded)
         and made.microbatches > 0
         and (far is None or (far.buffers > 0 and far.values <= made.costs.keys()))
     )
@@ -335,7 +342,7 @@ class OptimizerStepPrediction:
         }
 
 
-OPTIMIZER_COSTS_ARTIFACT = "tightfit.updates/1"
+OPTIMIZER_COSTS_ARTIFACT = "tightfit.updates/2"
 ELEMENTWISE_OPTIMIZERS = ("SGD", "Adam", "AdamW")
 """The classes of `torch.optim` that update parameters element by element."""
 _MOST_BYTES = 1 << 28
@@ -371,7 +378,7 @@ def read_optimizer_costs(path: Path | str) -> OptimizerCosts:
     if not isinstance(spare, bool):
         raise ArtifactError(f"{path}: what it says of a spare processor is neither true nor false")
     updates = parse_optimizer_plan(text, str(path))
-    if not updates.optimizer or not updates.piece:
+    if not updates.optimizer or not updates.piece_bytes:
         raise ArtifactError(f"{path}: does not say of which optimizer it is")
     if updates.optimizer not in ELEMENTWISE_OPTIMIZERS:
         known = ", ".join(ELEMENTWISE_OPTIMIZERS)
@@ -380,7 +387,7 @@ def read_optimizer_costs(path: Path | str) -> OptimizerCosts:
     if twice := [name for name, count in paths.items() if count > 1]:
         raise ArtifactError(f"{path}: the parameter {twice[0]!r} is updated twice")
     costs = {cost.path: cost for cost in updates.costs.values()}
-    return OptimizerCosts(updates.optimizer, updates.piece, costs, spare)
+    return OptimizerCosts(updates.optimizer, updates.piece_bytes, costs, spare)
 
 
 def _costs_as_plan(measured: OptimizerCosts) -> OptimizerPlan:
@@ -390,5 +397,5 @@ def _costs_as_plan(measured: OptimizerCosts) -> OptimizerPlan:
         speed=LinkSpeed(0.0, 0.0, (0.0, 0.0), 0.0),
         buffers=0,
         optimizer=measured.optimizer,
-        piece=measured.piece,
+        piece_bytes=measured.piece,
     )

@@ -1,4 +1,4 @@
-"""`tightfit.pipeline_measurement/1`: what the ranks of a pipeline did, beside one process and what
+"""`tightfit.pipeline_measurement/2`: what the ranks of a pipeline did, beside one process and what
 was promised. A JSON file."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tightfit.schemas import store
 from tightfit.schemas.store import find_mistyped_field
 from tightfit.util.errors import ArtifactError
 
-PIPELINE_MEASUREMENT_ARTIFACT = "tightfit.pipeline_measurement/1"
+PIPELINE_MEASUREMENT_ARTIFACT = "tightfit.pipeline_measurement/2"
 FAILED_VERDICT = "failed"
 
 
@@ -29,14 +29,14 @@ class TimedAction:
 
 @dataclass(frozen=True)
 class MeasuredRank:
-    """A rank: bytes of its parameters and buffers (`fixed`), of its step beyond these as predicted
-    and as measured, and what its device has. Then the median seconds of `steps` steps, the largest
-    differences from one process, and the name of the first thing that differs in a bit, "" where
-    none does. `timeline` is one of the steps."""
+    """A rank: bytes of its parameters and buffers (`baseline`), of its step beyond these as
+    predicted and as measured, and what its device has. Then the median seconds of `steps` steps,
+    the largest differences from one process, and the name of the first thing that differs in a bit,
+    "" where none does. `timeline` is one of the steps."""
 
     rank: int
     device: str
-    fixed: int
+    baseline: int
     memory: int
     predicted_peak: int
     measured_peak: int
@@ -46,26 +46,27 @@ class MeasuredRank:
     output_difference: float
     gradient_difference: float
     buffer_difference: float
-    first: str
+    first_difference: str
     timeline: list[TimedAction]
 
     @property
     def within_budget(self) -> bool:
         """Whether all is within what the device has."""
-        return self.fixed + self.measured_peak <= self.memory
+        return self.baseline + self.measured_peak <= self.memory
 
 
 @dataclass(frozen=True)
 class PipelineMeasurement:
-    """A pipeline, measured. `verdict` is the plan's own, or "failed" where a rank contradicts it;
-    `sentence` says it in words. `one_process` is the median seconds of a step of one process."""
+    """A pipeline, measured. `status` is the plan's own, or "failed" where a rank contradicts it;
+    `message` says it in words. `single_process_seconds` is the median seconds of a step of one
+    process."""
 
     model: str
     strategy: str
-    verdict: str
-    sentence: str
+    status: str
+    message: str
     microbatches: int
-    one_process: float
+    single_process_seconds: float
     ranks: list[MeasuredRank]
 
 

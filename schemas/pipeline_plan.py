@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
 from tightfit.schemas import store
-from tightfit.schemas.plan import Verdict
+from tightfit.schemas.plan import Status
 from tightfit.schemas.store import find_mistyped_field
 from tightfit.util.errors import ArtifactError
 
@@ -18,14 +18,14 @@ _T = TypeVar("_T")
 @dataclass(frozen=True)
 class PlannedStage:
     """Positions first..last of the chain on a device, with the most batches in flight and the
-    seconds that each batch computes `again`."""
+    seconds that each batch computes `recompute_seconds`."""
 
     stage: int
     device: str
     first: int
     last: int
     in_flight: int
-    again: float = 0.0
+    recompute_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -44,23 +44,22 @@ class PipelinePlan:
     """A pipeline's figures. Times are seconds, sizes bytes.
 
     `period` is the time a batch once the pipeline is full; the pattern of `batches` batches takes
-    so many times that. `verdict` "optimal" names its class in `optimal_in`; "feasible" comes with
+    so many times that. `status` "optimal" names its class in `optimal_in`; "feasible" comes with
     `lower_bound`, the least period of any plan of the allocator's class, and `gap`, the share of
     `period` above it. "infeasible" comes with what is known to work: `smallest_memory` bytes on
     each of these devices, `smallest_devices` of their memory, or `smallest_period` where one was
-    asked for; None where nothing is known. `sentence` says the verdict in words. `span` is the
+    asked for; None where nothing is known. `message` says it in words. `batch_periods` is the
     number of periods that a batch is under way. `weight_copies` times the parameters are stored,
-    `buffers` says whether cuts have their own, and `inside` how stages compute again, "" where they
-    do not. `clock` says that the clock ended a search.
-    """
+    `buffers` says whether cuts have their own, and `stage_recompute` how stages compute again, ""
+    where they do not. `timed_out` says that the clock ended a search."""
 
     strategy: str
     machine: str
-    verdict: Verdict
-    sentence: str
+    status: Status
+    message: str
     period: float | None = field(default=None, kw_only=True)
     batches: int | None = field(default=None, kw_only=True)
-    span: int | None = field(default=None, kw_only=True)
+    batch_periods: int | None = field(default=None, kw_only=True)
     lower_bound: float | None = field(default=None, kw_only=True)
     gap: float | None = field(default=None, kw_only=True)
     optimal_in: str = field(default="", kw_only=True)
@@ -71,9 +70,9 @@ class PipelinePlan:
     smallest_period: float | None = field(default=None, kw_only=True)
     weight_copies: int = field(kw_only=True)
     buffers: bool = field(kw_only=True)
-    inside: str = field(default="", kw_only=True)
+    stage_recompute: str = field(default="", kw_only=True)
     solver: str = field(kw_only=True)
-    clock: bool = field(default=False, kw_only=True)
+    timed_out: bool = field(default=False, kw_only=True)
 
 
 def write_pipeline_plan(path: Path | str, plan: PipelinePlan) -> None:
@@ -95,14 +94,14 @@ def read_pipeline_plan(path: Path | str) -> PipelinePlan:
     number, whole = (int, float, type(None)), (int, type(None))
     for key in ("period", "lower_bound", "gap", "smallest_period"):
         _require(path, key, document[key], number)
-    for key in ("batches", "span", "smallest_memory", "smallest_devices"):
+    for key in ("batches", "batch_periods", "smallest_memory", "smallest_devices"):
         _require(path, key, document[key], whole)
-    for key in ("strategy", "machine", "sentence", "optimal_in", "inside", "solver"):
+    for key in ("strategy", "machine", "message", "optimal_in", "stage_recompute", "solver"):
         _require(path, key, document[key], (str,))
     _require(path, "weight_copies", document["weight_copies"], (int,))
-    if document["verdict"] not in get_args(Verdict):
-        raise ArtifactError(f"{path}: {document['verdict']!r} is no verdict")
-    for key in ("buffers", "clock"):
+    if document["status"] not in get_args(Status):
+        raise ArtifactError(f"{path}: {document['status']!r} is no status")
+    for key in ("buffers", "timed_out"):
         if not isinstance(document[key], bool):
             raise ArtifactError(f"{path}: {key} is {document[key]!r}, not a truth")
     document["devices"] = _rows(path, "devices", PlannedDevice, document["devices"])

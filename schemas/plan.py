@@ -11,9 +11,9 @@ from tightfit.schemas import store
 from tightfit.util.errors import ArtifactError
 
 _T = TypeVar("_T")
-Verdict = Literal["optimal", "feasible", "infeasible"]
+Status = Literal["optimal", "feasible", "infeasible"]
 KernelKind = Literal["eager", "fused"]
-OPTIONAL_KEYS = ("gpu", "transfers", "kernels", "groups", "compiled", "rival", "threads")
+OPTIONAL_KEYS = ("gpu", "transfers", "kernels", "groups", "compiled", "competing_plan", "threads")
 """Parts that not every plan has."""
 
 
@@ -52,17 +52,16 @@ class GpuMemory:
     `requested` of PyTorch's allocator, `allocated` in its blocks and `reserved` in the segments
     that these are cut from.
 
-    `renewed` is what is reserved where further steps each have inputs of their own, made while
-    those of the step before are still there: a budget bounds it. `workspaces` are those of the
-    requested bytes that libraries keep, `keep_all` what a budget of all counts. `arena` are the
+    `steady_reserved` is what is reserved where further steps each have inputs of their own, made
+    while those of the step before are still there: a budget bounds it. `workspaces` are those of
+    the requested bytes that libraries keep, `keep_all` what a budget of all counts. `arena` are the
     bytes that the module takes ahead of its first step, in one segment, for the allocator to serve
-    the steps from; 0 for none. CUDA's context is in none of them.
-    """
+    the steps from; 0 for none. CUDA's context is in none of them."""
 
     requested: int
     allocated: int
     reserved: int
-    renewed: int
+    steady_reserved: int
     workspaces: int
     keep_all: int
     arena: int
@@ -70,13 +69,14 @@ class GpuMemory:
 
 @dataclass(frozen=True)
 class TransferTotals:
-    """What goes over the link to the host: bytes that `left` and that `returned`, the most that
-    the host holds (`host_peak`), and the seconds that computations `waited` for transfers."""
+    """What goes over the link to the host: bytes that `offloaded_bytes` and that
+    `prefetched_bytes`, the most that the host holds (`host_peak`), and the seconds that
+    computations `wait_seconds` for transfers."""
 
-    left: int
-    returned: int
+    offloaded_bytes: int
+    prefetched_bytes: int
     host_peak: int
-    waited: float
+    wait_seconds: float
 
 
 @dataclass(frozen=True)
@@ -98,36 +98,35 @@ class Plan:
 
     `budget` is as written ("none" for a baseline) and `budget_total` what it allows the whole
     step, None without a budget; `budget_bytes` is what that leaves to the step itself, beyond
-    parameters, buffers and inputs, and `peak` what the plan uses of it. `verdict` "optimal" names
+    parameters, buffers and inputs, and `peak` what the plan uses of it. `status` "optimal" names
     its class in `optimal_in`; "feasible" comes with `lower_bound`, the least seconds of any plan
     within the budget, and `gap`, the share of `time` above it (`gap_of`); "infeasible" with
-    `smallest_budget`, the smallest `budget_total` known to work, and no time or peak. `sentence`
-    says the verdict in words. `before_polish` is the strategy's own sequence, `keep_all` the step
+    `smallest_budget`, the smallest `budget_total` known to work, and no time or peak. `message`
+    says it in words. `before_local_search` is the strategy's own sequence, `keep_all` the step
     without recomputation, `recomputed` the number of ops that run again and `recomputed_time`
     their seconds. `solver` names what made the plan. `gpu` is what the step takes of a GPU, that of
     the plan which takes the least where the verdict is "infeasible", and None on the CPU: there the
     budget bounds requested bytes, on a GPU reserved ones. `kernels` are those that the plan runs,
     `groups` how many groups of its graph it runs as single ones, each counted once, and `compiled`
     how many distinct kernels these are, those that write over an input included; None for plans of
-    chains. `rival` is the plan of the other kernels for the same bytes, where one was made.
-    `threads` are those of the CPU that its costs were measured with, and hold for.
-    """
+    chains. `competing_plan` is the plan of the other kernels for the same bytes, where one was
+    made. `threads` are those of the CPU that its costs were measured with, and hold for."""
 
     strategy: str
     budget: str
     budget_total: int | None
     budget_bytes: int | None
-    verdict: Verdict
-    sentence: str
+    status: Status
+    message: str
     time: float | None = field(default=None, kw_only=True)
     peak: int | None = field(default=None, kw_only=True)
     lower_bound: float | None = field(default=None, kw_only=True)
     gap: float | None = field(default=None, kw_only=True)
     optimal_in: str = field(default="", kw_only=True)
     smallest_budget: int | None = field(default=None, kw_only=True)
-    before_polish: PlanCost | None = field(default=None, kw_only=True)
+    before_local_search: PlanCost | None = field(default=None, kw_only=True)
     keep_all: PlanCost = field(kw_only=True)
-    fixed: BaselineBytes = field(kw_only=True)
+    baseline: BaselineBytes = field(kw_only=True)
     recomputed: int = field(default=0, kw_only=True)
     recomputed_time: float = field(default=0.0, kw_only=True)
     solver: str = field(kw_only=True)
@@ -136,7 +135,7 @@ class Plan:
     kernels: KernelKind | None = field(default=None, kw_only=True)
     groups: int | None = field(default=None, kw_only=True)
     compiled: int | None = field(default=None, kw_only=True)
-    rival: CompetingPlan | None = field(default=None, kw_only=True)
+    competing_plan: CompetingPlan | None = field(default=None, kw_only=True)
     threads: int | None = field(default=None, kw_only=True)
 
     @property
@@ -144,20 +143,20 @@ class Plan:
         """The bytes of the step without recomputation, in all."""
         if self.gpu is not None:
             return self.gpu.keep_all
-        return self.fixed.bytes_before_step + self.keep_all.peak
+        return self.baseline.bytes_before_step + self.keep_all.peak
 
     @property
     def full_budget_bytes(self) -> int:
         """What a budget of 100% counts: the step without recomputation, in all, that runs fused
         kernels where these were asked for, also if the plan that is taken is one of eager's."""
-        if self.rival is not None and self.rival.kernels == "fused":
-            return self.rival.keep_all_total
+        if self.competing_plan is not None and self.competing_plan.kernels == "fused":
+            return self.competing_plan.keep_all_total
         return self.keep_all_total
 
     @property
     def feasible(self) -> bool:
         """True when there is a schedule to run."""
-        return self.verdict != "infeasible"
+        return self.status != "infeasible"
 
 
 def optimality_gap(time: float, lower_bound: float) -> float:
@@ -187,28 +186,28 @@ def read_plan(path: Path | str) -> Plan:
         _require(path, key, document[key], (int, type(None)))
     for key in ("time", "lower_bound", "gap"):
         _require(path, key, document[key], (float, int, type(None)))
-    for key in ("strategy", "budget", "sentence", "optimal_in", "solver"):
+    for key in ("strategy", "budget", "message", "optimal_in", "solver"):
         _require(path, key, document[key], (str,))
     for key in ("recomputed", "recomputed_time"):
         _require(path, key, document[key], (float, int))
     for key in ("groups", "compiled", "threads"):
         _require(path, key, document.get(key), (int, type(None)))
-    if document["verdict"] not in get_args(Verdict):
-        raise ArtifactError(f"{path}: {document['verdict']!r} is no verdict")
+    if document["status"] not in get_args(Status):
+        raise ArtifactError(f"{path}: {document['status']!r} is no status")
     _require_kernels(path, "kernels", document.get("kernels"), (None,))
-    before, gpu = document["before_polish"], document.get("gpu")
-    moved, rival = document.get("transfers"), document.get("rival")
+    before, gpu = document["before_local_search"], document.get("gpu")
+    moved, other = document.get("transfers"), document.get("competing_plan")
     return Plan(
         **{
             **document,
-            "before_polish": None
+            "before_local_search": None
             if before is None
-            else _part(path, "before_polish", PlanCost, before),
+            else _part(path, "before_local_search", PlanCost, before),
             "keep_all": _part(path, "keep_all", PlanCost, document["keep_all"]),
-            "fixed": _part(path, "fixed", BaselineBytes, document["fixed"]),
+            "baseline": _part(path, "baseline", BaselineBytes, document["baseline"]),
             "gpu": None if gpu is None else _part(path, "gpu", GpuMemory, gpu),
             "transfers": None if moved is None else _part(path, "transfers", TransferTotals, moved),
-            "rival": None if rival is None else _competing_plan(path, rival),
+            "competing_plan": None if other is None else _competing_plan(path, other),
         }
     )
 
@@ -216,12 +215,12 @@ def read_plan(path: Path | str) -> Plan:
 def _competing_plan(path: Path | str, value: Any) -> CompetingPlan:
     names = [part.name for part in fields(CompetingPlan)]
     if not isinstance(value, Mapping) or sorted(value) != sorted(names):
-        raise ArtifactError(f"{path}: rival does not hold {', '.join(names)}")
-    _require_kernels(path, "rival.kernels", value["kernels"])
-    _require(path, "rival.time", value["time"], (float, int, type(None)))
+        raise ArtifactError(f"{path}: competing_plan does not hold {', '.join(names)}")
+    _require_kernels(path, "competing_plan.kernels", value["kernels"])
+    _require(path, "competing_plan.time", value["time"], (float, int, type(None)))
     for name in ("peak", "smallest_budget"):
-        _require(path, f"rival.{name}", value[name], (int, type(None)))
-    _require(path, "rival.keep_all_total", value["keep_all_total"], (int,))
+        _require(path, f"competing_plan.{name}", value[name], (int, type(None)))
+    _require(path, "competing_plan.keep_all_total", value["keep_all_total"], (int,))
     return CompetingPlan(**value)
 
 

@@ -1,7 +1,7 @@
 """`tightfit.reference/1`: what a model's own step leaves, takes and how long it takes on a device.
 
 It is measured once, in a process of its own, for the validations of all plans of the model. Next to
-it stands `tightfit.line/1`, the live bytes of that step over time.
+it stands `tightfit.memory_timeline/2`, the live bytes of that step over time.
 """
 
 from __future__ import annotations

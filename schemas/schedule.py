@@ -1,4 +1,4 @@
-"""`tightfit.schedule/1`: a training step as a list of actions on lanes, in the order of issue."""
+"""`tightfit.schedule/2`: a training step as a list of actions on lanes, in the order of issue."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ScheduleStep:
 
 SCHEDULE = store.ArtifactType(
     "tightfit.schedule",
-    1,
+    2,
     pa.schema(
         [
             integer_field("step"),

@@ -46,8 +46,8 @@ POINTING = set(
 IRREGULAR = set("kept sent told held made left lost found gone given".split())
 PARTICIPLES = ("ed", "en", "ing")
 FIELD = {"grouping", "naming", "pricing", "staging", "timing", "formatting", "planning", "pickling"}
-FIELD |= {"floating", "unplanned", "unsupported", "aliasing"}
-"""Nouns of the field, and names of strategies, that end as participles do."""
+FIELD |= {"unsupported", "aliasing"}
+"""Nouns of the field that end as participles do."""
 
 
 def is_vague(name: str) -> bool:

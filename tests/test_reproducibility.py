@@ -48,12 +48,12 @@ stage("partition", *files, "--out", "blocks.arrow")
 blocks = ["--blocks", "blocks.arrow"]
 for engine in engines:
     options, frontier = f"{engine}/options.arrow", f"{engine}/frontier.arrow"
-    grid = ["--engine", engine, "--peaks", levels, "--saves", levels, "--jobs", cores]
+    grid = ["--solver", engine, "--peaks", levels, "--saves", levels, "--jobs", cores]
     stage("solve", *blocks, "--store", "store", *grid, "--out", options)
     more = ["--options", options, "--strategy", "rockmate"]
     stage("combine", *files, *blocks, *more, "--out", frontier)
 for point in budgets:
-    stage("choose", "--frontier", "highs/frontier.arrow", *files, "--budget", point, "--out", point)
+    stage("select", "--frontier", "highs/frontier.arrow", *files, "--budget", point, "--out", point)
     plan = ["--schedule", f"{point}/schedule.arrow", "--plan", f"{point}/plan.json"]
     stage("generate", *files[:2], *plan, "--out", f"{point}/module")
 """
@@ -144,10 +144,10 @@ def test_a_verdict_says_where_the_clock_decided(
     verdicts = {}
     for budget in ("100%", "50%", "1B"):
         chosen = ["--frontier", "frontier.arrow", "--budget", budget, "--out", budget]
-        assert main(["choose", *files, *chosen]) == 0
+        assert main(["select", *files, *chosen]) == 0
         plan = read_plan(f"{budget}/plan.json")
-        said = plan.sentence.endswith("; the clock, not the work, ended 2 of the blocks' solves")
-        verdicts[plan.verdict] = said
+        said = plan.message.endswith("; the clock, not the work, ended 2 of the blocks' solves")
+        verdicts[plan.status] = said
     assert verdicts == dict.fromkeys(("optimal", "feasible", "infeasible"), True)
 
 

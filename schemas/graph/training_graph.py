@@ -1,4 +1,4 @@
-"""`tightfit.graph/3`: the whole training step of a model as ops, values and storages.
+"""`tightfit.graph/4`: the whole training step of a model as ops, values and storages.
 
 The graph is the forward, the place of the loss, and the backward, in the order PyTorch runs them. A
 graph is a program: this file, the model's parameters and buffers (found by their names) and the
@@ -146,11 +146,11 @@ class Graph:
     `input_tree` and `output_tree` are texts of `stages.runtime.pytree`. `gradients` may name one
     owner several times: what autograd adds up, in its order. `model` is the label from the
     configuration, `device` a device type. `guards` is JSON text of what the trace was specialized
-    to beyond tensors: `{"eval_modules": [...], "autocast": {...}, "plain_backward": true, "watch":
-    {...}, "assigned": [...], "unread": [...]}`. A plain backward runs no Python. Assigned are the
-    buffers that the forward puts another tensor in the place of. Unread are the plain leaves of
-    (args, kwargs) that it does not look at. `has_loss` says whether a loss function stood between
-    forward and backward.
+    to beyond tensors: `{"eval_modules": [...], "autocast": {...}, "no_python_backward": true,
+    "guards": {...}, "assigned_buffers": [...], "unused_inputs": [...]}`. A plain backward runs no
+    Python. Assigned are the buffers that the forward puts another tensor in the place of. Unread
+    are the plain leaves of (args, kwargs) that it does not look at. `has_loss` says whether a loss
+    function stood between forward and backward.
 
     `alternatives` are ops that make again, in another way, some of what one of `ops` made, their
     origin, and that may run after it; their ids follow those of `ops`.
@@ -236,7 +236,7 @@ class Graph:
         return {value.storage for value in self.values if value.kind in BASELINE_KINDS}
 
 
-GRAPH = store.ArtifactType("tightfit.graph", 3, pa.schema(GRAPH_FIELDS))
+GRAPH = store.ArtifactType("tightfit.graph", 4, pa.schema(GRAPH_FIELDS))
 
 
 def write_graph(path: Path | str, graph: Graph, fused: bool = False) -> str:

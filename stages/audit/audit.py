@@ -84,7 +84,7 @@ def _check_own_bound(path: Path, plan: Plan) -> Iterator[str]:
         yield f"{path}: says no bound of its time"
     elif plan.time is not None and plan.lower_bound > plan.time * (1 + TIME_TOLERANCE):
         yield f"{path}: its time of {plan.time} s is below its lower bound, {plan.lower_bound} s"
-    elif plan.verdict == "optimal" and plan.gap > TIME_TOLERANCE:
+    elif plan.status == "optimal" and plan.gap > TIME_TOLERANCE:
         yield f"{path}: is optimal, and {plan.gap} of its time is above its lower bound"
 
 
@@ -231,10 +231,13 @@ class _RunFiles:
             for path in sorted(folder.rglob("*"))
             if _is_visible(path.relative_to(folder)) and not _is_below(path, left_over)
         ]
+        modules = [path.parent for path in files if path.name == MANIFEST_NAME]
         return cls(
             artifacts=[path for path in files if path.suffix == ".arrow"],
-            plans=[path for path in files if path.name == "plan.json"],
-            modules=[path.parent for path in files if path.name == MANIFEST_NAME],
+            plans=[
+                path for path in files if path.name == "plan.json" and path.parent not in modules
+            ],
+            modules=modules,
             pages=[path for path in files if path.name in ("report.html", "index.html")],
             records=[path for path in files if path.parent.name == LINEAGE_FOLDER],
             left_over=left_over,

@@ -85,7 +85,7 @@ class _LineagePrinter:
             yield f"says: {_format_pairs(said)}"
         elif path.name == "plan.json":
             plan = read_plan(path)
-            said = {"strategy": plan.strategy, "budget": plan.budget, "verdict": plan.verdict}
+            said = {"strategy": plan.strategy, "budget": plan.budget, "status": plan.status}
             yield f"says: {_format_pairs({**said, 'solver': plan.solver})}"
 
 

@@ -60,10 +60,10 @@ def check_lanes_file(path: Path, plan: Plan, sequence: Path | None, lanes: Path)
         return
     for name, claimed, played in (
         ("time", plan.time, found.seconds),
-        ("left", moved.left, found.left),
-        ("returned", moved.returned, found.returned),
+        ("offloaded_bytes", moved.offloaded_bytes, found.left),
+        ("prefetched_bytes", moved.prefetched_bytes, found.returned),
         ("host_peak", moved.host_peak, found.host_peak),
-        ("waited", moved.waited, found.waited),
+        ("wait_seconds", moved.wait_seconds, found.waited),
     ):
         if claimed != played:
             yield f"{path}: {name} is {claimed}, where the lanes come to {played}"
@@ -110,8 +110,8 @@ class PlanFiles:
             return None if near is None or near in map(Path.absolute, damaged) else near
 
         def given(folder: Path) -> Path | None:
-            own = (folder.parent / "given.arrow").exists()
-            return above(folder, "given.arrow" if own else "frontier.arrow")
+            own = (folder.parent / "candidates.arrow").exists()
+            return above(folder, "candidates.arrow" if own else "frontier.arrow")
 
         plan, folder = read_plan(path), path.absolute().parent
         own, other = _search_folders(folder, plan, above(folder, "graph.arrow"))
@@ -125,7 +125,7 @@ class PlanFiles:
             rival=None if other is None else given(other),
             schedule=whole(path.with_name("schedule.arrow")),
             sequence=whole(path.with_name("sequence.arrow")),
-            lanes=whole(path.with_name("lanes.arrow")),
+            lanes=whole(path.with_name("streams.arrow")),
             module=whole(path.with_name("module")),
             measurement=whole(path.with_name("measurement.arrow")),
         )
@@ -134,7 +134,7 @@ class PlanFiles:
 def _search_folders(folder: Path, plan: Plan, graph: Path | None) -> tuple[Path, Path | None]:
     """The folder that a plan's graph, costs and frontier are looked for from, and that of the plan
     of the other kernels, where there are such; `graph` is the nearest one."""
-    if graph is None or plan.rival is None:
+    if graph is None or plan.competing_plan is None:
         return folder, None
     model = graph.parent
     if model.name == EAGER_FOLDER and not has_fused_kernels(graph):
@@ -164,15 +164,15 @@ def check_plan_files(files: PlanFiles) -> Iterator[str]:
 
 def _check_budget(files: PlanFiles) -> Iterator[str]:
     """The plan is within its budget, and the budget is what its words mean."""
-    plan, fixed = files.plan, files.plan.fixed
+    plan, fixed = files.plan, files.plan.baseline
     if plan.feasible and (plan.peak is None or plan.time is None):
-        yield f"{files.path}: is {plan.verdict} without a peak and a time"
+        yield f"{files.path}: is {plan.status} without a peak and a time"
     if not plan.feasible and not (plan.peak is None and plan.time is None):
         yield f"{files.path}: is infeasible and has a peak or a time all the same"
     if plan.peak is not None and plan.budget_bytes is not None and plan.peak > plan.budget_bytes:
         yield f"{files.path}: the peak {plan.peak} is above the budget of {plan.budget_bytes} bytes"
     if plan.feasible and plan.gpu is not None and plan.budget_total is not None:
-        reserved = plan.gpu.renewed
+        reserved = plan.gpu.steady_reserved
         if reserved > plan.budget_total:
             yield f"{files.path}: reserves {reserved} bytes, above its {plan.budget_total}"
     if is_chain_plan(files):
@@ -224,7 +224,7 @@ def _check_against_frontier(files: PlanFiles, frontier: Frontier, given: bool) -
 
 def _check_kernels(files: PlanFiles) -> Iterator[str]:
     """The plan runs the kernels of its graph, and those of the other kernels are no better."""
-    plan, rival = files.plan, files.plan.rival
+    plan, rival = files.plan, files.plan.competing_plan
     if plan.kernels is None or files.graph is None:
         return
     if plan.kernels != ("fused" if has_fused_kernels(files.graph) else "eager"):
@@ -242,7 +242,7 @@ def _check_kernels(files: PlanFiles) -> Iterator[str]:
 
 def _check_rival(path: Path, plan: Plan, rival: CompetingPlan, frontier: Frontier) -> Iterator[str]:
     """What a plan says of the other kernels is what their frontier says, or better."""
-    total = plan.fixed.bytes_before_step + frontier.keep_all_peak
+    total = plan.baseline.bytes_before_step + frontier.keep_all_peak
     if rival.keep_all_total != total:
         said = f"takes {total} bytes, not {rival.keep_all_total}"
         yield f"{path}: keeping everything with {rival.kernels} kernels {said}"
@@ -343,7 +343,11 @@ def _check_gpu_memory(
         return
     found = simulate_cuda_memory(graph, costs, steps, said.arena)
     claimed = AllocatorBytes(said.requested, said.allocated, said.reserved)
-    if (claimed, said.renewed, said.workspaces) != (found.most, found.renewed, found.workspaces):
+    if (claimed, said.steady_reserved, said.workspaces) != (
+        found.most,
+        found.renewed,
+        found.workspaces,
+    ):
         yield f"{files.path}: takes {claimed} of a GPU, where the schedule takes {found.most}"
 
 
@@ -390,7 +394,11 @@ def _check_measurement(files: PlanFiles) -> Iterator[str]:
         ("predicted_time", found.predicted_time, plan.time),
         ("predicted_allocated", found.predicted_allocated, None if gpu is None else gpu.allocated),
         ("predicted_reserved", found.predicted_reserved, None if gpu is None else gpu.reserved),
-        ("predicted_waited", found.predicted_waited, None if sent is None else sent.waited),
+        (
+            "predicted_wait_seconds",
+            found.predicted_wait_seconds,
+            None if sent is None else sent.wait_seconds,
+        ),
     ):
         if measured != planned:
             yield f"{files.measurement}: {name} is {measured}, in plan.json {planned}"
@@ -410,9 +418,9 @@ def _check_lanes(files: PlanFiles) -> Iterator[str]:
     elif (
         files.plan.transfers is not None
         and is_chain_plan(files)
-        and not files.path.with_name("lanes.arrow").exists()
+        and not files.path.with_name("streams.arrow").exists()
     ):
-        yield f"{files.path}: there is no lanes.arrow beside it"
+        yield f"{files.path}: there is no streams.arrow beside it"
 
 
 def is_chain_plan(files: PlanFiles) -> bool:

@@ -23,10 +23,10 @@ RESULT_FILES = {
         "options.arrow",
         "linked_options.arrow",
         "hierarchy.arrow",
-        "given.arrow",
+        "candidates.arrow",
         "frontier.arrow",
     ),
-    *("sequence.arrow", "schedule.arrow", "line.arrow", "measurement.arrow"),
+    *("sequence.arrow", "schedule.arrow", "memory_timeline.arrow", "measurement.arrow"),
     *("plan.json", "trace.json", "report.html", "report.done"),
 }
 """What a run writes about a model, beside modules, records and sentences of errors."""

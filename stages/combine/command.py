@@ -35,10 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"how many budgets to plan for at most (default: {FRONTIER_BUDGETS})",
     )
     parser.add_argument(
-        "--given", action="store_true", help="only the strategy's own plans, without polish"
+        "--no-local-search",
+        action="store_true",
+        help="only the strategy's own plans, without polish",
     )
     parser.add_argument(
-        "--engine",
+        "--solver",
         choices=ENGINES,
         default=HIGHS_ENGINE,
         help="what solves the integer programs of the step and of its bound",
@@ -51,8 +53,10 @@ def run(options: argparse.Namespace) -> None:
     from tightfit.schemas.frontier import write_frontier
 
     files = (options.graph, options.costs, options.blocks, options.options, options.hierarchy)
-    makings = FrontierFiles(*files, options.machine, options.engine)
-    found = makings.frontier(options.strategy, options.given, options.workers, options.budgets)
+    makings = FrontierFiles(*files, options.machine, options.solver)
+    found = makings.frontier(
+        options.strategy, options.no_local_search, options.workers, options.budgets
+    )
     write_frontier(options.out, found)
 
 
@@ -60,6 +64,6 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
     read = [options.graph, options.costs, options.blocks, options.options]
     read += [path for path in (options.hierarchy, options.machine) if path is not None]
-    settings = {"strategy": options.strategy, "engine": options.engine}
-    settings |= {"given": True} if options.given else {"budgets": options.budgets}
+    settings = {"strategy": options.strategy, "solver": options.solver}
+    settings |= {"local_search": False} if options.no_local_search else {"budgets": options.budgets}
     return [LineageEntry([options.out], read, settings)]

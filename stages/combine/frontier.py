@@ -110,7 +110,7 @@ def build_frontier(
         optimal_in=about.optimal_in if _is_optimal(candidates) else "",
         points=best,
         link=subject.link,
-        beaten=_dominated_points(points, best),
+        dominated=_dominated_points(points, best),
     )
 
 
@@ -244,11 +244,11 @@ class _CandidateSimulator:
         return ParetoPoint(
             peak=after.peak,
             seconds=after.time,
-            before_peak=before.peak,
-            before_seconds=before.time,
-            polished=plan.polished,
+            strategy_peak=before.peak,
+            strategy_seconds=before.time,
+            local_search=plan.polished,
             in_place=plan.in_place,
-            ceiling=plan.ceiling,
+            in_place_threshold=plan.ceiling,
             actions=list(plan.actions),
             sequence=list(candidate.sequence),
             origin=candidate.origin + (", polished" if plan.polished else ""),

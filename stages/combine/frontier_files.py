@@ -1,4 +1,4 @@
-"""Makes the frontier of a strategy from files: what `combine` writes, and `choose` goes on to."""
+"""Makes the frontier of a strategy from files: what `combine` writes, and `select` goes on to."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class FrontierFiles:
         report = ProgressPrinter(f"{read.graph.model}: {name}", "budgets")
         found = read.frontier(strategy, about, workers, report, budgets)
         return (
-            replace(found, clock=clock_limited_solves(self.options))
+            replace(found, timed_out_solves=clock_limited_solves(self.options))
             if about.uses_solved_options
             else found
         )

@@ -154,7 +154,7 @@ class FrontierInputs:
     ) -> Frontier:
         """The frontier of a strategy that supports the step, made as `about` says, for at most so
         many `budgets`."""
-        [keep_all] = strategy_of("unplanned").candidates(self.step)
+        [keep_all] = strategy_of("keep_all").candidates(self.step)
         step = self.step
         link = step.link if about.links else None
         subject = FrontierProblem(

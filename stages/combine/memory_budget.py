@@ -128,7 +128,7 @@ class BudgetAccounting:
             requested=most.requested,
             allocated=most.allocated,
             reserved=most.reserved,
-            renewed=found.renewed,
+            steady_reserved=found.renewed,
             workspaces=found.workspaces,
             keep_all=self.keep_all(frontier),
             arena=found.arena,
@@ -153,7 +153,7 @@ class BudgetAccounting:
         found = find(frontier, first)
         if frontier.link is None:
             return found
-        plain = replace(frontier, points=frontier.without_transfers, link=None, beaten=[])
+        plain = replace(frontier, points=frontier.without_transfers, link=None, dominated=[])
         own = None if first is None else plain.within(first.peak)
         other = replace(self, player=replace(self.player, link=None))
         known = [found, other._search_fitting_point(plain, own, total, sequences, least)]
@@ -255,7 +255,7 @@ def describe_allocator_overhead(memory: GpuMemory | None) -> str:
         return ""
     ahead = f", {memory.arena:,} of them at once, ahead of the first step" if memory.arena else ""
     kept = f", {memory.workspaces:,} of them libraries' workspaces" if memory.workspaces else ""
-    more = memory.renewed - memory.reserved
+    more = memory.steady_reserved - memory.reserved
     looping = f", {more:,} more where each step has inputs of its own" if more else ""
     return (
         f"; PyTorch's allocator reserves {memory.reserved:,} bytes of the GPU{ahead}, "

@@ -161,9 +161,9 @@ def _search_without_transfers(
     return player.with_simulated_cost(
         replace(
             below[0] if below else above[-1],
-            polished=True,
+            local_search=True,
             in_place=True,
-            ceiling=found.ceiling,
+            in_place_threshold=found.ceiling,
             actions=run_actions(problem, [problem.op_at(place) for place in found.sequence]),
         )
     )

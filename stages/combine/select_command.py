@@ -1,4 +1,4 @@
-"""`choose`: takes the plan for a budget from a frontier, or from two of other kernels."""
+"""`select`: takes the plan for a budget from a frontier, or from two of other kernels."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="take the frontier's plan, without looking for a faster one or a closer bound",
     )
     parser.add_argument(
-        "--engine",
+        "--solver",
         choices=ENGINES,
         default=HIGHS_ENGINE,
         help="what solves the integer programs of the step and of its bound",
@@ -127,8 +127,8 @@ class _SelectionRequest:
         makings = None
         if not missing:
             of_blocks = (blocks, made_options, hierarchy, options.machine)
-            makings = FrontierFiles(graph, costs, *of_blocks, options.engine)
-        wanted = (options.budget, options.engine, not options.no_search)
+            makings = FrontierFiles(graph, costs, *of_blocks, options.solver)
+        wanted = (options.budget, options.solver, not options.no_search)
         return cls(graph, costs, frontier, makings, *wanted)
 
     @property
@@ -216,15 +216,15 @@ def run(options: argparse.Namespace) -> None:
     found = asked.chosen()
     if eager is not None:
         other = eager.chosen(found.plan.budget_total)
-        replace(other, plan=replace(other.plan, rival=competing_plan_of(found.plan))).write(
-            options.eager_out
-        )
+        replace(
+            other, plan=replace(other.plan, competing_plan=competing_plan_of(found.plan))
+        ).write(options.eager_out)
         plan = choose_kernels(found.plan, other.plan)
         found = replace(found if plan.kernels == "fused" else other, plan=plan)
     found.write(options.out)
     if read_profile_device(options.costs).described:
         _forget_measurement(options.out)
-    print_verdict(found.plan.verdict, found.plan.sentence, options)
+    print_verdict(found.plan.status, found.plan.message, options)
 
 
 def _eager_request(options: argparse.Namespace) -> _SelectionRequest | None:
@@ -248,7 +248,7 @@ def _forget_measurement(folder: Path) -> None:
     """Removes what was measured of an earlier plan: nothing will measure this one."""
     from tightfit.schemas.lineage import remove_with_lineage
 
-    for name in ("measurement.arrow", "line.arrow"):
+    for name in ("measurement.arrow", "memory_timeline.arrow"):
         remove_with_lineage(folder / name)
 
 
@@ -260,5 +260,5 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
         outputs += [options.eager_out / name for name in OUTPUT_FILES]
         read = list(dict.fromkeys([*read, *eager.files]))
     more = {"search": False} if options.no_search else {}
-    settings = {"budget": options.budget, "engine": options.engine, **more}
+    settings = {"budget": options.budget, "solver": options.solver, **more}
     return [LineageEntry(outputs, read, settings)]

@@ -12,7 +12,7 @@ from tightfit.schemas.frontier import TIME_TOLERANCE, Frontier, ParetoPoint
 from tightfit.schemas.graph.planning_graph import PlanningGraph
 from tightfit.schemas.graph.training_graph import Graph
 from tightfit.schemas.link import HostLink
-from tightfit.schemas.plan import CompetingPlan, Plan, PlanCost, Verdict, optimality_gap
+from tightfit.schemas.plan import CompetingPlan, Plan, PlanCost, Status, optimality_gap
 from tightfit.schemas.schedule import ScheduleStep
 from tightfit.stages.combine.activation_offload.bound import TransferBoundSolver
 from tightfit.stages.combine.activation_offload.placement import offloadable_values
@@ -141,7 +141,7 @@ class _BudgetRequest:
         )
         return Plan(
             frontier.strategy, self.budget, self.total, self.own, "infeasible", sentence,
-            smallest_budget=smallest, keep_all=self.keep_all, fixed=fixed, solver="none",
+            smallest_budget=smallest, keep_all=self.keep_all, baseline=fixed, solver="none",
             gpu=memory,
         )  # fmt: skip
 
@@ -166,8 +166,8 @@ class _BudgetRequest:
         memory = in_all.memory(played.steps, frontier, self.total)
         bound, clock = limit.bound_for(played.seconds)
         gap = optimality_gap(played.seconds, bound)
-        verdict: Verdict = "optimal" if gap <= TIME_TOLERANCE else "feasible"
-        words = self._words(verdict, point, gap)
+        status: Status = "optimal" if gap <= TIME_TOLERANCE else "feasible"
+        words = self._words(status, point, gap)
         source = describe_cost_source(in_all.player.graph, in_all.player.costs)
         said = f"{words}{_describe_transfers(played, frontier)}{source}"
         return Plan(
@@ -175,32 +175,32 @@ class _BudgetRequest:
             budget=self.budget,
             budget_total=self.total,
             budget_bytes=self.own,
-            verdict=verdict,
-            sentence=f"{said}{_describe_time_limit(frontier)}{describe_allocator_overhead(memory)}{clock}",
+            status=status,
+            message=f"{said}{_describe_time_limit(frontier)}{describe_allocator_overhead(memory)}{clock}",
             time=played.seconds,
             peak=played.peak,
             lower_bound=bound,
             gap=gap,
-            optimal_in=_optimality_class(verdict, point, frontier, is_first),
+            optimal_in=_optimality_class(status, point, frontier, is_first),
             smallest_budget=min(in_all.of(frontier.points[-1]), in_all.of(point)),
-            before_polish=PlanCost(point.before_seconds, point.before_peak),
+            before_local_search=PlanCost(point.strategy_seconds, point.strategy_peak),
             keep_all=self.keep_all,
-            fixed=in_all.fixed,
+            baseline=in_all.fixed,
             recomputed=played.repeated,
             recomputed_time=played.repeated_seconds,
-            solver="local search" if point.polished else "none",
+            solver="local search" if point.local_search else "none",
             gpu=memory,
             transfers=played.transfers,
         )
 
-    def _words(self, verdict: Verdict, point: ParetoPoint, gap: float) -> str:
+    def _words(self, status: Status, point: ParetoPoint, gap: float) -> str:
         """A plan in words; its bytes are those of a budget, with what is there before the step."""
         there_before = self.accounting.fixed.bytes_before_step
         slower = point.seconds / self.frontier.keep_all_seconds
         most = math.ceil(gap * 1000) / 1000
-        worth = "" if verdict == "optimal" else f", no plan is more than {most:.1%} faster"
+        worth = "" if status == "optimal" else f", no plan is more than {most:.1%} faster"
         return (
-            f"{verdict}: {there_before + point.peak:,} bytes in all where keeping everything takes "
+            f"{status}: {there_before + point.peak:,} bytes in all where keeping everything takes "
             f"{there_before + self.frontier.keep_all_peak:,}, {slower:.3f} times its predicted time"
             f"{worth}"
         )
@@ -300,12 +300,12 @@ def _prove_transfer_bound(
     )
 
 
-def _optimality_class(verdict: Verdict, point: ParetoPoint, frontier: Frontier, asked: bool) -> str:
+def _optimality_class(status: Status, point: ParetoPoint, frontier: Frontier, asked: bool) -> str:
     """The class that a plan is optimal in: the strategy's only where the plan is its own, and the
     one for the bytes that were `asked`."""
-    if verdict == "optimal":
+    if status == "optimal":
         return "all plans of this graph"
-    return frontier.optimal_in if point.given and asked else ""
+    return frontier.optimal_in if point.is_strategy_plan and asked else ""
 
 
 def _format_percentage(part: int, whole: int) -> str:
@@ -333,20 +333,22 @@ def _describe_transfers(played: SimulationResult, frontier: Frontier) -> str:
     if moved is None or link is None:
         return ""
     waited, busy = (
-        each / played.seconds if played.seconds else 0.0 for each in (moved.waited, played.overhead)
+        each / played.seconds if played.seconds else 0.0
+        for each in (moved.wait_seconds, played.overhead)
     )
     taken = f", and transfers take {busy:.1%} of it from them" if busy else ""
     return (
-        f"; {moved.left:,} bytes wait in {link.other}, and computations wait for the link for "
+        f"; {moved.offloaded_bytes:,} bytes wait in {link.other}, and computations wait for the "
+        "link for "
         f"{waited:.1%} of the time{taken}{describe_link_source(link)}"
     )
 
 
 def _describe_time_limit(frontier: Frontier) -> str:
     """What a verdict says where the clock decided: another run may come to another plan."""
-    if not frontier.clock:
+    if not frontier.timed_out_solves:
         return ""
-    return f"; the clock, not the work, ended {frontier.clock} of the blocks' solves"
+    return f"; the clock, not the work, ended {frontier.timed_out_solves} of the blocks' solves"
 
 
 def is_better_plan(other: Plan, plan: Plan) -> bool:
@@ -364,9 +366,9 @@ def choose_kernels(plan: Plan, other: Plan) -> Plan:
     for the budget that the first was asked for, and with the other one as its rival. Without a
     budget that is the plan of fused kernels."""
     if plan.budget == NO_BUDGET or not is_better_plan(other, plan):
-        return replace(plan, rival=competing_plan_of(other))
-    said = other.sentence + _describe_kernel_choice(plan, other)
-    return replace(other, budget=plan.budget, sentence=said, rival=competing_plan_of(plan))
+        return replace(plan, competing_plan=competing_plan_of(other))
+    said = other.message + _describe_kernel_choice(plan, other)
+    return replace(other, budget=plan.budget, message=said, competing_plan=competing_plan_of(plan))
 
 
 def competing_plan_of(plan: Plan) -> CompetingPlan:

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--schedule", type=Path, help="schedule.arrow")
     parser.add_argument(
-        "--pipeline", type=Path, help="the folder that `split` wrote, in the place of a schedule"
+        "--pipeline", type=Path, help="the folder that `pipeline` wrote, in the place of a schedule"
     )
     parser.add_argument("--plan", type=Path, required=True, help="plan.json")
     for name, what in (
@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--microbatch",
         type=Path,
-        help="microbatch.arrow of `whole`, the schedule of each of several microbatches that is "
-        "not the last one",
+        help="microbatch.arrow of `optimizer-offload`, the schedule of each of several "
+        "microbatches that is not the last one",
     )
     parser.add_argument(
         "--libraries", action="store_true", help="compile libraries of the groups that go along"
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> None:
     graph = find_schedule_graph(options.schedule, options.graph)
     with register_operators(options.operators, options.search_path):
         planned = _read_plan(graph, options.schedule, options.plan)
-        if planned.plan["verdict"] == "infeasible":
+        if planned.plan["status"] == "infeasible":
             files = infeasible_package(planned.plan)
         else:
             try:
@@ -146,8 +146,8 @@ def _read_eager_plan(options: argparse.Namespace) -> PlannedGraph | None:
             "generate takes --eager-graph, --eager-schedule and --eager-plan together"
         )
     beside = _read_plan(*given)
-    if beside.plan["verdict"] == "infeasible":
-        raise ConfigError(f"beside, with eager's kernels: {beside.plan['sentence']}")
+    if beside.plan["status"] == "infeasible":
+        raise ConfigError(f"beside, with eager's kernels: {beside.plan['message']}")
     return beside
 
 
@@ -181,7 +181,7 @@ def _write_pipeline(options: argparse.Namespace) -> None:
         stages.append(
             (read_graph(folder / "graph.arrow"), read_schedule(folder / "schedule.arrow"))
         )
-    facts = {name: getattr(plan, name) for name in ("strategy", "machine", "sentence")}
+    facts = {name: getattr(plan, name) for name in ("strategy", "machine", "message")}
     with register_operators(options.operators, options.search_path):
         files = build_pipeline_package(read_graph(graph), pipeline, stages, facts)
     schedules = _pipeline_digest(options.pipeline)
@@ -190,7 +190,7 @@ def _write_pipeline(options: argparse.Namespace) -> None:
 
 
 def _pipeline_digest(folder: Path) -> str:
-    """The SHA-256 of what `split` wrote."""
+    """The SHA-256 of what `pipeline` wrote."""
     import hashlib
 
     from tightfit.schemas.pipeline import PIPELINE_FILE

@@ -94,7 +94,7 @@ def eval_and_autocast_guards(graph: Graph) -> tuple[list[str], dict[str, str | N
 
 def assigned_buffers(graph: Graph) -> set[int]:
     """The buffers that the forward puts another tensor in the place of, which have one name."""
-    paths = parse_guards(graph).get("assigned", [])
+    paths = parse_guards(graph).get("assigned_buffers", [])
     if not _is_path_list(paths):
         raise malformed_guards_error(graph)
     return {
@@ -106,7 +106,7 @@ def assigned_buffers(graph: Graph) -> set[int]:
 
 def multi_view_outputs(graph: Graph) -> list[int]:
     """The leaves of the output that are one of several views that one function makes."""
-    leaves = parse_guards(graph).get("multiple_views", [])
+    leaves = parse_guards(graph).get("multi_view_outputs", [])
     known = range(len(graph.outputs))
     if not isinstance(leaves, list) or not all(
         type(leaf) is int and leaf in known for leaf in leaves
@@ -117,7 +117,7 @@ def multi_view_outputs(graph: Graph) -> list[int]:
 
 def unread_arguments(graph: Graph) -> list[int]:
     """The plain leaves of (args, kwargs) that the forward does not look at."""
-    leaves = parse_guards(graph).get("unread", [])
+    leaves = parse_guards(graph).get("unused_inputs", [])
     known = [place for place, value in enumerate(graph.inputs) if value == NO_VALUE]
     if not isinstance(leaves, list) or not all(
         type(leaf) is int and leaf in known for leaf in leaves
@@ -133,7 +133,7 @@ def has_checkpoints(graph: Graph) -> bool:
 
 def checkpoint_mismatch_causes(graph: Graph) -> list[str]:
     """Why the model's own checkpoints may give another step, a clause each."""
-    clauses = parse_guards(graph).get("causes", [])
+    clauses = parse_guards(graph).get("checkpoint_mismatch_causes", [])
     if not _is_path_list(clauses):
         raise malformed_guards_error(graph)
     return list(clauses)
@@ -141,7 +141,7 @@ def checkpoint_mismatch_causes(graph: Graph) -> list[str]:
 
 def checkpoints_without_gradients(graph: Graph) -> list[str]:
     """Where the forward has checkpoints that give no gradients, "file:line" each."""
-    places = parse_guards(graph).get("ungraded", [])
+    places = parse_guards(graph).get("checkpoints_without_gradients", [])
     if not _is_path_list(places):
         raise malformed_guards_error(graph)
     return list(places)
@@ -149,13 +149,13 @@ def checkpoints_without_gradients(graph: Graph) -> list[str]:
 
 def requires_all_output_gradients(graph: Graph) -> bool:
     """Whether the backward is not that of the model where a gradient of an output is absent."""
-    return parse_guards(graph).get("all_arrive") is True
+    return parse_guards(graph).get("requires_all_output_gradients") is True
 
 
 def same_object_inputs(graph: Graph) -> list[tuple[int, int]]:
     """For the leaves of the call that are tensors the first that is the same object, where the
     forward asks for that; else nothing."""
-    found = parse_guards(graph).get("alike", [])
+    found = parse_guards(graph).get("same_object_inputs", [])
     known = [leaf for leaf, value in enumerate(graph.inputs) if value != NO_VALUE]
     if not isinstance(found, list) or not all(
         isinstance(pair, list)
@@ -169,7 +169,7 @@ def same_object_inputs(graph: Graph) -> list[tuple[int, int]]:
 
 def tensor_queries(graph: Graph) -> list[tuple[str, bool]]:
     """What the forward asks of inputs (True) and of the model's own tensors."""
-    found = parse_guards(graph).get("asked", [])
+    found = parse_guards(graph).get("tensor_queries", [])
     if not isinstance(found, list) or not all(
         isinstance(one, list)
         and len(one) == 2
@@ -183,28 +183,29 @@ def tensor_queries(graph: Graph) -> list[tuple[str, bool]]:
 
 def all_ones_inputs(graph: Graph) -> list[int]:
     """The input values that the forward rests on being ones."""
-    return [graph.inputs[leaf] for leaf in _guard_leaves(graph, "ones")]
+    return [graph.inputs[leaf] for leaf in _guard_leaves(graph, "all_ones_inputs")]
 
 
 def guarded_mask_leaves(graph: Graph) -> list[int]:
     """The leaves of the call that the forward looks at as masks, and that the graph does not rest
     on being ones."""
-    return _guard_leaves(graph, "masks")
+    return _guard_leaves(graph, "other_masks")
 
 
 def not_all_ones_inputs(graph: Graph) -> list[int]:
     """The input values that are masks of which the plan takes none of nothing but ones."""
-    return [graph.inputs[leaf] for leaf in _guard_leaves(graph, "mixed")]
+    return [graph.inputs[leaf] for leaf in _guard_leaves(graph, "not_all_ones_inputs")]
 
 
 def mask_guard_names(graph: Graph) -> dict[str, list[str]]:
     """The names of the inputs that the forward asks whether they are all ones, by what the plan
-    makes of that: it rests on it ("ones"), or on the contrary ("mixed"), or on neither, and they
-    are ones in the samples ("wished") or not ("masks"). Each is named once."""
+    makes of that: it rests on it ("all_ones_inputs"), or on the contrary ("not_all_ones_inputs"),
+    or on neither, and they are ones in the samples ("all_ones_samples") or not ("other_masks").
+    Each is named once."""
     paths = read_tree(graph.input_tree).paths("input")
     found: dict[str, list[str]] = {}
     named: set[int] = set()
-    for name in ("ones", "mixed", "wished", "masks"):
+    for name in ("all_ones_inputs", "not_all_ones_inputs", "all_ones_samples", "other_masks"):
         leaves = [leaf for leaf in _guard_leaves(graph, name) if leaf not in named]
         named.update(leaves)
         if leaves:
@@ -289,22 +290,22 @@ def _check_gradients(graph: Graph) -> None:
 
 def guard_file_bytes(graph: Graph) -> bytes:
     """The content of the file; raises ArtifactError where the graph's guards are malformed."""
-    watch = parse_guards(graph).get("watch")
+    watch = parse_guards(graph).get("guards")
     try:
         check_guard_description(watch)
     except ValueError as error:
         raise malformed_guards_error(graph, f" ({error})") from None
     if watch is not None:
-        watch = {**watch, "holders": [_without_forward(holder) for holder in watch["holders"]]}
+        watch = {**watch, "sources": [_without_forward(holder) for holder in watch["sources"]]}
     written = {graph.values[value].path for op in graph.ops for value in op.writes}
-    document = {"watch": watch, "written": sorted(written)}
+    document = {"guards": watch, "written": sorted(written)}
     return (json.dumps(document, separators=(",", ":")) + "\n").encode()
 
 
 def _without_forward(holder: dict[str, Any]) -> dict[str, Any]:
     """A holder as it is watched: what replaces the whole model's forward on the instance runs
     around the planned one, as around the original."""
-    if holder["place"] != [["module", ""]] or holder["kind"] != "fields":
+    if holder["path"] != [["module", ""]] or holder["kind"] != "fields":
         return holder
-    reads = {name: read for name, read in holder["reads"].items() if name != "forward"}
-    return {**holder, "reads": reads}
+    reads = {name: read for name, read in holder["values"].items() if name != "forward"}
+    return {**holder, "values": reads}

@@ -132,41 +132,50 @@ def interface_text(graph: Graph, program: SourceProgram, prefix: str = "") -> st
             "outputs", [_output(graph, program, positions, leaf) for leaf in graph.outputs]
         ),
         f"    output_tree={graph.output_tree!r},",
-        *_field_lines("tangents", _tangents(graph, program)),
-        *_field_lines("slices", [_known_positions(part, positions) for part in program.slices]),
+        *_field_lines("output_gradients", _tangents(graph, program)),
         *_field_lines(
-            "unlike", [repr(tuple(part)) for part in eager_gradient_strides(graph, program.handed)]
+            "backward_segments", [_known_positions(part, positions) for part in program.slices]
         ),
         *_field_lines(
-            "watched",
+            "eager_gradient_strides",
+            [repr(tuple(part)) for part in eager_gradient_strides(graph, program.handed)],
+        ),
+        *_field_lines(
+            "version_checked_tensors",
             [
                 _known_positions(part, positions)
                 for part in _version_checked_by_segment(graph, program)
             ],
         ),
         *_field_lines(
-            "watched_outputs", [_known_positions(part, places) for part in program.watched]
+            "version_checked_outputs", [_known_positions(part, places) for part in program.watched]
         ),
-        f"    assigned={_known_positions(sorted(assigned_buffers(graph)), positions)},",
+        f"    assigned_buffers={_known_positions(sorted(assigned_buffers(graph)), positions)},",
         f"    aliased={_known_positions(_aliased_outputs(graph, program), places)},",
-        f"    inner={_known_positions(_intermediate_outputs(graph, program), places)},",
+        "    "
+        f"intermediate_outputs={_known_positions(_intermediate_outputs(graph, program), places)},",
         f"    unwritable={_known_positions(_unwritable_outputs(graph, program), places)},",
-        f"    spaced={_known_positions(stride_flexible_inputs(graph), positions)},",
-        f"    copied={_known_positions(copyable_inputs(graph), positions)},",
-        f"    order={_known_positions(_backward_order(graph, program), places)},",
-        f"    alike={_same_object_positions(graph, positions)},",
-        f"    asked={tuple(tensor_queries(graph))!r},",
-        f"    ones={_known_positions(all_ones_inputs(graph), positions)},",
-        f"    mixed={_known_positions(not_all_ones_inputs(graph), positions)},",
-        f"    all_arrive={requires_all_output_gradients(graph)},",
+        f"    stride_flexible_inputs={_known_positions(stride_flexible_inputs(graph), positions)},",
+        f"    copyable_inputs={_known_positions(copyable_inputs(graph), positions)},",
+        f"    backward_order={_known_positions(_backward_order(graph, program), places)},",
+        f"    same_object_inputs={_same_object_positions(graph, positions)},",
+        f"    tensor_queries={tuple(tensor_queries(graph))!r},",
+        f"    all_ones_inputs={_known_positions(all_ones_inputs(graph), positions)},",
+        f"    not_all_ones_inputs={_known_positions(not_all_ones_inputs(graph), positions)},",
+        f"    requires_all_output_gradients={requires_all_output_gradients(graph)},",
         f"    eval_modules=frozenset({sorted(eval_modules)!r}),",
         f"    autocast={autocast!r},",
         f"    autocast_cache={cached},",
-        f"    cast={_known_positions(cached_autocast_values(graph), positions)},",
-        f"    spared={tuple(autocast_invariant_dtypes(graph))!r},",
+        "    "
+        f"cached_autocast_tensors={_known_positions(cached_autocast_values(graph), positions)},",
+        f"    autocast_invariant_dtypes={tuple(autocast_invariant_dtypes(graph))!r},",
         f"    constants={_digest(constants_bytes(graph, program))!r},",
-        f"    files={prefix!r},",
-        *([f"    remote={_known_positions(program.remote, positions)},"] if program.remote else []),
+        f"    file_prefix={prefix!r},",
+        *(
+            [f"    offloaded_parameters={_known_positions(program.remote, positions)},"]
+            if program.remote
+            else []
+        ),
         ")",
         "",
     ]
@@ -306,7 +315,7 @@ def _leaves(graph: Graph, positions: dict[int, int]) -> list[str]:
     free = unread_arguments(graph)
 
     def plain(place: int) -> str:
-        more = ", unread=True" if place in free else ""
+        more = ", unused=True" if place in free else ""
         return f"PlainArgument({_plain_literal(graph.input_constants[place])}{more})"
 
     return [

@@ -21,7 +21,7 @@ from tightfit.stages.generate.graph_guards import parse_guards
 from tightfit.stages.runtime.strides import has_ordered_strides
 from tightfit.stages.torch_utils.operators import decode_argument, resolve
 
-STRIDES_ACCEPTED, STRIDES_COPIED, STRIDES_REFUSED = "as it is", "laid out", "refused"
+STRIDES_ACCEPTED, STRIDES_COPIED, STRIDES_REFUSED = "accept", "copy", "reject"
 
 VIEW_TARGET, RESHAPE_TARGET = "aten.view.default", "aten.reshape.default"
 """A view in a trace of the backward, and what autograd does there: it copies where it must."""
@@ -101,7 +101,7 @@ def gradient_layouts(
     """Finds how the step of a schedule takes the tangents; `joined` are the ops in which gradients
     meet of which some may be absent."""
     loss = next(op for op in graph.ops if op.target == LOSS_TARGET)
-    if parse_guards(graph).get("plain_backward") is not True:
+    if parse_guards(graph).get("no_python_backward") is not True:
         # Python in the backward may ask for a layout, which a trace does not show.
         return GradientLayouts(
             dict.fromkeys(loss.outputs, STRIDES_REFUSED), frozenset(), frozenset()
@@ -317,7 +317,7 @@ def stride_flexible_inputs(graph: Graph) -> list[int]:
     in one way. Inputs that are returned or written are eager's own, and a forward that asks
     how a tensor lies in memory may ask it of them.
     """
-    if parse_guards(graph).get("asks_layout") is not False:
+    if parse_guards(graph).get("queries_layout") is not False:
         return []
     return [
         at

@@ -14,6 +14,7 @@ from tightfit.schemas.link import HOST, HostLink
 from tightfit.schemas.optimizer_plan import LinkSpeed, OptimizerPlan, ParameterUpdateCost
 from tightfit.schemas.schedule import ScheduleStep
 from tightfit.stages.generate.naming import comment_text
+from tightfit.stages.generate.package_init import PACKAGE_FILES
 from tightfit.stages.generate.transfers import host_updated_parameters, offload_layout
 from tightfit.stages.runtime.offload.second_tier import TIER_BUFFERS
 from tightfit.stages.simulate.simulate import device_memory_name
@@ -31,11 +32,11 @@ def check_optimizer_step(
     graph: Graph, steps: Sequence[ScheduleStep], updates: OptimizerPlan | None
 ) -> None:
     """Raises ScheduleError, naming it, for what no program does yet."""
-    if updates is None or not updates.remote:
+    if updates is None or not updates.offloaded:
         if host_updated_parameters(steps):
             raise ScheduleError("the schedule updates in another memory, where no parameters live")
         return
-    if not updates.optimizer or not updates.piece:
+    if not updates.optimizer or not updates.piece_bytes:
         raise ScheduleError(
             "the schedule has described updates, which say of no optimizer what its states take: "
             "plan with measured ones (`tightfit profile --optimizer`)"
@@ -47,13 +48,14 @@ def check_optimizer_step(
         described = graph.values[value]
         if described.kind == "parameter" and value not in updates.costs:
             raise ScheduleError(f"{described.path} has a gradient, and is not updated")
-    if updates.far is not None and updates.far.buffers != TIER_BUFFERS:
+    if updates.second_tier is not None and updates.second_tier.buffers != TIER_BUFFERS:
         raise ScheduleError(
-            f"states of a third memory pass through {updates.far.buffers} buffers in the schedule, "
+            f"states of a third memory pass through {updates.second_tier.buffers} buffers in the "
+            "schedule, "
             f"and through {TIER_BUFFERS} in a program"
         )
     away = set(host_updated_parameters(steps))
-    if not updates.adds and (odd := sorted(updates.elsewhere - away)):
+    if not updates.accumulates and (odd := sorted(updates.second_tier_parameters - away)):
         raise ScheduleError(
             f"the states of {graph.values[odd[0]].path} are in a third memory, and it is not "
             "updated in the other one"
@@ -77,20 +79,27 @@ def _check_host_updates(graph: Graph, steps: Sequence[ScheduleStep]) -> None:
 def check_microbatches(updates: OptimizerPlan, adding: MicrobatchSchedule) -> None:
     """Raises ScheduleError where a step of several microbatches lacks the schedule `adding` of
     those that are not the last one, or that is not one of the same step."""
-    if updates.adds:
+    if updates.accumulates:
         raise ScheduleError("the schedule is that of a microbatch which is not the last one")
     if adding is None:
-        if updates.summed:
+        if updates.has_sums:
             raise ScheduleError(
                 "the schedule is that of the last of several microbatches: give that of the "
                 "others, too (`tightfit generate --microbatch`)"
             )
         return
     steps, own = adding
-    if not updates.summed:
+    if not updates.has_sums:
         raise ScheduleError("the schedule is not that of several microbatches")
-    same = own is not None and replace(own, adds=False, summed=True, bench=0, buffers=0)
-    if not same or same != replace(updates, bench=0, buffers=0) or not own or not own.adds:
+    same = own is not None and replace(
+        own, accumulates=False, has_sums=True, workspace_bytes=0, buffers=0
+    )
+    if (
+        not same
+        or same != replace(updates, workspace_bytes=0, buffers=0)
+        or not own
+        or not own.accumulates
+    ):
         raise ScheduleError("the schedule of the other microbatches is that of another step")
     if any(isinstance(step.action, UpdateOnDevice | UpdateOnHost) for step in steps):
         raise ScheduleError("the schedule of the other microbatches updates parameters")
@@ -100,10 +109,10 @@ def zero_time_updates(updates: OptimizerPlan) -> OptimizerPlan:
     """The optimizer for the referee where only the order of steps and sizes matter."""
     nothing = {value: _zero_time_cost(cost) for value, cost in updates.costs.items()}
     fast = LinkSpeed(float("inf"), float("inf"), (float("inf"), float("inf")), 0.0)
-    far = updates.far
+    far = updates.second_tier
     if far is not None:
         far = replace(far, link=HostLink(float("inf"), device=HOST, to=far.link.to))
-    return replace(updates, costs=nothing, speed=fast, far=far)
+    return replace(updates, costs=nothing, speed=fast, second_tier=far)
 
 
 def _zero_time_cost(cost: ParameterUpdateCost) -> ParameterUpdateCost:
@@ -111,7 +120,7 @@ def _zero_time_cost(cost: ParameterUpdateCost) -> ParameterUpdateCost:
     return replace(
         cost,
         seconds=0.0,
-        away_seconds=cost.away_seconds if cost.away_seconds == math.inf else 0.0,
+        host_seconds=cost.host_seconds if cost.host_seconds == math.inf else 0.0,
         add_seconds=cost.add_seconds if cost.add_seconds == math.inf else 0.0,
     )
 
@@ -119,7 +128,7 @@ def _zero_time_cost(cost: ParameterUpdateCost) -> ParameterUpdateCost:
 def offload_copy_bytes(graph: Graph, steps: Sequence[ScheduleStep], updates: OptimizerPlan) -> int:
     """The bytes of the other memory that a step takes for what it sends beside parameters and
     states."""
-    remote = {graph.values[value].storage for value in updates.remote}
+    remote = {graph.values[value].storage for value in updates.offloaded}
     return offload_layout(graph, steps, remote).size
 
 
@@ -129,7 +138,7 @@ def step_peaks(
     """The most bytes of a step above those from before it, and of the first one, which makes the
     states, as the referee has written them into the schedule. Of microbatches that add, the first
     one of a step makes the gradients of parameters that live on the device."""
-    there = {graph.values[value].storage for value in updates.there}
+    there = {graph.values[value].storage for value in updates.resident}
     before = sum(graph.storages[storage] for storage in there)
     own, made = device_memory_name(graph), _first_gradient_bytes(graph, updates)
     most = first = more = 0
@@ -153,14 +162,14 @@ def step_peaks(
 def _first_gradient_bytes(graph: Graph, updates: OptimizerPlan) -> dict[int, int]:
     """The bytes of the gradients, by value, that stay where a first microbatch adds, and are freed
     in later ones."""
-    if not updates.adds:
+    if not updates.accumulates:
         return {}
     held = caller_owned_storages(graph) | graph.baseline_storages()
     return {
         parts[0]: graph.storages[graph.values[parts[0]].storage]
         for owner, parts in partial_gradients_by_owner(graph).items()
         if graph.values[owner].kind == "parameter"
-        and owner not in updates.remote
+        and owner not in updates.offloaded
         and graph.values[parts[0]].storage not in held
     }
 
@@ -173,40 +182,44 @@ def offload_spec_text(
 ) -> str:
     """What the package says of the optimizer and of where parameters live, as Python; `adding` is
     the schedule of the microbatches that are not the last one."""
-    values = sorted(updates.remote)
+    values = sorted(updates.offloaded)
     paths = tuple(graph.values[value].path for value in values)
-    there = tuple(n for n, value in enumerate(values) if value in updates.there)
+    there = tuple(n for n, value in enumerate(values) if value in updates.resident)
     own = sum(graph.storages[graph.values[value].storage] for value in values)
     facts: dict[str, Any] = {
         "optimizer": updates.optimizer,
         "paths": paths,
-        "there": there,
+        "resident": there,
         "updated": tuple(graph.values[value].path for value in sorted(updates.costs)),
-        "piece": updates.piece,
-        "staging": updates.staging,
-        "parameters": own,
-        "states": updates.offloaded_state_bytes,
-        "copies": offload_copy_bytes(graph, steps, updates),
+        "piece_bytes": updates.piece_bytes,
+        "staging_bytes": updates.staging,
+        "parameter_bytes": own,
+        "state_bytes": updates.offloaded_state_bytes,
+        "activation_bytes": offload_copy_bytes(graph, steps, updates),
         **dict(zip(("peak", "first_peak"), step_peaks(graph, steps, updates), strict=True)),
     }
     away = set(host_updated_parameters(steps))
     if away:
-        facts["away"] = tuple(n for n, value in enumerate(values) if value in away)
-        facts["bench"] = updates.bench
-    if updates.far is not None:
-        facts["far"] = tuple(n for n, value in enumerate(values) if value in updates.elsewhere)
-        facts["far_states"] = updates.far.states(updates.costs)
-        facts["far_staging"] = updates.far.staging(updates.costs)
+        facts["host_updated"] = tuple(n for n, value in enumerate(values) if value in away)
+        facts["workspace_bytes"] = updates.workspace_bytes
+    if updates.second_tier is not None:
+        facts["second_tier"] = tuple(
+            n for n, value in enumerate(values) if value in updates.second_tier_parameters
+        )
+        facts["second_tier_bytes"] = updates.second_tier.states(updates.costs)
+        facts["second_tier_staging_bytes"] = updates.second_tier.staging(updates.costs)
     if updates.on_device:
         stay = sorted(updates.on_device)
-        facts["resident"] = tuple(graph.values[value].path for value in stay)
-        facts["resident_states"] = sum(updates.costs[value].states for value in stay)
+        facts["device_states"] = tuple(graph.values[value].path for value in stay)
+        facts["device_state_bytes"] = sum(updates.costs[value].states for value in stay)
     if adding is not None:
         others, adds = adding
         assert adds is not None
-        facts["copies"] = max(facts["copies"], offload_copy_bytes(graph, others, adds))
-        facts |= {"microbatches": updates.microbatches, "sums": own}
-        names = ("adding_peak", "first_adding_peak")
+        facts["activation_bytes"] = max(
+            facts["activation_bytes"], offload_copy_bytes(graph, others, adds)
+        )
+        facts |= {"microbatches": updates.microbatches, "gradient_sum_bytes": own}
+        names = ("microbatch_peak", "first_microbatch_peak")
         facts |= dict(zip(names, step_peaks(graph, others, adds), strict=True))
     return "\n".join(
         ["OffloadSpec(", *(f"    {name}={fact!r}," for name, fact in facts.items()), ")"]
@@ -214,25 +227,26 @@ def offload_spec_text(
 
 
 def optimizer_init_text(
-    graph: Graph, lodging: str, constants: str, shown: Mapping[str, str], adds: bool = False
+    graph: Graph, spec: str, constants: str, shown: Mapping[str, str], adds: bool = False
 ) -> str:
     """The text of `__init__.py`; `constants` are what the package says of its plan, and it `adds`
     gradients of microbatches up."""
     made = constants.format(**shown)
     return _INIT_TEMPLATE.format(
         model=comment_text(graph.model),
+        files=PACKAGE_FILES,
         budget=shown["budget"],
         constants=made,
-        lodging=lodging,
+        spec=spec,
         imports=_MORE_IMPORTS if adds else "",
         microbatches=_MICROBATCHES if adds else "",
-        adding=", (adding, ADDING)" if adds else "",
+        microbatch=", (microbatch_step, MICROBATCH_INTERFACE)" if adds else "",
     )
 
 
 _MORE_IMPORTS = """
-from .microbatch_interface import INTERFACE as ADDING
-from .microbatch_step import step as adding"""
+from .microbatch_interface import INTERFACE as MICROBATCH_INTERFACE
+from .microbatch_step import step as microbatch_step"""
 _MICROBATCHES = """
     Of several microbatches each but the last one runs, forward and backward, within
     `optimizer.accumulating()`: its gradients are added up where parameters live.
@@ -243,6 +257,8 @@ _INIT_TEMPLATE = '''"""A training step of {model} with its optimizer, planned fo
 
 `load(model, optimizer)` gives a module that takes the place of the model, and an optimizer that
 takes the place of the optimizer. Sizes are in bytes.
+
+{files}
 """
 
 from .interface import INTERFACE
@@ -253,35 +269,37 @@ from .step import step
 
 __all__ = ["PlanMismatch", "load"]
 
-{constants}LODGING = {lodging}
+{constants}OFFLOAD_PLAN = {spec}
 
 
-def load(model, optimizer, disk=None, otherwise="error", far_disk=None):
+def load(model, optimizer, disk=None, on_mismatch="error", second_disk=None):
     """A module that takes the place of `model`, and an optimizer that takes that of `optimizer`.
 
-    Parameters named in LODGING, and all states of the optimizer, live in another memory: in a file
-    without a name in the folder `disk` (that which TIGHTFIT_DISK names, else that of temporary
-    files), on a GPU in the host's memory. States of those that LODGING has `far` are in a file of
-    the folder `far_disk` behind that. A step brings what it needs. The backward updates each
-    parameter as soon as its gradient is whole; `optimizer.step()` ends the step. Parameters stay
-    the objects that they were. Their values are to be had within `optimizer.gathered()`, and in
-    `state_dict()` of module and optimizer; all else that asks for them is refused.
+    Parameters named in OFFLOAD_PLAN, and all states of the optimizer, live in another memory: in a
+    file without a name in the folder `disk` (that which TIGHTFIT_DISK names, else that of temporary
+    files), on a GPU in the host's memory. States of those in `second_tier` of OFFLOAD_PLAN are in a
+    file of the folder `second_disk` behind that. A step brings what it needs. The backward updates
+    each parameter as soon as its gradient is whole; `optimizer.step()` ends the step. Parameters
+    stay the objects that they were. Their values are to be had within `optimizer.gathered()`, and
+    in `state_dict()` of module and optimizer; all else that asks for them is refused.
 {microbatches}
     The module is called as the model is; a call that differs from what the plan was made for raises
-    PlanMismatch. With otherwise="copy" inputs that only lie otherwise in memory than the sample's
+    PlanMismatch. With on_mismatch="copy" inputs that only lie otherwise in memory than the sample's
     are copied.
     """
-    if otherwise == "original":
+    if on_mismatch == "original":
         raise RuntimeError(
             "the original model needs all parameters on the device, and the plan has them in "
-            "another memory: leave otherwise out"
+            "another memory: leave on_mismatch out"
         )
-    home, stepping = offload_parameters(model, optimizer, LODGING, disk, far_disk)
+    store, backward_optimizer = offload_parameters(
+        model, optimizer, OFFLOAD_PLAN, disk, second_disk
+    )
     try:
-        lodged = OffloadedModule(home, INTERFACE.remote{adding})
-        planned = wrap_model(model, INTERFACE, step, otherwise, load, lodged=lodged)
+        offloaded = OffloadedModule(store, INTERFACE.offloaded_parameters{microbatch})
+        planned = wrap_model(model, INTERFACE, step, on_mismatch, load, offloaded=offloaded)
     except BaseException:
-        stepping.close()
+        backward_optimizer.close()
         raise
-    return planned, stepping
+    return planned, backward_optimizer
 '''

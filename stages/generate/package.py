@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -93,7 +94,7 @@ def build_package(
     """
     register_groups(graph)
     facts = plan_facts(plan)
-    whole = updates if updates is not None and updates.remote else None
+    whole = updates if updates is not None and updates.offloaded else None
     check_optimizer_step(graph, steps, updates)
     program, files = _program_files(graph, steps, write, whole)
     if whole is not None:
@@ -124,6 +125,7 @@ def build_package(
         shown = format_facts(facts)
         entry = optimizer_init_text(graph, spec, PLAN_CONSTANTS, shown, adding is not None)
     files["__init__.py"] = entry.encode()
+    files["plan.json"] = (json.dumps(plan, indent=2) + "\n").encode()
     modules = [data.decode() for name, data in files.items() if name.endswith(".py")]
     return files | runtime_files(modules)
 

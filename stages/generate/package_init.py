@@ -15,8 +15,8 @@ _FACT_TYPES: dict[str, tuple[type, ...]] = {
     "strategy": (str,),
     "budget": (str,),
     "budget_bytes": (int, type(None)),
-    "verdict": (str,),
-    "sentence": (str,),
+    "status": (str,),
+    "message": (str,),
     "peak": (int, type(None)),
     "time": (int, float, type(None)),
 }
@@ -61,6 +61,7 @@ def init_text(graph: Graph, facts: Mapping[str, Any], grouped: bool, beside: boo
         parameters=_GROUPED_PARAMETERS if grouped else "",
         about=_GROUPED_ABOUT if grouped else "",
         prepared=_PREPARE_GROUPS.format(eager="eager" if beside else "None") if grouped else "",
+        files=PACKAGE_FILES,
         more=", more=more" if grouped else "",
         eager="from . import eager\n" if beside else "",
     )
@@ -94,14 +95,20 @@ def format_facts(facts: Mapping[str, Any]) -> dict[str, str]:
 PLAN_CONSTANTS = """STRATEGY = {strategy}
 BUDGET = {budget}
 BUDGET_BYTES = {budget_bytes}
-VERDICT = {verdict}
-SENTENCE = {sentence}
+STATUS = {status}
+MESSAGE = {message}
 PREDICTED_PEAK = {peak}
 PREDICTED_SECONDS = {time}
 ARENA = {arena}
 KERNELS = {kernels}
 """
 """What every package says of its plan."""
+
+PACKAGE_FILES = (
+    "Read `step.py` first: it is the plan, op by op. `interface.py` says which calls it is for,\n"
+    "`guards.json` what it rests on, `plan.json` what it costs; `runtime/` is support code."
+)
+"""What a package says of its files."""
 
 _GROUPED_IMPORTS = """from .runtime.kernels.fused_groups import prepare_kernels
 from .groups import GROUPS, LIBRARIES
@@ -119,7 +126,7 @@ _GROUPED_ABOUT = """
 _PREPARE_GROUPS = """    more = (libraries, without_compiler)
     given = (GROUPS, INTERFACE.device, LIBRARIES, {eager}, libraries, without_compiler)
     if not prepare_kernels(*given):
-        whole = (otherwise, load, cuda_graphs, eager.ARENA)
+        whole = (on_mismatch, load, cuda_graphs, eager.ARENA)
         return wrap_model(model, eager.INTERFACE, eager.step, *whole, more=more, disk=disk)
 """
 
@@ -128,6 +135,8 @@ _INIT_TEMPLATE = (
 
 `load(model)` gives a module that takes the place of the model. The step allocates at most
 {mb} above parameters, buffers and inputs. Sizes are in bytes.
+
+{files}
 """
 
 {eager}{imports}from .interface import INTERFACE
@@ -141,17 +150,17 @@ __all__ = ["PlanMismatch", "load"]
     + PLAN_CONSTANTS
     + '''
 
-def load(model, otherwise="error", cuda_graphs=False{parameters}, disk=None):
+def load(model, on_mismatch="error", cuda_graphs=False{parameters}, disk=None):
     """A module that takes the place of `model` and trains inside the budget.
 
     It is of the model's class, shares all its state, and is called as the model is. In the other
     mode (`eval()`), and where no gradient is wanted, it runs the model's own forward. A call that
-    differs from what the plan was made for raises PlanMismatch or, with otherwise="original", runs
-    the model's own forward: so do hooks on submodules, which are not called, and attributes,
+    differs from what the plan was made for raises PlanMismatch or, with on_mismatch="original",
+    runs the model's own forward: so do hooks on submodules, which are not called, and attributes,
     globals and settings that the plan's trace read and that have changed since. With
-    otherwise="copy" inputs that only lie otherwise in memory than the sample's are copied into its
-    strides: the step gives what the model gives for the copies, which may differ in last bits from
-    what it gives for them as they are. Any other call that differs raises PlanMismatch.
+    on_mismatch="copy" inputs that only lie otherwise in memory than the sample's are copied into
+    its strides: the step gives what the model gives for the copies, which may differ in last bits
+    from what it gives for them as they are. Any other call that differs raises PlanMismatch.
 
     With `cuda_graphs`, on a GPU, the step is launched as CUDA graphs from the second call on, which
     takes one more time the bytes of inputs, outputs and the gradients of these. RuntimeError says
@@ -160,7 +169,7 @@ def load(model, otherwise="error", cuda_graphs=False{parameters}, disk=None):
     on a disk, they do so in a file of the folder `disk`, unless given of that which TIGHTFIT_DISK
     names, else of that for temporary files.
 {about}    """
-{prepared}    whole = (otherwise, load, cuda_graphs, ARENA)
+{prepared}    whole = (on_mismatch, load, cuda_graphs, ARENA)
     return wrap_model(model, INTERFACE, step, *whole{more}, disk=disk)
 '''
 )
@@ -184,9 +193,9 @@ __all__ = ["PlanMismatch", "load"]
     + PLAN_CONSTANTS
     + '''
 
-def load(model, otherwise="error", cuda_graphs=False, disk=None):
+def load(model, on_mismatch="error", cuda_graphs=False, disk=None):
     """A module that takes the place of `model` and runs this plan; see `load` of the package."""
-    return wrap_model(model, INTERFACE, step, otherwise, load, cuda_graphs, ARENA, disk=disk)
+    return wrap_model(model, INTERFACE, step, on_mismatch, load, cuda_graphs, ARENA, disk=disk)
 '''
 )
 
@@ -197,8 +206,8 @@ _INFEASIBLE_TEMPLATE = (
     + PLAN_CONSTANTS
     + '''
 
-def load(model, otherwise="error", cuda_graphs=False, disk=None):
+def load(model, on_mismatch="error", cuda_graphs=False, disk=None):
     """Raises RuntimeError: there is no plan."""
-    raise RuntimeError(SENTENCE)
+    raise RuntimeError(MESSAGE)
 '''
 )

@@ -227,7 +227,7 @@ __all__ = ["PipelineRank", "PlanMismatch", "load_pipeline"]
 
 STRATEGY = {strategy}
 MACHINE = {machine}
-SENTENCE = {sentence}
+MESSAGE = {message}
 RANKS = {count}
 MICROBATCHES = {microbatches}
 PREDICTED_PEAKS = {peaks}

@@ -28,7 +28,7 @@ from tightfit.stages.generate.operator_calls import INDENT, Statement, format_li
 from tightfit.stages.simulate.effects import Effect
 from tightfit.util.errors import ScheduleError
 
-TRANSFERS, SENDING = "transfers", "sending"
+TRANSFERS, SENDING = "transfers", "transfer_settings"
 """The names, in a program, of what does its transfers, and of what says how."""
 
 
@@ -101,7 +101,7 @@ def refilled_values(
 
 def vacate_line(storage: int, name: str) -> str:
     """The line by which a storage goes so; `name` is that of the value."""
-    return f"{TRANSFERS}.vacate({storage}, {name})"
+    return f"{TRANSFERS}.release_storage({storage}, {name})"
 
 
 def transfer_statement(
@@ -122,7 +122,7 @@ def transfer_statement(
             taken = [number, name, str(place), *["arrived=True"] * arrived]
             return Statement("", f"{TRANSFERS}.offload", taken)
         case Prefetch() if as_it_was:
-            return Statement("", f"{TRANSFERS}.refill", [number])
+            return Statement("", f"{TRANSFERS}.restore_storage", [number])
         case Prefetch():
             shape, strides = repr(tuple(value.shape)), repr(tuple(value.strides))
             taken = [number, f"torch.{value.dtype}", shape, strides, str(value.offset)]
@@ -147,7 +147,7 @@ def placeholder_updates(steps: Sequence[ScheduleStep]) -> OptimizerPlan | None:
     return OptimizerPlan(dict.fromkeys(updated, nothing), speed, 0) if updated else None
 
 
-PARAMETER_STORE, STEP_PARAMETERS = "home", "parameters"
+PARAMETER_STORE, STEP_PARAMETERS = "store", "parameters"
 """The names, in a program, of where such parameters live, and of its visit there."""
 PARAMETER_NAMES = (PARAMETER_STORE, STEP_PARAMETERS, "StepContext")
 OFFLOAD_TARGET_ACTIONS = (Offload, FreeHostCopy, UpdateOnHost, AccumulateOnHost)
@@ -171,8 +171,8 @@ class OffloadedParameterCode:
         cls, graph: Graph, updates: OptimizerPlan | None, steps: Sequence[ScheduleStep] = ()
     ) -> OffloadedParameterCode:
         """Those of an optimizer."""
-        values = sorted(updates.remote) if updates is not None else []
-        there = [n for n, value in enumerate(values) if updates and value in updates.there]
+        values = sorted(updates.offloaded) if updates is not None else []
+        there = [n for n, value in enumerate(values) if updates and value in updates.resident]
         storages = [graph.values[value].storage for value in values]
         numbers = {storage: number for number, storage in enumerate(storages)}
         parts, gradients = partial_gradients_by_owner(graph), {}
@@ -180,7 +180,7 @@ class OffloadedParameterCode:
             own = graph.values[owner].storage
             if own in numbers:
                 gradients[graph.values[parts[owner][0]].storage] = numbers[own]
-        return cls(values, there, numbers, gradients, updates is not None and updates.adds)
+        return cls(values, there, numbers, gradients, updates is not None and updates.accumulates)
 
     def __bool__(self) -> bool:
         return bool(self.values)
@@ -202,7 +202,7 @@ class OffloadedParameterCode:
 
     def open_lines(self) -> list[str]:
         """The line that a program with such parameters begins with."""
-        adding = ", adding=True" if self.adds else ""
+        adding = ", accumulates=True" if self.adds else ""
         return (
             [format_line(f"{STEP_PARAMETERS} = StepContext({PARAMETER_STORE}{adding})")]
             if self
@@ -214,7 +214,7 @@ class OffloadedParameterCode:
         parameter."""
         for number in self.there:
             value = self.values[number]
-            yield Statement(names[value], f"{STEP_PARAMETERS}.there", [str(number)]), value
+            yield Statement(names[value], f"{STEP_PARAMETERS}.resident", [str(number)]), value
 
     def moves(self, action: LinkAction, name: str, storage: int, place: int) -> Statement | None:
         """The statement of a transfer, None for one of another storage; a gradient goes to a
@@ -257,12 +257,12 @@ class OffloadedParameterCode:
 
     def resume_lines(self) -> list[str]:
         """The line that the backward begins with."""
-        return [format_line(f"{STEP_PARAMETERS}.go_on()")] if self else []
+        return [format_line(f"{STEP_PARAMETERS}.begin_backward()")] if self else []
 
     def ends(self) -> list[str]:
         """The lines behind the last gradients: what is left to do has been done by then."""
         return [
-            format_line(f"{STEP_PARAMETERS}.leave()"),
+            format_line(f"{STEP_PARAMETERS}.end_step()"),
             format_line("gradients = []"),
             format_line("yield gradients"),
         ]

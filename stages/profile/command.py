@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--optimizer",
         choices=OPTIMIZERS,
-        help="measure its updates of the graph's parameters, too, for `whole`",
+        help="measure its updates of the graph's parameters, too, for `optimizer-offload`",
     )
     parser.add_argument("--updates", help="updates.json to write (default: beside --out)")
     parser.add_argument(
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "TIGHTFIT_DISK)",
     )
     parser.add_argument(
-        "--far-disk",
+        "--second-disk",
         help="a folder of another disk, for --link: a third memory behind the slow one",
     )
     parser.add_argument("--factory", help="the model's factory, where the graph has a loss")
@@ -90,8 +90,8 @@ def run(options: argparse.Namespace) -> None:
         with register_operators(options.operators, options.search_path):
             costs = _measure_costs(graph, options)
     write_costs(options.out, costs)
-    if options.far_disk and options.link is None:
-        raise ConfigError("--far-disk: is for --link, which says how fast it is")
+    if options.second_disk and options.link is None:
+        raise ConfigError("--second-disk: is for --link, which says how fast it is")
     if options.link is not None:
         _measure_link(options)
     if options.optimizer is not None:
@@ -114,9 +114,9 @@ def _measure_link(options: argparse.Namespace) -> None:
     require_device(options.device)
     link = cached_link(options.library, options.device, options.disk, options.remeasure)
     far = None
-    if options.far_disk:
+    if options.second_disk:
         far = cached_second_tier_link(
-            options.library, options.device, options.disk, options.far_disk, options.remeasure
+            options.library, options.device, options.disk, options.second_disk, options.remeasure
         )
     write_machine(Path(options.link), options.device, link, far)
 
@@ -167,8 +167,8 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
         settings["optimizer"] = options.optimizer
     if options.link is not None:
         outputs.append(options.link)
-    if options.far_disk is not None:
-        settings["far_disk"] = options.far_disk
+    if options.second_disk is not None:
+        settings["second_disk"] = options.second_disk
     if options.disk is not None and (options.link, options.optimizer) != (None, None):
         settings["disk"] = options.disk
     return [LineageEntry(outputs, read, settings, options.factory or "", options.search_path)]

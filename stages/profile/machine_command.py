@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="the device to measure (default: cpu)")
     parser.add_argument("--disk", help="a folder of the disk (default: that of TIGHTFIT_DISK)")
     parser.add_argument(
-        "--far-disk", help="a folder of another disk: a third memory behind the slow one"
+        "--second-disk", help="a folder of another disk: a third memory behind the slow one"
     )
     parser.add_argument(
         "--library", help="store that keeps what is measured with the profile of the device"
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> None:
     if options.library is None and options.remeasure:
         raise ConfigError("--remeasure: is for what --library has")
     require_device(options.device)
-    far = _get_second_tier_link(options, size) if options.far_disk else None
+    far = _get_second_tier_link(options, size) if options.second_disk else None
     own = _get_link(options, size)
     write_machine(Path(options.out), options.device, own, far)
     said = [own.said, *([] if far is None else [far.said])]
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> None:
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made, of nothing but the machine."""
-    names = ("device", "disk", "far_disk", "library", "size")
+    names = ("device", "disk", "second_disk", "library", "size")
     settings = {name: getattr(options, name) for name in names if getattr(options, name)}
     return [LineageEntry([options.out], [], settings)]
 
@@ -83,14 +83,14 @@ def _get_second_tier_link(options: argparse.Namespace, size: int | None) -> Meas
     from tightfit.stages.profile.link_bandwidth import measure_second_tier_link
     from tightfit.stages.profile.link_cache import cached_second_tier_link
 
-    more = (options.device, options.disk, options.far_disk)
+    more = (options.device, options.disk, options.second_disk)
     if options.library is not None:
         again = options.remeasure or size is not None
         return cached_second_tier_link(options.library, *more, again, size)
     try:
         return measure_second_tier_link(*more, size or _DEFAULT_BYTES, size is not None)
     except (RuntimeError, OSError) as error:
-        raise ConfigError(f"--far-disk: {error}") from error
+        raise ConfigError(f"--second-disk: {error}") from error
 
 
 def _get_link(options: argparse.Namespace, size: int | None) -> MeasuredLink:

@@ -184,7 +184,7 @@ def _add_host_update_cost(
     """The cost with what an update takes in the slow memory of the device, and what adding a
     gradient to a sum takes there."""
     if not like.numel():
-        return replace(cost, away_seconds=0.0, add_seconds=0.0)
+        return replace(cost, host_seconds=0.0, add_seconds=0.0)
     own = {**group, "params": [torch.zeros(like.numel(), dtype=like.dtype)]}
     updates = PiecewiseOptimizer(kind, [own], None, piece_bytes, _NullOffloadTarget)
     size, states = like.numel() * like.element_size(), sum(p.size for p in updates.pieces[0])
@@ -218,7 +218,7 @@ def _add_host_update_cost(
         ]
     finally:
         memory.close()
-    return replace(cost, away_seconds=spent[0], add_seconds=spent[1], away_peak=peak)
+    return replace(cost, host_seconds=spent[0], add_seconds=spent[1], host_peak=peak)
 
 
 def _run_on_host(memory: OffloadTarget, work: TargetWork) -> None:

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show plans without frontiers, with --model-dir, --index or --failed",
     )
-    what.add_argument("--pipeline", type=Path, help="what `split` wrote, to write its page")
+    what.add_argument("--pipeline", type=Path, help="what `pipeline` wrote, to write its page")
     what.add_argument("--perfetto", type=Path, help="a schedule.arrow, to write a trace of it")
     parser.add_argument(
         "--graph",
@@ -48,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="costs.arrow, to show the states of a whole step, with --perfetto",
     )
     parser.add_argument(
-        "--line", type=Path, help="line.arrow, to show what was measured, with --perfetto"
+        "--timeline",
+        type=Path,
+        help="memory_timeline.arrow, to show what was measured, with --perfetto",
     )
     parser.add_argument("--plan", type=Path, help="the folder of the plan, with --pipeline")
     parser.add_argument(
@@ -93,7 +95,7 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
         from tightfit.schemas.schedule import find_schedule_graph
 
         graph = find_schedule_graph(options.perfetto, options.graph)
-        more = [path for path in (options.costs, options.line) if path is not None]
+        more = [path for path in (options.costs, options.timeline) if path is not None]
         return [LineageEntry([options.out], [options.perfetto, graph, *more])]
     curves = not options.plans_only
     if options.model_dir is not None:
@@ -231,6 +233,6 @@ def _write_trace(options: argparse.Namespace) -> None:
         link = schedule_link(options.perfetto)
         costs = read_costs(options.costs)
         passing = simulate(graph, costs, steps, link=link, updates=updates).passing
-    ran = read_memory_timeline(options.line) if options.line is not None else ()
+    ran = read_memory_timeline(options.timeline) if options.timeline is not None else ()
     document = build_trace(graph, steps, passing, ran)
     write_bytes(options.out, json.dumps(document, separators=(",", ":")).encode())

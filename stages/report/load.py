@@ -33,7 +33,7 @@ from tightfit.schemas.schedule import (
 )
 from tightfit.schemas.sequence import ChainOperation, read_sequence
 from tightfit.util.errors import ArtifactError
-from tightfit.util.strategies import STRATEGIES, UNPLANNED, baseline_names
+from tightfit.util.strategies import KEEP_ALL, STRATEGIES, baseline_names
 
 T = TypeVar("T")
 
@@ -194,7 +194,7 @@ def model_result_files(folder: Path | str, curves: bool = True) -> list[Path]:
     folder = Path(folder)
     names = [
         *("graph.arrow", "blocks.arrow", "options.arrow", f"{EAGER_FOLDER}/graph.arrow"),
-        *(f"*/*/{name}" for name in ("schedule.arrow", "sequence.arrow", "line.arrow")),
+        *(f"*/*/{name}" for name in ("schedule.arrow", "sequence.arrow", "memory_timeline.arrow")),
     ]
     return sorted(
         [*_index_files(folder, curves), *(path for name in names for path in folder.glob(name))]
@@ -242,7 +242,9 @@ def _read_plan_result(folder: Path, whole: bool, described: ProfileDevice | None
         else None,
         sequence=(_read_if_exists(folder / "sequence.arrow", read_sequence) or []) if whole else [],
         measurement=_read_if_exists(folder / "measurement.arrow", read_measurement),
-        line=_read_if_exists(folder / "line.arrow", read_memory_timeline) if whole else None,
+        line=_read_if_exists(folder / "memory_timeline.arrow", read_memory_timeline)
+        if whole
+        else None,
         error=latest_error(folder)
         or _stale_plan_error(folder)
         or read_error(model_error_log(folder)),
@@ -271,7 +273,7 @@ def _set_fused_pace(folder: Path, plans: list[PlanResult]) -> list[PlanResult]:
     """The plans of a model, those of fused kernels at the pace of these."""
     if not _is_fused(folder):
         return plans
-    alone = next((plan.measurement for plan in plans if plan.plan.strategy == UNPLANNED), None)
+    alone = next((plan.measurement for plan in plans if plan.plan.strategy == KEEP_ALL), None)
     pace = 1.0 if alone is None else alone.time_ratio or 1.0
     return [
         plan if plan.plan.kernels == "eager" else replace(plan, fused=True, pace=pace)
@@ -325,7 +327,7 @@ def upstream_error_log(folder: Path) -> Path | None:
 def _frontier_name(strategy: str) -> str:
     """The file, and the log, of the plans that those for a budget are chosen from."""
     about = STRATEGIES.get(strategy)
-    return "given" if about is not None and not about.baseline else "frontier"
+    return "candidates" if about is not None and not about.baseline else "frontier"
 
 
 def _link_error_log(strategy: Path) -> Path | None:

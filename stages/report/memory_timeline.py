@@ -96,7 +96,7 @@ def build_timeline(
     waiting = resident_after(graph, forward)
     memory = steps[0].memory if steps else ""
     play = _TimelineBuilder(graph, owners, waiting, memory=memory)
-    for value in sorted(updates.there if updates else ()):
+    for value in sorted(updates.resident if updates else ()):
         play.bring(graph.values[value])
     for effect in walked:
         play.step(effect)

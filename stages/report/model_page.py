@@ -159,7 +159,7 @@ def _unplanned_timeline(
     plans: Sequence[PlanResult], lines: dict[str, StepTimeline]
 ) -> StepTimeline | None:
     """The memory line of the unplanned step, where the run has it."""
-    found = [lines.get(plan.folder) for plan in plans if plan.plan.strategy == "unplanned"]
+    found = [lines.get(plan.folder) for plan in plans if plan.plan.strategy == "keep_all"]
     return next((line for line in found if line is not None), None)
 
 
@@ -202,7 +202,7 @@ def _plan_streams(results: ModelResults, result: PlanResult) -> StreamPlot | Non
         took = None if found is None else found.measured_time
         return plot_streams(steps, ran=result.line or (), took=took or 0.0)
     played = simulate(graph, costs, steps, link=result.link, updates=result.updates)
-    return plot_streams(steps, played.passing, result.updates.stays(graph))
+    return plot_streams(steps, played.passing, result.updates.host_bytes(graph))
 
 
 def _plan_facts(result: PlanResult) -> list[Fact]:
@@ -220,15 +220,15 @@ def _plan_facts(result: PlanResult) -> list[Fact]:
         )
     if plan.transfers is not None and plan.feasible:
         moved = plan.transfers
-        left = format_bytes(moved.left)
+        left = format_bytes(moved.offloaded_bytes)
         there = f"{format_exact_bytes(moved.host_peak)} at most, {left} leave in a step"
         facts.append(
-            ("In the other memory", f"{there}, waited for {format_duration(moved.waited)}")
+            ("In the other memory", f"{there}, waited for {format_duration(moved.wait_seconds)}")
         )
     if plan.gpu is not None and plan.feasible:
         facts += _gpu_facts(plan.gpu)
-    if plan.before_polish is not None and plan.time is not None:
-        before = plan.before_polish
+    if plan.before_local_search is not None and plan.time is not None:
+        before = plan.before_local_search
         facts.append(
             ("Before polish", f"{format_exact_bytes(before.peak)}, {format_duration(before.time)}")
         )
@@ -262,7 +262,7 @@ def _kernel_facts(result: PlanResult) -> list[Fact]:
         kernels = format_count(plan.compiled or 0, "kernel")
         run = f"fused, {format_count(plan.groups, 'group')} by {kernels}"
         facts.append(("Kernels", run))
-    rival = plan.rival
+    rival = plan.competing_plan
     if rival is not None:
         facts += [] if facts else [("Kernels", f"{plan.kernels}'s")]
         told = "need more bytes"
@@ -288,7 +288,7 @@ def _gpu_facts(gpu: GpuMemory) -> list[Fact]:
         ("Reserved, without CUDA's context", f"{format_exact_bytes(gpu.reserved)}{ahead}"),
         (
             "Reserved on new inputs each step, which the budget bounds",
-            format_exact_bytes(gpu.renewed),
+            format_exact_bytes(gpu.steady_reserved),
         ),
     ]
 
@@ -313,24 +313,24 @@ def _measured_facts(found: Measurement | None, fused: bool) -> list[Fact]:
         if taken is not None:
             known = "" if foretold is None else f", {_describe_difference(taken - foretold)}"
             facts.append((name, format_exact_bytes(taken) + known))
-    if found.context is not None:
+    if found.cuda_context is not None:
         facts.append(
-            ("CUDA's context and other processes, measured", format_exact_bytes(found.context))
+            ("CUDA's context and other processes, measured", format_exact_bytes(found.cuda_context))
         )
-    if found.slow_peak is not None and found.predicted_slow is not None:
-        beside = _describe_difference(found.slow_peak - found.predicted_slow)
+    if found.offload_peak is not None and found.predicted_offload_peak is not None:
+        beside = _describe_difference(found.offload_peak - found.predicted_offload_peak)
         facts.append(
             (
-                f"In the {found.slow_memory}, measured",
-                f"{format_exact_bytes(found.slow_peak)}, {beside}",
+                f"In the {found.offload_target}, measured",
+                f"{format_exact_bytes(found.offload_peak)}, {beside}",
             )
         )
-    if found.waited is not None:
-        waits = format_duration(found.predicted_waited or 0.0)
-        words = f"{format_duration(found.waited)} a step where {waits} was predicted"
+    if found.wait_seconds is not None:
+        waits = format_duration(found.predicted_wait_seconds or 0.0)
+        words = f"{format_duration(found.wait_seconds)} a step where {waits} was predicted"
         facts.append(("Waiting for transfers, measured", words))
-    if found.measured_time is not None and found.unplanned_time is not None:
-        planned, original = map(format_duration, (found.measured_time, found.unplanned_time))
+    if found.measured_time is not None and found.original_time is not None:
+        planned, original = map(format_duration, (found.measured_time, found.original_time))
         pair = f"{planned} against {original}"
         facts.append(("Measured time", f"{pair} unplanned"))
     if found.time_ratio is not None:

@@ -32,7 +32,7 @@ _PREDICTED_PROCESS, _MEASURED_PROCESS = 1, 2
 _PHASES = 1
 _FIRST_LANE = 2
 _INSTANTS = {
-    "gradient": "gradient handed over",
+    "pass_gradient": "gradient handed over",
     "save_random": "random state saved",
     "restore_random": "random state restored",
 }
@@ -171,7 +171,7 @@ def _measured_events(
         or "memory"
     )
     other = next((step.memory for step in steps if step.memory != own), "")
-    names = {"planned": own, "slow": other or "other memory"}
+    names = {"planned": own, "offloaded": other or "other memory"}
     points = [point for point in ran if point.run in names]
     lanes = measured_stream_spans(steps, ran, 0.0)
     if not points and not lanes:

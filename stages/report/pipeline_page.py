@@ -116,12 +116,12 @@ def build_pipeline_page(
     pictures = [build_gantt_chart("As planned", planned_spans(pattern, pipeline.microbatches))]
     if measured is not None:
         pictures.append(build_gantt_chart("As it ran", measured_spans(pipeline, measured)))
-    failed = measured is not None and measured.verdict == FAILED_VERDICT
-    said = plan.sentence if measured is None else f"{plan.sentence} {measured.sentence}."
+    failed = measured is not None and measured.status == FAILED_VERDICT
+    said = plan.message if measured is None else f"{plan.message} {measured.message}."
     return PipelinePage(
         model=pipeline.model,
         strategy=plan.strategy,
-        verdict=FAILED_VERDICT if failed else plan.verdict,
+        verdict=FAILED_VERDICT if failed else plan.status,
         sentence=said,
         microbatches=pipeline.microbatches,
         pictures=pictures,

@@ -33,7 +33,7 @@ ACTIVITY_NAMES = {
     "waiting": "waiting for what is on its way",
 }
 
-MEASURED_LINES = ("leaving", "returning", "waiting")
+MEASURED_LINES = ("offload", "prefetch", "wait")
 """The lines of a measured step that say what its lanes were busy with."""
 MEASURED_SUFFIX = ", measured"
 """What the name of a measured lane ends with."""
@@ -102,7 +102,7 @@ def plot_streams(
     seconds = max(seconds, 1e-12)
     own = steps[0].memory
     levels = [(0.0, stays), *_offload_levels(steps, own)]
-    there = [(point.seconds, point.live) for point in ran if point.run == "slow"]
+    there = [(point.seconds, point.live) for point in ran if point.run == "offloaded"]
     peak, ran_peak = (max((level for _, level in line), default=0) for line in (levels, there))
     x, y = AxisScale(0.0, seconds), AxisScale(0.0, 1.06 * max(peak, ran_peak, 1), flipped=True)
     found = align_timeline(there, levels, predicted)
@@ -132,13 +132,13 @@ def measured_stream_spans(
     }
     if not any(found.values()):
         return {}
-    names = {"leaving": Offload, "returning": Prefetch}
+    names = {"offload": Offload, "prefetch": Prefetch}
     lanes: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for run, kind in names.items():
         lane = next((step.lane for step in steps if isinstance(step.action, kind)), "")
         if lane and found[run]:
             lanes[f"{lane}{MEASURED_SUFFIX}"] = {"moving": found[run]}
-    waits = found["waiting"]
+    waits = found["wait"]
     end = max(took, *(stop for spans in found.values() for _, stop in spans))
     edges = [0.0, *(edge for span in waits for edge in span), end]
     computing = [span for span in zip(edges[::2], edges[1::2], strict=True) if span[0] < span[1]]

@@ -81,12 +81,12 @@ class GpuRow:
         gpu, found = self.predicted, self.found
         allocated = None if found is None else found.allocated_peak
         reserved = None if found is None else found.reserved_peak
-        context = None if found is None else found.context
+        context = None if found is None else found.cuda_context
         return [
             format_bytes(gpu.requested),
             _predicted_and_measured(gpu.allocated, allocated),
             _predicted_and_measured(gpu.reserved, reserved),
-            format_bytes(gpu.renewed),
+            format_bytes(gpu.steady_reserved),
             format_bytes(gpu.arena) if gpu.arena else "",
             "not measured" if context is None else format_bytes(context),
         ]
@@ -104,14 +104,14 @@ class OffloadRow:
         """The cells below `SLOW_HEADS`, each figure as predicted and as measured."""
         moved, found = self.plan.transfers, self.found
         there = None if moved is None else moved.host_peak
-        waited = None if moved is None else moved.waited
+        waited = None if moved is None else moved.wait_seconds
         return [
             "" if there is None else format_bytes(there),
-            "" if found is None or found.slow_peak is None else format_bytes(found.slow_peak),
+            "" if found is None or found.offload_peak is None else format_bytes(found.offload_peak),
             _format_seconds(self.plan.time),
             _format_seconds(None if found is None else found.measured_time),
             _format_seconds(waited),
-            _format_seconds(None if found is None else found.waited),
+            _format_seconds(None if found is None else found.wait_seconds),
         ]
 
 
@@ -326,7 +326,7 @@ def _plan_summary(folder: Path, result: PlanResult, report: str) -> SummaryRow:
         note += f" (see {log})"
     note = note or (reason_not_validated(result) if plan.feasible and not runs else "")
     if not note and validated is not None and measured is not None and not validated.bits_equal:
-        note = validated.sentence
+        note = validated.message
     budget = _format_budget(plan.budget)
     timed = found.measured or reason_not_validated(result)
     named = (model, plan.strategy, budget)
@@ -351,13 +351,13 @@ def _plan_summary(folder: Path, result: PlanResult, report: str) -> SummaryRow:
         gpu,
         slow,
         _kernel_kind(plan),
-        plan.verdict if validated is None else validated.verdict,
+        plan.status if validated is None else validated.status,
     )
 
 
 def _kernel_kind(plan: Plan) -> str:
     """The kernels of a plan where there are several to choose from, else ""."""
-    return plan.kernels or "" if plan.kernels == "fused" or plan.rival is not None else ""
+    return plan.kernels or "" if plan.kernels == "fused" or plan.competing_plan is not None else ""
 
 
 def _format_budget(written: str) -> str:

@@ -20,7 +20,7 @@ from tightfit.stages.report.verdicts import reason_not_validated
 from tightfit.util.budget import NO_BUDGET
 from tightfit.util.strategies import baseline_names
 
-_STRATEGY_COLORS = {"rockmate": 1, "rotor": 2, "checkpoint": 3, "unplanned": 0}
+_STRATEGY_COLORS = {"rockmate": 1, "rotor": 2, "checkpoint_all": 3, "keep_all": 0}
 _SPARE_COLORS = (4, 5, 6, 7)
 EAGER_SUFFIX = ", eager's kernels"
 _LABEL_WIDTH = 15.0
@@ -126,7 +126,11 @@ def plan_name(plan: Plan) -> str:
     """A plan in a few words: "rockmate at 50%"; one of eager's kernels that took the place of one
     of fused ones says so."""
     name = plan.strategy if plan.budget == NO_BUDGET else f"{plan.strategy} at {plan.budget}"
-    return f"{name}{EAGER_SUFFIX}" if plan.kernels == "eager" and plan.rival is not None else name
+    return (
+        f"{name}{EAGER_SUFFIX}"
+        if plan.kernels == "eager" and plan.competing_plan is not None
+        else name
+    )
 
 
 def plot_points(plans: Sequence[PlanResult]) -> list[PlotPoint]:

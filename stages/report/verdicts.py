@@ -85,15 +85,15 @@ def _classify_plan(result: PlanResult) -> PlanOutcome:
         return PlanOutcome("bad", "failed", sentence, peak, relative, False, False)
     if not plan.feasible:
         return PlanOutcome(
-            "bad", plan.verdict, _describe_infeasible(result), None, None, False, False
+            "bad", plan.status, _describe_infeasible(result), None, None, False, False
         )
     measured = found is not None and found.measured_peak is not None
     if found is not None and found.measured_peak is not None:
         peak, relative = found.measured_peak, found.time_ratio or relative
     fits = peak is not None and _fits_budget(plan, found, peak)
     figures = _describe_figures(peak or 0, relative, measured, measured and _is_scattered(found))
-    if found is not None and found.verdict == FAILED_VERDICT:
-        sentence = f"Failed: {found.sentence or figures}"
+    if found is not None and found.status == FAILED_VERDICT:
+        sentence = f"Failed: {found.message or figures}"
         return PlanOutcome("bad", "failed", sentence, peak, relative, measured, fits)
     if not measured and (beyond := _describe_device_overrun(result)):
         sentence = f"Exceeds the device: {beyond}; {reason_not_validated(result)}."
@@ -118,7 +118,7 @@ def _fits_budget(plan: Plan, found: Measurement | None, peak: int) -> bool:
     """Whether a step keeps the budget: with its peak, and on a GPU with what is reserved."""
     if plan.budget_bytes is None or plan.budget_total is None:
         return True
-    reserved = 0 if plan.gpu is None else plan.gpu.renewed
+    reserved = 0 if plan.gpu is None else plan.gpu.steady_reserved
     if found is not None and found.reserved_peak is not None:
         reserved = found.reserved_peak
     return peak <= plan.budget_bytes and reserved <= plan.budget_total
@@ -139,9 +139,9 @@ def _not_validated_clause(result: PlanResult) -> str:
 def _describe_device_overrun(result: PlanResult) -> str:
     """How a plan exceeds the memory of a described device, "" where it does not."""
     plan, device = result.plan, result.described
-    total = (plan.peak or 0) + plan.fixed.bytes_before_step
+    total = (plan.peak or 0) + plan.baseline.bytes_before_step
     if plan.gpu is not None:
-        total = plan.gpu.renewed
+        total = plan.gpu.steady_reserved
     if device is None or not device.memory or total <= device.memory:
         return ""
     needed, there = _distinct_sizes(total, device.memory)
@@ -153,7 +153,7 @@ def _describe_inequality(result: PlanResult) -> str:
     fused kernels are from eager's, after a space; "" where it is equal."""
     found = result.measurement
     equal = found is None or (found.bits_equal and not result.fused)
-    return "" if found is None or equal else f" {found.sentence}"
+    return "" if found is None or equal else f" {found.message}"
 
 
 def _describe_figures(peak: int, relative: float | None, measured: bool, scattered: bool) -> str:
@@ -174,9 +174,9 @@ def _describe_infeasible(result: PlanResult) -> str:
 def _describe_reserved(plan: Plan) -> str:
     """Why the bytes of the smallest budget are more than those of its plan on a GPU, as a clause;
     "" where they are not."""
-    if plan.gpu is None or plan.gpu.renewed <= plan.gpu.requested:
+    if plan.gpu is None or plan.gpu.steady_reserved <= plan.gpu.requested:
         return ""
-    reserved, requested = _distinct_sizes(plan.gpu.renewed, plan.gpu.requested)
+    reserved, requested = _distinct_sizes(plan.gpu.steady_reserved, plan.gpu.requested)
     return f": PyTorch's allocator reserves {reserved} for the {requested} that are requested of it"
 
 
@@ -190,10 +190,10 @@ def optimality_label(plan: Plan) -> str:
     """How good a plan is proven to be, in two words; "" where there is no plan."""
     if not plan.feasible:
         return ""
-    if plan.verdict == "optimal":
+    if plan.status == "optimal":
         return "optimal"
     return (
-        f"within {format_percent(plan.gap)} of the bound" if plan.gap is not None else plan.verdict
+        f"within {format_percent(plan.gap)} of the bound" if plan.gap is not None else plan.status
     )
 
 
@@ -202,7 +202,7 @@ def describe_bound(result: PlanResult) -> str:
     plan = result.plan
     if not plan.feasible:
         return ""
-    if plan.verdict == "optimal" and plan.optimal_in:
+    if plan.status == "optimal" and plan.optimal_in:
         return f"Nothing is faster within this budget among {plan.optimal_in}."
     if plan.lower_bound is None:
         return "No bound is known for this plan."
@@ -258,7 +258,7 @@ def peak_breakdown(result: PlanResult, line: StepTimeline | None) -> tuple[list[
     plan = result.plan
     if plan.peak is None:
         return [], 0
-    fixed = plan.fixed
+    fixed = plan.baseline
     rows = [("parameters", "parameters and buffers", fixed.parameters + fixed.buffers)]
     rows.append(("inputs", "inputs", fixed.inputs))
     if line is not None:

@@ -47,7 +47,9 @@ class StepRun:
     ) -> None:
         self.interface = interface
         self.device = tensors[0].device
-        self.region = current_autocast_region(self.device, [tensors[i] for i in interface.cast])
+        self.region = current_autocast_region(
+            self.device, [tensors[i] for i in interface.cached_autocast_tensors]
+        )
         self.marks = optimizer_refs(tensors)
         self.ended: list[str] = []
         """By what the backward has ended, where it has by an error."""
@@ -56,13 +58,13 @@ class StepRun:
         self.watched: list[WatchedVersions] = []
         self.aliased: list[tuple[torch.Tensor, int]] = []
         self.inner: list[IntermediateOutput] = []
-        self.unlike = list(reversed(interface.unlike))
+        self.unlike = list(reversed(interface.eager_gradient_strides))
 
     def advance(self) -> list[Any]:
         """Runs to the next stop and returns what the step yields there: a list to be emptied."""
         message, self.message = self.message, None
         if message is not None:
-            copy_shared_gradients(message, self.interface.tangents)
+            copy_shared_gradients(message, self.interface.output_gradients)
         with (
             disable_function_modes(),
             torch.no_grad(),
@@ -76,7 +78,9 @@ class StepRun:
 
         The list begins with the last slice's, so that each slice takes its own off the end."""
         facts = self.interface
-        for read, returned in zip(facts.watched, facts.watched_outputs, strict=True):
+        for read, returned in zip(
+            facts.version_checked_tensors, facts.version_checked_outputs, strict=True
+        ):
             found = [(self._describe(i), tensors[i]) for i in read]
             found += [("an output", outputs[i]) for i in returned]
             self.watched.append([(name, tensor, tensor._version) for name, tensor in found])
@@ -87,7 +91,7 @@ class StepRun:
         """Refuses a backward that autocast, or casts that it shares, make another one in eager."""
         if torch.is_autocast_enabled(self.device.type):
             dtype = str(torch.get_autocast_dtype(self.device.type)).removeprefix("torch.")
-            if dtype not in self.interface.spared:
+            if dtype not in self.interface.autocast_invariant_dtypes:
                 raise RuntimeError(
                     f"the backward runs under autocast with {dtype}, which would cast operands of "
                     "it: call backward outside of autocast"
@@ -162,14 +166,18 @@ class _ReturnOutputs(torch.autograd.Function):
         run.check_autocast()
         run.check_aliased()
         check_intermediate_outputs(run.inner)
-        expected = run.interface.tangents
+        expected = run.interface.output_gradients
         for number, tangent in enumerate(tangents):
             if expected[number] is None and tangent is not None:
                 raise RuntimeError(
                     f"output {number} receives a gradient, but the plan was made for a loss that "
                     f"does not use it"
                 )
-            if expected[number] is not None and tangent is None and run.interface.all_arrive:
+            if (
+                expected[number] is not None
+                and tangent is None
+                and run.interface.requires_all_output_gradients
+            ):
                 raise RuntimeError(
                     f"output {number} receives no gradient, but Python that the model has in its "
                     f"backward needs those of all outputs: let all take part in the loss, as by "
@@ -241,19 +249,19 @@ def run_forward(
     """
     run = StepRun(step, interface, tensors)
     yielded = run.advance()
-    split = len(interface.tangents)
+    split = len(interface.output_gradients)
     # The step may need an output again: were what leaves the tensor that it holds, the run would
     # hold itself.
     leaving = [output.detach() for output in yielded]
-    if not interface.slices:
+    if not interface.backward_segments:
         return leaving[:split], leaving[split:]
     run.watch(tensors, yielded)
     yielded.clear()
     plain = leaving[split:]
     del leaving[split:]
     # What is left to be done when the last gradients are taken up has a slice without any.
-    token = torch.empty(0, device=run.device, requires_grad=not interface.slices[-1])
-    for positions in reversed(interface.slices):
+    token = torch.empty(0, device=run.device, requires_grad=not interface.backward_segments[-1])
+    for positions in reversed(interface.backward_segments):
         token = _BackwardSegment.apply(run, token, *[tensors[position] for position in positions])
     returned = list(_ReturnOutputs.apply(run, leaving, token))
     return _separate_outputs(run, returned), plain
@@ -269,12 +277,12 @@ def _forbid_writes(output: torch.Tensor) -> torch.Tensor:
 def _separate_outputs(run: StepRun, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """The outputs; where there are several, each by a function of its own: hooks of one run where
     it receives a gradient, in eager's order."""
-    for number in reversed(run.interface.order):
+    for number in reversed(run.interface.backward_order):
         if len(outputs) > 1:
             outputs[number] = _ReturnOutput.apply(outputs[number])
         if number in run.interface.unwritable:
             outputs[number] = _forbid_writes(outputs[number])
-    run.inner = watch_intermediate_outputs(outputs, run.interface.inner)
+    run.inner = watch_intermediate_outputs(outputs, run.interface.intermediate_outputs)
     return outputs
 
 

@@ -48,8 +48,8 @@ def cuda_graph_obstacle(step: StepProgram, interface: Interface) -> str:
         )
     if "StepTransfers" in getattr(step, "__globals__", {}):
         return "the plan sends tensors to the host, in streams that a CUDA graph does not have"
-    if interface.assigned:
-        path = interface.tensors[interface.assigned[0]].path
+    if interface.assigned_buffers:
+        path = interface.tensors[interface.assigned_buffers[0]].path
         return f"the model puts another tensor in the place of {path} at each call"
     if interface.aliased:
         return "an output shares memory with another output, an input or a parameter"
@@ -68,7 +68,7 @@ class CudaGraphStep:
         self.arena = arena
         self.inputs = [at for at, t in enumerate(interface.tensors) if t.kind == "input"]
         self.fixed = [at for at, t in enumerate(interface.tensors) if t.kind != "input"]
-        self.slices = interface.slices
+        self.slices = interface.backward_segments
         self.warm = False
         self.captured: CapturedGraphs | None = None
         self._running = threading.Lock()

@@ -31,11 +31,11 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class PlainArgument:
-    """A leaf of the call that is no tensor: the one value it may have, or, where it is `unread`,
+    """A leaf of the call that is no tensor: the one value it may have, or, where it is `unused`,
     any of this class."""
 
     value: Any
-    unread: bool = False
+    unused: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,13 @@ class OutputGradientSpec:
     """The layout in which the step expects the gradient of an output, and whether the step
     overwrites it or sends it away.
 
-    `otherwise` says what becomes of one in other strides: it is taken "as it is", it is "laid out"
-    anew, or it is "refused".
-    """
+    `on_stride_mismatch` says what becomes of one in other strides: the step takes it ("accept"),
+    takes a copy of it ("copy"), or refuses the call ("reject")."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str
-    otherwise: str
+    on_stride_mismatch: str
     overwritten: bool = False
 
 
@@ -73,31 +72,34 @@ class Interface:
     """How the step meets the model.
 
     `tensors` are the arguments of the step in order. `leaves` are the leaves of the call's (args,
-    kwargs), whose structure is `input_tree`: positions in `tensors`, or plain. `tangents` are, for
-    each differentiable output, the layout of its gradient, or None where the plan was made for a
-    loss that gives it none. `slices` lists, for each part of the backward in order, the positions
-    in `tensors` that its gradients belong to, a position repeated where its gradient arrives in
-    parts. `unlike` are the strides that these gradients have in eager before they are accumulated,
-    None where they are their own. `watched` are, for each part, the positions of tensors,
-    `watched_outputs` of outputs of the step, that it reads and that nothing may change before.
-    `assigned` are the buffers that the forward puts another tensor in the place of. `aliased` are
-    outputs that share memory with another output or a tensor, `inner` outputs that the step goes on
-    from, `unwritable` outputs that nobody may write into, as one of several views of one function.
-    `spaced` are the inputs that may come with other gaps between their elements, of which the step
-    takes a copy; `copied` those that may come in any strides where the caller asks for copies.
-    `order` is the one in which autograd comes to the outputs. `alike` has for each input the first
-    one that is the same object, where the forward asks for that; `asked` what else it asks, of
-    inputs (True) or of the model's own. `ones` are inputs that the step rests on being nothing but
-    ones, `mixed` those of which it takes none that is. `all_arrive` says that Python ran in the
-    backward which is not that of the model where the gradient of an output is absent.
-    `eval_modules` are the submodules that were in evaluation mode. `autocast` is, by device type,
-    the dtype that autocast was on with, or None, and `autocast_cache` whether it kept its casts.
-    `cast` are the positions of the tensors that are cast as autocast would, `spared` the dtypes of
-    autocast under which the backward is what it is without autocast. `constants` is the SHA-256 of
-    `constants.bin`, "" where there is none. `files` is what the names of the plan's own files begin
-    with. `remote` are the positions of the parameters that live in another memory, in the order of
-    their numbers there.
-    """
+    kwargs), whose structure is `input_tree`: positions in `tensors`, or plain. `output_gradients`
+    are, for each differentiable output, the layout of its gradient, or None where the plan was made
+    for a loss that gives it none. `backward_segments` lists, for each part of the backward in
+    order, the positions in `tensors` that its gradients belong to, a position repeated where its
+    gradient arrives in parts. `eager_gradient_strides` are the strides that these gradients have in
+    eager before they are accumulated, None where they are their own. `version_checked_tensors` are,
+    for each part, the positions of tensors, `version_checked_outputs` of outputs of the step, that
+    it reads and that nothing may change before. `assigned_buffers` are the buffers that the forward
+    puts another tensor in the place of. `aliased` are outputs that share memory with another output
+    or a tensor, `intermediate_outputs` outputs that the step goes on from, `unwritable` outputs
+    that nobody may write into, as one of several views of one function. `stride_flexible_inputs`
+    are the inputs that may come with other gaps between their elements, of which the step takes a
+    copy; `copyable_inputs` those that may come in any strides where the caller asks for copies.
+    `backward_order` is the one in which autograd comes to the outputs. `same_object_inputs` has for
+    each input the first one that is the same object, where the forward asks for that;
+    `tensor_queries` what else it asks, of inputs (True) or of the model's own. `all_ones_inputs`
+    are inputs that the step rests on being nothing but ones, `not_all_ones_inputs` those of which
+    it takes none that is. `requires_all_output_gradients` says that Python ran in the backward
+    which is not that of the model where the gradient of an output is absent. `eval_modules` are the
+    submodules that were in evaluation mode. `autocast` is, by device type, the dtype that autocast
+    was on with, or None, and `autocast_cache` whether it kept its casts. `cached_autocast_tensors`
+    are the positions of the tensors that are cast as autocast would, `autocast_invariant_dtypes`
+    the dtypes of autocast under which the backward is what it is without autocast. `constants` is
+    the SHA-256 of `constants.bin`, "" where there is none. `file_prefix` is what the names of the
+    plan's own files begin with. `offloaded_parameters` are the positions of the parameters that
+    live in another
+    memory, in the order of their numbers
+    there."""
 
     model: str
     device: str
@@ -106,31 +108,31 @@ class Interface:
     input_tree: str
     outputs: tuple[ModelOutputLeaf, ...]
     output_tree: str
-    tangents: tuple[OutputGradientSpec | None, ...]
-    slices: tuple[tuple[int, ...], ...]
-    unlike: tuple[tuple[tuple[int, ...] | None, ...], ...]
-    watched: tuple[tuple[int, ...], ...]
-    watched_outputs: tuple[tuple[int, ...], ...]
-    assigned: tuple[int, ...]
+    output_gradients: tuple[OutputGradientSpec | None, ...]
+    backward_segments: tuple[tuple[int, ...], ...]
+    eager_gradient_strides: tuple[tuple[tuple[int, ...] | None, ...], ...]
+    version_checked_tensors: tuple[tuple[int, ...], ...]
+    version_checked_outputs: tuple[tuple[int, ...], ...]
+    assigned_buffers: tuple[int, ...]
     aliased: tuple[int, ...]
-    inner: tuple[int, ...]
+    intermediate_outputs: tuple[int, ...]
     unwritable: tuple[int, ...]
-    spaced: tuple[int, ...]
-    copied: tuple[int, ...]
-    order: tuple[int, ...]
-    alike: tuple[tuple[int, int], ...]
-    asked: tuple[tuple[str, bool], ...]
-    ones: tuple[int, ...]
-    mixed: tuple[int, ...]
-    all_arrive: bool
+    stride_flexible_inputs: tuple[int, ...]
+    copyable_inputs: tuple[int, ...]
+    backward_order: tuple[int, ...]
+    same_object_inputs: tuple[tuple[int, int], ...]
+    tensor_queries: tuple[tuple[str, bool], ...]
+    all_ones_inputs: tuple[int, ...]
+    not_all_ones_inputs: tuple[int, ...]
+    requires_all_output_gradients: bool
     eval_modules: frozenset[str]
     autocast: dict[str, str | None]
     autocast_cache: bool
-    cast: tuple[int, ...]
-    spared: tuple[str, ...]
+    cached_autocast_tensors: tuple[int, ...]
+    autocast_invariant_dtypes: tuple[str, ...]
     constants: str = ""
-    files: str = ""
-    remote: tuple[int, ...] = ()
+    file_prefix: str = ""
+    offloaded_parameters: tuple[int, ...] = ()
 
 
 OutputTensors = Sequence[torch.Tensor]

@@ -134,9 +134,11 @@ def receive_output_gradient(
     if tangent is None:
         return MissingGradient.of(expected)
     tangent = as_plain_gradient(tangent, number)
-    if expected.otherwise == "as it is" or has_layout(tangent, expected.strides):
+    if expected.on_stride_mismatch == "accept" or has_layout(tangent, expected.strides):
         return tangent
-    if expected.otherwise == "refused" and not repeats_along_strides(tangent, expected.strides):
+    if expected.on_stride_mismatch == "reject" and not repeats_along_strides(
+        tangent, expected.strides
+    ):
         raise RuntimeError(
             f"the gradient of output {number} arrives with strides {tuple(tangent.stride())}, the "
             f"plan was made for {expected.strides}: plan with the loss (loss=), or lay it out by a "

@@ -34,11 +34,11 @@ def wrap_model(
     model: Model,
     interface: Interface,
     step: StepProgram,
-    otherwise: MismatchAction,
+    on_mismatch: MismatchAction,
     load: Callable[..., torch.nn.Module],
     cuda_graphs: bool = False,
     arena: int = 0,
-    lodged: OffloadedModule | None = None,
+    offloaded: OffloadedModule | None = None,
     more: tuple[Any, ...] = (),
     disk: str | None = None,
 ) -> Model:
@@ -49,11 +49,11 @@ def wrap_model(
     Module and model share the attributes themselves: what is set, moved or replaced on one is so on
     the other. `load` rebuilds it when it is copied or unpickled, with what `more` it was given;
     where whoever loaded the package has put `carrying` into it, that says how it is pickled.
-    Parameters that live in another memory are `lodged`. Tensors that wait on a disk do so in the
+    Parameters that live in another memory are `offloaded`. Tensors that wait on a disk do so in the
     folder `disk`.
     """
-    if otherwise not in ("error", "original", "copy"):
-        raise ValueError(f'otherwise is {otherwise!r}, it can be "error", "original" or "copy"')
+    if on_mismatch not in ("error", "original", "copy"):
+        raise ValueError(f'on_mismatch is {on_mismatch!r}, it can be "error", "original" or "copy"')
     if disk is not None and (not isinstance(disk, str | os.PathLike) or not os.fspath(disk)):
         raise ValueError(f"disk is {disk!r}, it can be the path of a folder")
     if not isinstance(model, torch.nn.Module):
@@ -67,7 +67,7 @@ def wrap_model(
         refused = cuda_graph_obstacle(step, interface)
         if refused:
             raise RuntimeError(f"{refused}: load the plan without cuda_graphs")
-    loading = LoadArguments(load, otherwise, cuda_graphs, arena, lodged, more, disk)
+    loading = LoadArguments(load, on_mismatch, cuda_graphs, arena, offloaded, more, disk)
     return _with_class(_make_planned_class(base, model, interface, step, loading), model)
 
 
@@ -77,16 +77,16 @@ class LoadArguments:
     package itself names the bytes of its `arena`."""
 
     load: Callable[..., torch.nn.Module]
-    otherwise: MismatchAction
+    on_mismatch: MismatchAction
     cuda_graphs: bool
     arena: int
-    lodged: OffloadedModule | None = None
+    offloaded: OffloadedModule | None = None
     more: tuple[Any, ...] = ()
     disk: str | None = None
 
     def check_copied(self) -> None:
         """Raises RuntimeError where a planned module is neither copied nor pickled."""
-        if self.lodged is not None:
+        if self.offloaded is not None:
             raise RuntimeError(
                 "a planned module whose parameters live in another memory is neither copied nor "
                 "pickled: save its state_dict()"
@@ -95,15 +95,15 @@ class LoadArguments:
     def again(self, model: torch.nn.Module) -> torch.nn.Module:
         """The planned module of another model."""
         own = {} if self.disk is None else {"disk": self.disk}
-        return self.load(model, self.otherwise, self.cuda_graphs, *self.more, **own)
+        return self.load(model, self.on_mismatch, self.cuda_graphs, *self.more, **own)
 
     def pickle_arguments(self, model: torch.nn.Module) -> tuple[Any, ...]:
         """How the planned module of a model is pickled; the folder of a disk stays behind."""
         self.check_copied()
         carrying = getattr(sys.modules.get(self.load.__module__), "carrying", None)
         if carrying is None:
-            return self.load, (model, self.otherwise, self.cuda_graphs, *self.more)
-        reduced: tuple[Any, ...] = carrying(model, self.otherwise, self.cuda_graphs, *self.more)
+            return self.load, (model, self.on_mismatch, self.cuda_graphs, *self.more)
+        reduced: tuple[Any, ...] = carrying(model, self.on_mismatch, self.cuda_graphs, *self.more)
         return reduced
 
 
@@ -116,20 +116,20 @@ def _make_planned_class(
 ) -> type[Model]:
     """The class that takes the place of the model's own."""
     register_key_value_caches()
-    lodged = loading.lodged
-    sending = None if lodged is not None else transfer_settings_of(step, loading.disk)
+    offloaded = loading.offloaded
+    transfer_settings = None if offloaded is not None else transfer_settings_of(step, loading.disk)
     run = CudaGraphStep(step, interface, loading.arena) if loading.cuda_graphs else step
-    if sending is not None:
-        run = functools.partial(step, sending)
+    if transfer_settings is not None:
+        run = functools.partial(step, transfer_settings)
     body: dict[str, Any] = {
         "__doc__": base.__doc__,
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
         "_tightfit_original": base,
-        "_tightfit_sending": sending,
+        "_tightfit_transfers": transfer_settings,
         "forward": _make_forward(base, model, interface, step, run, loading),
         **_copy_methods(base, model, loading),
-        **({} if lodged is None else lodged.members(base)),
+        **({} if offloaded is None else offloaded.members(base)),
     }
     metaclass: Any = type(base)
     return metaclass(base.__name__, (base,), body)
@@ -145,13 +145,13 @@ def _make_forward(
 ) -> Callable[..., Any]:
     """The forward of a planned module: the step, as it is `run`, for calls that it was planned for,
     and the model's own where nothing is trained or PyTorch traces."""
-    lodged = loading.lodged
+    offloaded = loading.offloaded
     ahead = Preallocation(0 if loading.cuda_graphs else loading.arena)
-    copying = loading.otherwise == "copy"
+    copying = loading.on_mismatch == "copy"
     guards = Guards(interface, _with_class(base, model), Path(__file__).parents[1], copying)
-    if lodged is not None:
+    if offloaded is not None:
         # The first step is to take what was predicted, and reads no constants.
-        guards.constants.on(lodged.home.device)
+        guards.constants.on(offloaded.store.device)
     assemble = output_assembler(interface)
 
     @functools.wraps(base.forward)
@@ -164,16 +164,16 @@ def _make_forward(
             try:
                 check_call_context(guards.writes)
                 tensors = guards.gather(self, args, kwargs)
-                check_tensor_types(tensors if lodged is None else lodged.plain(tensors))
+                check_tensor_types(tensors if offloaded is None else offloaded.plain(tensors))
             except PlanMismatch:
-                if loading.otherwise != "original":
+                if loading.on_mismatch != "original":
                     raise
                 tensors = None
             if tensors is not None:
                 ahead.take(tensors[0].device)
                 own, facts = run, interface
-                if lodged is not None:
-                    own, facts = lodged.program(step, interface)
+                if offloaded is not None:
+                    own, facts = offloaded.program(step, interface)
                 return assemble(*run_forward(own, facts, tensors), tensors)
         return base.forward(self, *args, **kwargs)
 
@@ -212,8 +212,8 @@ def _copy_methods(base: type[Model], model: Model, loading: LoadArguments) -> di
 
 def transfer_settings_of(step: StepProgram, disk: str | None) -> Any:
     """How a step sends tensors, None for one that sends none."""
-    sending = getattr(step, "__globals__", {}).get("TransferSettings")
-    return None if sending is None else sending(disk)
+    transfer_settings = getattr(step, "__globals__", {}).get("TransferSettings")
+    return None if transfer_settings is None else transfer_settings(disk)
 
 
 def _with_class(kind: type[Model], module: torch.nn.Module) -> Model:

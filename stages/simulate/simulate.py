@@ -123,12 +123,13 @@ def simulate(
 def resident_gradients(graph: Graph, updates: OptimizerPlan | None) -> list[int]:
     """The storages of the gradients of parameters that live on the device, where earlier
     microbatches have left some."""
-    if updates is None or not (updates.summed or (updates.adds and not updates.first)):
+    if updates is None or not (updates.has_sums or (updates.accumulates and not updates.first)):
         return []
     return [
         graph.values[gradient.gradient].storage
         for gradient in graph.gradients
-        if graph.values[gradient.value].kind == "parameter" and gradient.value not in updates.remote
+        if graph.values[gradient.value].kind == "parameter"
+        and gradient.value not in updates.offloaded
     ]
 
 
@@ -196,10 +197,10 @@ def sum_microbatches(
     transfers = own or other
     if own is not None and other is not None:
         transfers = TransferTotals(
-            own.left + more * other.left,
-            own.returned + more * other.returned,
+            own.offloaded_bytes + more * other.offloaded_bytes,
+            own.prefetched_bytes + more * other.prefetched_bytes,
             max(own.host_peak, other.host_peak),
-            own.waited + more * other.waited,
+            own.wait_seconds + more * other.wait_seconds,
         )
     seconds = last.seconds + more * adding.seconds
     return MicrobatchTotals(seconds, max(last.peak, adding.peak), transfers)

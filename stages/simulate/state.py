@@ -105,8 +105,8 @@ class SimulatorState:
     def __post_init__(self) -> None:
         graph = self.graph
         self.fixed = graph.baseline_storages()
-        self.remote = self.storages_of(self.updates.remote if self.updates else ())
-        self.there = self.storages_of(self.updates.there if self.updates else ())
+        self.remote = self.storages_of(self.updates.offloaded if self.updates else ())
+        self.there = self.storages_of(self.updates.resident if self.updates else ())
         self.views = graph.view_ops()
         self.whole = {value for op in graph.ops if op.id not in self.views for value in op.outputs}
         self.state_bytes = self.costs.random_state().net
@@ -126,7 +126,7 @@ class SimulatorState:
 
         for storage in sorted(self.there):
             self.allocate(storage)
-        self.away.bytes = self.updates.stays(graph) if self.updates else 0
+        self.away.bytes = self.updates.host_bytes(graph) if self.updates else 0
         self.away.peak = self.away.bytes
 
     def storages_of(self, values: Iterable[int]) -> set[int]:

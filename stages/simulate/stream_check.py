@@ -56,26 +56,27 @@ class _StreamSimulator:
     def play(self, where: str, step: TimedOperation, first: bool) -> None:
         """Plays one step; the chain's input is there before the first."""
         operation = step.operation
-        device, _, name = step.lane.rpartition("/")
+        device, _, name = step.stream.rpartition("/")
         wanted = _STREAM_PREFIXES.get(operation.move, "compute")
         _require(
-            bool(device) and name.startswith(wanted), f"{where} is in {step.lane}, not in {wanted}"
+            bool(device) and name.startswith(wanted),
+            f"{where} is in {step.stream}, not in {wanted}",
         )
-        begun = self.ends.get(step.lane, 0.0)
+        begun = self.ends.get(step.stream, 0.0)
         _require(step.start >= begun, f"{where} begins before its lane is free")
         if operation.transfers:
             change = 0 if first else step.live - self.live
             self._transfer(where, step, change)
         else:
             self._computes(where, step)
-            self.waited += step.waited
-        self.ends[step.lane] = step.end
-        self.live, self.host = step.live, step.host
-        self.most, self.host_peak = max(self.most, step.live), max(self.host_peak, step.host)
+            self.waited += step.wait_seconds
+        self.ends[step.stream] = step.end
+        self.live, self.host = step.live, step.host_bytes
+        self.most, self.host_peak = max(self.most, step.live), max(self.host_peak, step.host_bytes)
         self.seconds = max(self.seconds, step.end)
 
     def _transfer(self, where: str, step: TimedOperation, change: int) -> None:
-        store, grown = step.operation.store, step.host - self.host
+        store, grown = step.operation.store, step.host_bytes - self.host
         if step.operation.move == "offload":
             _require(change == 0, f"{where} changes the memory of the device by {change} bytes")
             _require(grown >= 0, f"{where} takes {-grown} bytes from the host")
@@ -93,7 +94,8 @@ class _StreamSimulator:
     def _computes(self, where: str, step: TimedOperation) -> None:
         operation = step.operation
         _require(
-            step.host <= self.host, f"{where} brings {step.host - self.host} bytes to the host"
+            step.host_bytes <= self.host,
+            f"{where} brings {step.host_bytes - self.host} bytes to the host",
         )
         if operation.move == "free":
             store = operation.store

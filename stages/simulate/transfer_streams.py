@@ -98,8 +98,8 @@ class HostUpdateStream:
     ) -> HostUpdateStream:
         """The lane before a step that updates parameters there in this order; the first states are
         on their way. `free_at` is when each lane is free."""
-        found, far = cls(name, updates, free_at), updates.far
-        values = [value for value in order if value in updates.elsewhere]
+        found, far = cls(name, updates, free_at), updates.second_tier
+        values = [value for value in order if value in updates.second_tier_parameters]
         sizes = [size for value in values for size in updates.costs[value].pieces]
         if far is not None and sizes:
             found.lanes = TransferStreams(far.link, free_at)
@@ -122,21 +122,25 @@ class HostUpdateStream:
         """What a parameter takes there beside waiting for its states: its gradient is added to a
         sum, or it is updated, or both; infinite where nothing computes there."""
         updates = self.updates
-        adding = cost.add_seconds if updates.adds or updates.summed else 0.0
-        return adding + (0.0 if updates.adds else cost.away_seconds)
+        adding = cost.add_seconds if updates.accumulates or updates.has_sums else 0.0
+        return adding + (0.0 if updates.accumulates else cost.host_seconds)
 
     def run(self, value: int, ready: float) -> tuple[float, float]:
         """The begin and end of what a parameter takes there, `ready` at a moment."""
         cost = self.updates.costs[value]
         start = max(ready, self.free_at.get(self.name, 0.0))
-        if self.updates.adds or value not in self.updates.elsewhere or self.staging is None:
+        if (
+            self.updates.accumulates
+            or value not in self.updates.second_tier_parameters
+            or self.staging is None
+        ):
             self.free_at[self.name] = start + self.seconds(cost)
             return start, self.free_at[self.name]
-        adding = cost.add_seconds if self.updates.summed else 0.0
+        adding = cost.add_seconds if self.updates.has_sums else 0.0
         self.free_at[self.name] = start + adding
         for share, size in cost.piece_shares():
             arrives = self.staging.arrives()
-            end = max(self.free_at[self.name], arrives) + cost.away_seconds * share
+            end = max(self.free_at[self.name], arrives) + cost.host_seconds * share
             self.free_at[self.name] = end
             self.staging.leaves(size)
         return start, self.free_at[self.name]

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--blocks", type=Path, required=True, help="the blocks of the chain")
     parser.add_argument("--store", type=Path, required=True, help="where solved blocks are kept")
     parser.add_argument(
-        "--engine",
+        "--solver",
         choices=BLOCK_SOLVERS,
         default="highs",
         help="the ILP solver; none: only options that need no ILP",
@@ -57,12 +57,12 @@ def run(options: argparse.Namespace) -> None:
             proven = sum(option.status == "optimal" for option in found)
             print(f"{labels[digest]}: {len(found)} options, {proven} optimal", flush=True)
 
-    found = solve_blocks(problems, options.store, options.engine, grid, options.jobs, tell, link)
+    found = solve_blocks(problems, options.store, options.solver, grid, options.jobs, tell, link)
     taken = len(problems) - len(solved)
     print(f"{blocks.model}: solved {len(solved)}, {taken} from the store", flush=True)
     clock = count_clock_limited(_stored_paths(options))
     metadata = {
-        "engine": options.engine,
+        "engine": options.solver,
         "grid": f"{grid.peaks}x{grid.saves}",
         "clock": str(clock),
         **({"link": link.speed} if link else {}),
@@ -82,7 +82,7 @@ def _link(options: argparse.Namespace) -> HostLink | None:
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what: the blocks, and the options of each distinct one in the store."""
-    settings = {name: getattr(options, name) for name in ("engine", "peaks", "saves")}
+    settings = {name: getattr(options, name) for name in ("solver", "peaks", "saves")}
     machine = [] if options.machine is None else [options.machine]
     read = [options.blocks, *_stored_paths(options), *machine]
     return [LineageEntry([options.out], read, settings)]
@@ -96,5 +96,5 @@ def _stored_paths(options: argparse.Namespace) -> list[Path]:
     grid = OptionGrid(peaks=options.peaks, saves=options.saves)
     digests, link = sorted(read_blocks(options.blocks).problems), _link(options)
     return [
-        option_store_path(options.store, digest, options.engine, grid, link) for digest in digests
+        option_store_path(options.store, digest, options.solver, grid, link) for digest in digests
     ]

@@ -1,1 +1,1 @@
-"""Captures the joint forward and backward of a model as a `tightfit.graph/3`."""
+"""Captures the joint forward and backward of a model as a `tightfit.graph/4`."""

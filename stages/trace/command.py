@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--search-path", action="append", default=[], help="a directory with the factory's package"
     )
     parser.add_argument(
-        "--ones", action="store_true", help="rest on inputs that hold nothing but ones"
+        "--assume-all-ones-masks",
+        action="store_true",
+        help="rest on inputs that hold nothing but ones",
     )
     parser.add_argument(
         "--channels-last",
@@ -49,7 +51,9 @@ def run(options: argparse.Namespace) -> None:
     where = (options.search_path, options.device)
     with register_operators(options.operators, options.search_path):
         try:
-            built = build_from_factory(options.factory, arguments, not options.ones, *where)
+            built = build_from_factory(
+                options.factory, arguments, not options.assume_all_ones_masks, *where
+            )
             graph = _trace_built(built, options)
         except FakeConstantError:
             built = build_from_factory(options.factory, arguments, False, *where)
@@ -60,7 +64,7 @@ def run(options: argparse.Namespace) -> None:
 def _trace_built(built: BuiltModel, options: argparse.Namespace) -> Graph:
     from tightfit.stages.trace.trace import trace
 
-    given = replace(built, ones=options.ones)
+    given = replace(built, ones=options.assume_all_ones_masks)
     return trace(given, options.name, options.device, options.channels_last)
 
 
@@ -71,7 +75,7 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
         "arguments": parse_arguments(options.arguments),
         "name": options.name,
         "device": options.device,
-        **({"ones": True} if options.ones else {}),
+        **({"assume_all_ones_masks": True} if options.assume_all_ones_masks else {}),
         **({"channels_last": True} if options.channels_last else {}),
         **operators_setting(options),
     }

@@ -55,22 +55,22 @@ def _trace(built: BuiltModel, name: str, kind: str, channels_last: bool) -> Grap
         kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)
     )
     guards |= {
-        "plain_backward": captured.plain_backward,
-        "all_arrive": captured.all_arrive,
-        "watch": captured.watched,
-        "assigned": captured.assigned,
-        "multiple_views": [i for i, leaf in enumerate(captured.leaves) if leaf.multiple],
+        "no_python_backward": captured.plain_backward,
+        "requires_all_output_gradients": captured.all_arrive,
+        "guards": captured.watched,
+        "assigned_buffers": captured.assigned,
+        "multi_view_outputs": [i for i, leaf in enumerate(captured.leaves) if leaf.multiple],
         "checkpointed": captured.checkpointed,
-        "causes": captured.causes,
-        "ungraded": captured.ungraded,
-        "asks_layout": captured.asks_layout,
-        "alike": [[leaf, first] for leaf, first in captured.alike.items()],
-        "unread": captured.unread,
-        "ones": captured.ones,
-        "wished": captured.wished,
-        "masks": captured.masks,
-        "mixed": list(built.mixed),
-        "asked": [[fact, of_input] for fact, of_input in captured.asked],
+        "checkpoint_mismatch_causes": captured.causes,
+        "checkpoints_without_gradients": captured.ungraded,
+        "queries_layout": captured.asks_layout,
+        "same_object_inputs": [[leaf, first] for leaf, first in captured.alike.items()],
+        "unused_inputs": captured.unread,
+        "all_ones_inputs": captured.ones,
+        "all_ones_samples": captured.wished,
+        "other_masks": captured.masks,
+        "not_all_ones_inputs": list(built.mixed),
+        "tensor_queries": [[fact, of_input] for fact, of_input in captured.asked],
     }
     with torch.autocast(kind, enabled=False):
         return _build_graph(built, captured, name, ambient, guards, channels_last)

@@ -50,7 +50,7 @@ def parse_factory_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 def memory_line_path(options: argparse.Namespace) -> Path:
     """The file of memory lines that is to be written."""
-    return Path(options.line or Path(options.out).with_name("line.arrow"))
+    return Path(options.timeline or Path(options.out).with_name("memory_timeline.arrow"))
 
 
 def lineage_settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--plan", required=True, help="plan.json of the planned module")
     parser.add_argument(
-        "--pipeline", type=Path, help="the folder that `split` wrote, where the module is one"
+        "--pipeline", type=Path, help="the folder that `pipeline` wrote, where the module is one"
     )
     parser.add_argument("--module", required=True, help="directory of the planned module")
     parser.add_argument(
@@ -111,20 +111,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reference",
         type=Path,
-        help="reference.arrow of the model, with line.arrow beside it: the model's own step is not "
-        "run again where the plan gives what it gave",
+        help="reference.arrow of the model, with memory_timeline.arrow beside it: the model's "
+        "own step is not run again where the plan gives what it gave",
     )
     parser.add_argument(
         "--disk", help="the folder of a disk that a plan sends to (default: that of TIGHTFIT_DISK)"
     )
     parser.add_argument(
-        "--far-disk", help="the folder of a third memory, where the plan has states in one"
+        "--second-disk", help="the folder of a third memory, where the plan has states in one"
     )
     parser.add_argument("--plan-seconds", type=float, help="how long planning took, to record")
     parser.add_argument(
         "--out", required=True, help="measurement.arrow to write, of a pipeline measurement.json"
     )
-    parser.add_argument("--line", help="memory lines to write (default: line.arrow beside --out)")
+    parser.add_argument(
+        "--timeline", help="memory lines to write (default: memory_timeline.arrow beside --out)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -146,7 +148,7 @@ def run(options: argparse.Namespace) -> int:
     if any(map(has_fused_kernels, options.graph)) != (options.unplanned is not None):
         raise ConfigError(
             "--unplanned: is for graphs of fused kernels, and needed there (the module of the "
-            "strategy unplanned)"
+            "strategy keep_all)"
         )
     if plan.get("gpu") and graph.device == "cpu":
         raise ConfigError(
@@ -154,7 +156,7 @@ def run(options: argparse.Namespace) -> int:
             "nothing to validate it on"
         )
     digest = module_digest(options.module)
-    if plan.get("verdict") == "infeasible":
+    if plan.get("status") == "infeasible":
         write_memory_timeline(memory_line_path(options), [])
         found = predicted_measurement(graph, plan, options.plan_seconds)
     else:
@@ -162,8 +164,8 @@ def run(options: argparse.Namespace) -> int:
         write_memory_timeline(memory_line_path(options), result.line)
         found = result.measurement
     write_measurement(options.out, found, digest)
-    print_verdict(found.verdict, found.sentence, options)
-    return int(found.verdict == "failed" and is_standalone(options))
+    print_verdict(found.status, found.message, options)
+    return int(found.status == "failed" and is_standalone(options))
 
 
 def _run_validation(
@@ -190,7 +192,7 @@ def _run_validation(
                 options.module,
                 options.pairs,
                 options.device,
-                far_folder=options.far_disk,
+                second_disk=options.second_disk,
                 report=report,
             )
         result = validate(
@@ -238,7 +240,7 @@ def _load_original(options: argparse.Namespace) -> OriginalMeasurement | None:
             f"{options.graph[0]}, measure it again with `tightfit reference`"
         )
     found = OriginalMeasurement(
-        reference, read_memory_timeline(options.reference.with_name("line.arrow"))
+        reference, read_memory_timeline(options.reference.with_name("memory_timeline.arrow"))
     )
     return found if found.matches_device(options.device) else None
 
@@ -251,7 +253,7 @@ def _add_eager_fallback(
     from tightfit.stages.validate.eager_fallback import check_eager_fallback, has_eager_fallback
 
     found = result.measurement
-    if found.verdict == FAILED_VERDICT or not has_eager_fallback(options.module):
+    if found.status == FAILED_VERDICT or not has_eager_fallback(options.module):
         return result
     own = [path for path in options.graph if not has_fused_kernels(path)]
     if not own:
@@ -260,9 +262,9 @@ def _add_eager_fallback(
         )
     wrong, told = check_eager_fallback(read_graph(own[0]), built, options.module, options.device)
     if wrong:
-        return replace(result, measurement=replace(found, verdict=FAILED_VERDICT, sentence=wrong))
-    said = f"{found.sentence} {told}".strip()
-    return replace(result, measurement=replace(found, sentence=said))
+        return replace(result, measurement=replace(found, status=FAILED_VERDICT, message=wrong))
+    said = f"{found.message} {told}".strip()
+    return replace(result, measurement=replace(found, message=said))
 
 
 def _run_pipeline(options: argparse.Namespace) -> None:
@@ -289,14 +291,14 @@ def _run_pipeline(options: argparse.Namespace) -> None:
         report = ProgressPrinter(f"{pipeline.model}: running its pipeline", "steps")
         measured = validate_pipeline(source, pipeline, plan, Path(options.module), report)
     write_pipeline_measurement(options.out, measured)
-    print(measured.sentence)
-    if measured.verdict == FAILED_VERDICT:
-        raise ModelError(measured.sentence)
+    print(measured.message)
+    if measured.status == FAILED_VERDICT:
+        raise ModelError(measured.message)
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
-    far = {} if options.far_disk is None else {"far_disk": options.far_disk}
+    far = {} if options.second_disk is None else {"second_disk": options.second_disk}
     from tightfit.schemas.package_manifest import find_package_graph
 
     graph = options.graph[0]

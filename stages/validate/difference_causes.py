@@ -49,7 +49,7 @@ _PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
 def find_difference_cause(comparer: Comparer, one: Scenario, planned: nn.Module, seed: int) -> str:
     """Why a planned module differs in a round, and what to do, as a clause; "" where none of the
     causes that are looked for is found."""
-    noted = json.loads(comparer.graph.guards).get("causes", [])
+    noted = json.loads(comparer.graph.guards).get("checkpoint_mismatch_causes", [])
     if noted:
         return "; ".join(noted)
     if not comparer.nondeterministic:

@@ -43,7 +43,7 @@ def load_from_package(
     package: Any, directory: Path | str, model: nn.Module, **options: Any
 ) -> nn.Module:
     """What the `load` of a package from a directory makes of a model; see `load_planned`."""
-    if hasattr(package, "LODGING"):
+    if hasattr(package, "OFFLOAD_PLAN"):
         raise ArtifactError(
             f"{directory}: its plan has parameters in another memory, and its load takes the "
             f"optimizer, too: load(model, optimizer)"
@@ -69,20 +69,20 @@ def load_offloaded_module(
     model: nn.Module,
     optimizer: Any,
     folder: str | None,
-    far_folder: str | None = None,
+    second_disk: str | None = None,
     **options: Any,
 ) -> tuple[nn.Module, Any]:
     """The planned module that the package of a whole step makes of a model, and the optimizer that
     takes the place of another one; `folder` is where the file of the other memory goes, and
-    `far_folder` that of a third one.
+    `second_disk` that of a third one.
 
     Raises ArtifactError where the directory is no such package, or refuses model or optimizer.
     """
     package = load_package(directory)
-    if not hasattr(package, "LODGING"):
+    if not hasattr(package, "OFFLOAD_PLAN"):
         raise ArtifactError(f"{directory}: its plan has all parameters on the device")
-    if far_folder is not None:
-        options["far_disk"] = far_folder
+    if second_disk is not None:
+        options["second_disk"] = second_disk
     try:
         planned, stepping = package.load(model, optimizer, folder, **options)
     except Exception as error:

@@ -292,12 +292,12 @@ def add_measured_results(
     if times is None:
         return found
     lost = max(times.planned.lost, known.lost if known else 0.0)
-    found = replace(found, measured_time=times.planned.median, lost=lost)
+    found = replace(found, measured_time=times.planned.median, preemption_fraction=lost)
     if times.unplanned is None or times.ratio is None:
         return found
     return replace(
         found,
-        unplanned_time=times.unplanned.median,
+        original_time=times.unplanned.median,
         time_ratio=times.ratio.median,
         time_ratio_first_quartile=times.ratio.first_quartile,
         time_ratio_third_quartile=times.ratio.third_quartile,
@@ -305,7 +305,7 @@ def add_measured_results(
     )
 
 
-UNPLANNED = "unplanned"
+ORIGINAL_RUN = "original"
 
 
 @dataclass(frozen=True)
@@ -355,7 +355,8 @@ def measure_original(
             return OriginalMeasurement(reference, [])
     fresh, accumulating = memory
     line = [
-        TimelinePoint(UNPLANNED, seconds, live) for seconds, live in downsample_timeline(fresh.line)
+        TimelinePoint(ORIGINAL_RUN, seconds, live)
+        for seconds, live in downsample_timeline(fresh.line)
     ]
     peaks = (fresh.peak, accumulating.peak)
     found = (reference.rounds, *peaks, tuple(times.runs), times.planned.lost)

@@ -155,7 +155,7 @@ def _is_tensor(leaf: Any) -> bool:
 def has_offloaded_parameters(module: Path | str) -> bool:
     """Whether a generated directory is one of a step whose parameters live in another memory;
     raises ArtifactError where it is no package."""
-    return hasattr(load_package(module), "LODGING")
+    return hasattr(load_package(module), "OFFLOAD_PLAN")
 
 
 def validate_offloaded_step(
@@ -166,7 +166,7 @@ def validate_offloaded_step(
     pairs: int,
     device: str,
     folder: str | None = None,
-    far_folder: str | None = None,
+    second_disk: str | None = None,
     report: LabeledProgressCallback | None = None,
 ) -> Validation:
     """Runs a planned step beside a plain one with an optimizer of `torch.optim`, on copies of the
@@ -177,21 +177,21 @@ def validate_offloaded_step(
     ConfigError where the plan has states in a third memory, and no folder is named for it.
     """
     base = replace(
-        predicted_measurement(graph, plan, None), slow_memory=offload_target_name(graph.device)
+        predicted_measurement(graph, plan, None), offload_target=offload_target_name(graph.device)
     )
     package: Any = load_package(module)
-    lodging = package.LODGING
-    if lodging.far and not far_folder:
-        raise ConfigError("--far-disk: the plan has states in a third memory, name its folder")
+    offload_plan = package.OFFLOAD_PLAN
+    if offload_plan.second_tier and not second_disk:
+        raise ConfigError("--second-disk: the plan has states in a third memory, name its folder")
 
     def load(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
-        return load_offloaded_module(module, model, optimizer, folder, far_folder)
+        return load_offloaded_module(module, model, optimizer, folder, second_disk)
 
     def made(model: nn.Module) -> torch.optim.Optimizer:
-        return build_optimizer(lodging, model)
+        return build_optimizer(offload_plan, model)
 
     try:
-        count = lodging.microbatches
+        count = offload_plan.microbatches
         told = LabeledProgressCounter(report, (2 * STEPS + 3) * count + 2 * pairs)
         said = check_offloaded_step(graph, built, load, made(built.model), count, told)
         stepper, sample = StepRunner.of(graph, built), built.samples[0]
@@ -206,18 +206,18 @@ def validate_offloaded_step(
             stepper, sample, *load(twin, made(twin)), PLANNED_OPTIMIZER_STEP, told, count
         )
         return _measure_steps(
-            base, lodging, ours, theirs, said, reason_not_compared(graph), pairs, device
+            base, offload_plan, ours, theirs, said, reason_not_compared(graph), pairs, device
         )
     except ModelError:
         raise
     except Exception as error:
         failed = f"The planned step fails with {describe_error(error)}."
-        return Validation(replace(base, verdict=FAILED_VERDICT, sentence=failed), [])
+        return Validation(replace(base, status=FAILED_VERDICT, message=failed), [])
 
 
 def _measure_steps(
     base: Measurement,
-    lodging: Any,
+    offload_plan: Any,
     ours: OptimizerSteps,
     theirs: OptimizerSteps,
     said: str,
@@ -235,43 +235,43 @@ def _measure_steps(
     times, waited = _time_steps(ours, theirs, pairs, device)
     wrong = [
         f"{which} {found} bytes where {foretold} were predicted"
-        for which, found, foretold in _measured_and_predicted_peaks(lodging, begun, later)
+        for which, found, foretold in _measured_and_predicted_peaks(offload_plan, begun, later)
         if found != foretold
     ]
     complaints = [said.removesuffix(".")] if said else []
-    complaints += [*wrong, *_check_offload_tiers(lodging, slow, ours.optimizer.far_bytes)]
+    complaints += [*wrong, *_check_offload_tiers(offload_plan, slow, ours.optimizer.far_bytes)]
     ours.optimizer.close()
-    beside = (base.predicted_peak or 0) - max(lodging.peak, lodging.adding_peak)
+    beside = (base.predicted_peak or 0) - max(offload_plan.peak, offload_plan.microbatch_peak)
     # What the first of several microbatches leaves is there in all others.
     most = max(usage.peak for usage in later[1:] or later) + beside
     same = not said and not uncompared
     filled = replace(
         base,
         measured_peak=most,
-        unplanned_peak=unplanned.peak,
+        original_peak=unplanned.peak,
         accumulate_peak=max((usage.peak for usage in later[:-1]), default=None),
-        unplanned_accumulate_peak=max((usage.peak for usage in plain[:-1]), default=None),
+        original_accumulate_peak=max((usage.peak for usage in plain[:-1]), default=None),
         within_budget=base.budget_bytes is None or most <= base.budget_bytes,
         peak_as_predicted=not wrong,
         bits_equal=same,
         output_difference=0.0 if same else None,
         gradient_difference=0.0 if same else None,
         buffer_difference=0.0 if same else None,
-        predicted_slow=_offloaded_bytes(lodging),
-        slow_peak=slow,
-        waited=waited,
+        predicted_offload_peak=_offloaded_bytes(offload_plan),
+        offload_peak=slow,
+        wait_seconds=waited,
     )
     filled = _add_times(filled, times) if times else filled
     if complaints:
         filled = replace(
-            filled, verdict=FAILED_VERDICT, sentence=format_sentence("; ".join(complaints))
+            filled, status=FAILED_VERDICT, message=format_sentence("; ".join(complaints))
         )
     else:
-        told = [filled.sentence, *_describe_measurement(filled, lodging, uncompared)]
-        filled = replace(filled, sentence="; ".join(told))
+        told = [filled.message, *_describe_measurement(filled, offload_plan, uncompared)]
+        filled = replace(filled, message="; ".join(told))
     lines = [
         TimelinePoint(run, seconds, live)
-        for run, usage in (("planned", later[-1]), ("unplanned", unplanned))
+        for run, usage in (("planned", later[-1]), ("original", unplanned))
         for seconds, live in downsample_timeline(usage.line)
     ]
     return Validation(filled, lines)
@@ -293,7 +293,7 @@ def _add_times(filled: Measurement, times: Sequence[tuple[float, float]]) -> Mea
     return replace(
         filled,
         measured_time=statistics.median(mine for mine, _ in times),
-        unplanned_time=statistics.median(its for _, its in times),
+        original_time=statistics.median(its for _, its in times),
         time_ratio=statistics.median(ratios),
         time_ratio_first_quartile=quartiles[0],
         time_ratio_third_quartile=quartiles[2],
@@ -301,14 +301,22 @@ def _add_times(filled: Measurement, times: Sequence[tuple[float, float]]) -> Mea
     )
 
 
-def _offloaded_bytes(lodging: Any) -> int:
+def _offloaded_bytes(offload_plan: Any) -> int:
     """The bytes of the other memory that a plan has."""
-    return int(lodging.parameters + lodging.states + lodging.copies + lodging.sums)
+    return int(
+        offload_plan.parameter_bytes
+        + offload_plan.state_bytes
+        + offload_plan.activation_bytes
+        + offload_plan.gradient_sum_bytes
+    )
 
 
-def _check_offload_tiers(lodging: Any, slow: int, far: int) -> list[str]:
+def _check_offload_tiers(offload_plan: Any, slow: int, far: int) -> list[str]:
     """What differs from the prediction in the bytes of the other memories."""
-    memories = (("other", slow, _offloaded_bytes(lodging)), ("third", far, lodging.far_states))
+    memories = (
+        ("other", slow, _offloaded_bytes(offload_plan)),
+        ("third", far, offload_plan.second_tier_bytes),
+    )
     return [
         f"the {name} memory has {found} bytes where {foretold} were predicted"
         for name, found, foretold in memories
@@ -316,42 +324,49 @@ def _check_offload_tiers(lodging: Any, slow: int, far: int) -> list[str]:
     ]
 
 
-def _describe_measurement(found: Measurement, lodging: Any, uncompared: str) -> list[str]:
+def _describe_measurement(found: Measurement, offload_plan: Any, uncompared: str) -> list[str]:
     """What is to be said of a step that takes what was predicted."""
     told = []
-    if lodging.far_states:
-        told.append(f"{lodging.far_states:,} bytes of states are in the third memory, as predicted")
-    if lodging.microbatches > 1:
-        told.append(f"each of its {lodging.microbatches} microbatches takes the bytes predicted")
-    if found.waited is not None:
-        waits = f"a step waits for the other memory for {format_duration(found.waited)}"
-        if found.predicted_waited is not None:
-            waits += f" where {format_duration(found.predicted_waited)} were predicted"
+    if offload_plan.second_tier_bytes:
+        told.append(
+            f"{offload_plan.second_tier_bytes:,} bytes of states are in the third memory, as "
+            "predicted"
+        )
+    if offload_plan.microbatches > 1:
+        told.append(
+            f"each of its {offload_plan.microbatches} microbatches takes the bytes predicted"
+        )
+    if found.wait_seconds is not None:
+        waits = f"a step waits for the other memory for {format_duration(found.wait_seconds)}"
+        if found.predicted_wait_seconds is not None:
+            waits += f" where {format_duration(found.predicted_wait_seconds)} were predicted"
         told.append(waits)
     if told:
         told[0] = f"measured, {told[0]}"
     if uncompared:
-        told.append(f"bits were not compared with those of {lodging.optimizer}, {uncompared}")
+        told.append(f"bits were not compared with those of {offload_plan.optimizer}, {uncompared}")
     return told
 
 
 def _measured_and_predicted_peaks(
-    lodging: Any, first: list[MemoryUsage], steady: list[MemoryUsage]
+    offload_plan: Any, first: list[MemoryUsage], steady: list[MemoryUsage]
 ) -> list[tuple[str, int, int]]:
     """What the microbatches of the first and of a later step take: in words, as found, as
     foretold."""
     found = [
-        ("the first step takes", first[-1].peak, lodging.first_peak),
-        ("a step takes", steady[-1].peak, lodging.peak),
+        ("the first step takes", first[-1].peak, offload_plan.first_peak),
+        ("a step takes", steady[-1].peak, offload_plan.peak),
     ]
     for usages in (first, steady):
         for number, usage in enumerate(usages[:-1]):
-            foretold = lodging.adding_peak if number else lodging.first_adding_peak
+            foretold = (
+                offload_plan.microbatch_peak if number else offload_plan.first_microbatch_peak
+            )
             found.append((f"microbatch {number + 1} takes", usage.peak, foretold))
     return found
 
 
-def build_optimizer(lodging: Any, model: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(offload_plan: Any, model: nn.Module) -> torch.optim.Optimizer:
     """An optimizer of the class that a plan was made for, over the parameters that it updates, that
     keeps states where the plan has some; raises ModelError where none of `torch.optim` does."""
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -359,9 +374,9 @@ def build_optimizer(lodging: Any, model: nn.Module) -> torch.optim.Optimizer:
         "Adam": torch.optim.Adam,
         "AdamW": torch.optim.AdamW,
     }
-    name = lodging.optimizer
+    name = offload_plan.optimizer
     if name not in kinds:
         raise ModelError(f"the plan was made for the optimizer {name!r}, which is not known")
-    updated = [model.get_parameter(path) for path in lodging.updated]
-    settings = {"momentum": 0.9} if name == "SGD" and lodging.states else {}
+    updated = [model.get_parameter(path) for path in offload_plan.updated]
+    settings = {"momentum": 0.9} if name == "SGD" and offload_plan.state_bytes else {}
     return kinds[name](updated, lr=1e-3, **settings)

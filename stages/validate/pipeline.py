@@ -116,7 +116,7 @@ def _compare_rank(
         "output_difference": _largest_difference(given),
         "gradient_difference": _largest_difference(list(gradients.items())),
         "buffer_difference": _largest_difference(list(buffers.items())),
-        "first": first,
+        "first_difference": first,
     }
 
 
@@ -294,7 +294,7 @@ def _run_ranks(job: RankJob, pipeline: PipelineSchedule) -> list[MeasuredRank]:
         row = json.loads((Path(job.folder) / f"rank-{rank}.json").read_bytes())
         known = {
             "device": pipeline.devices[rank],
-            "fixed": pipeline.fixed[rank],
+            "baseline": pipeline.fixed[rank],
             "memory": pipeline.memory[rank],
             "predicted_peak": pipeline.peaks[rank],
         }
@@ -314,10 +314,10 @@ def _build_measurement(
     return PipelineMeasurement(
         model=pipeline.model,
         strategy=plan.strategy,
-        verdict=FAILED_VERDICT if wrong else plan.verdict,
-        sentence=wrong or said,
+        status=FAILED_VERDICT if wrong else plan.status,
+        message=wrong or said,
         microbatches=pipeline.microbatches,
-        one_process=seconds,
+        single_process_seconds=seconds,
         ranks=ranks,
     )
 
@@ -326,15 +326,15 @@ def _describe_contradiction(ranks: Sequence[MeasuredRank]) -> str:
     """What is not as it was promised, "" where all is."""
     for rank in ranks:
         who = f"rank {rank.rank} ({rank.device})"
-        if rank.first:
-            return f"{who} computes another {rank.first} than one process"
+        if rank.first_difference:
+            return f"{who} computes another {rank.first_difference} than one process"
         if rank.measured_peak != rank.predicted_peak:
             return (
                 f"{who} takes {rank.measured_peak} bytes where {rank.predicted_peak} were predicted"
             )
         if not rank.within_budget:
             return (
-                f"{who} takes {rank.fixed + rank.measured_peak} bytes, parameters included, of "
+                f"{who} takes {rank.baseline + rank.measured_peak} bytes, parameters included, of "
                 f"{rank.memory}"
             )
     return ""

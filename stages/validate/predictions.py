@@ -14,7 +14,7 @@ from tightfit.schemas.measurement import Measurement
 from tightfit.schemas.plan import TransferTotals
 from tightfit.util.errors import ArtifactError
 
-_PLAN_KEYS = ("strategy", "budget", "budget_bytes", "verdict", "sentence", "time", "peak", "gap")
+_PLAN_KEYS = ("strategy", "budget", "budget_bytes", "status", "message", "time", "peak", "gap")
 _NUMBER_KEYS = ("budget_total", "time", "peak", "gap")
 _MAX_NUMBER = 1 << 62
 
@@ -65,15 +65,15 @@ def predicted_measurement(
         budget=str(plan["budget"]),
         budget_bytes=plan["budget_bytes"],
         budget_total=plan.get("budget_total"),
-        verdict=str(plan["verdict"]),
-        sentence=str(plan["sentence"]),
+        status=str(plan["status"]),
+        message=str(plan["message"]),
         gap=plan["gap"],
         predicted_peak=plan["peak"],
         predicted_time=plan["time"],
         plan_seconds=plan_seconds,
         predicted_allocated=foretold.get("allocated"),
         predicted_reserved=foretold.get("reserved"),
-        predicted_waited=None if sent is None else sent.waited,
+        predicted_wait_seconds=None if sent is None else sent.wait_seconds,
     )
 
 
@@ -87,10 +87,10 @@ def predicted_transfers(plan: Mapping[str, Any]) -> TransferTotals | None:
         found = TransferTotals(**said)
     except TypeError as error:
         raise ArtifactError("the plan does not say what it sends") from error
-    sizes = (found.left, found.returned, found.host_peak)
+    sizes = (found.offloaded_bytes, found.prefetched_bytes, found.host_peak)
     if not all(isinstance(size, int) and _is_number(size) for size in sizes):
         raise ArtifactError("the plan does not say what it sends in bytes")
-    if not _is_number(found.waited):
+    if not _is_number(found.wait_seconds):
         raise ArtifactError("the plan does not say what it sends in seconds")
     return found
 

@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, 15, "timed steps")
     parser.add_argument("--graph", type=Path, required=True, help="graph.arrow of the model")
     parser.add_argument("--out", required=True, help="reference.arrow to write")
-    parser.add_argument("--line", help="memory line to write (default: line.arrow beside --out)")
+    parser.add_argument(
+        "--timeline", help="memory line to write (default: memory_timeline.arrow beside --out)"
+    )
 
 
 def run(options: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ from tightfit.stages.validate.comparison import copy_model, freeze_garbage_colle
 from tightfit.stages.validate.training_step import StepRunner, clear_gradients, copy_sample
 from tightfit.util.command_line import format_duration
 
-TRANSFER_LINES = ("leaving", "returning")
+TRANSFER_LINES = ("offload", "prefetch")
 """The lines of the lanes, in the order of what a run counts."""
 
 
@@ -28,7 +28,7 @@ def offload_target_name(device: str) -> str:
 
 def last_transfers(planned: nn.Module) -> Any:
     """What the run of a planned module has moved that began last, None where it sends nothing."""
-    sending = getattr(planned, "_tightfit_sending", None)
+    sending = getattr(planned, "_tightfit_transfers", None)
     return None if sending is None else sending.last
 
 
@@ -38,7 +38,7 @@ def check_transfers(
     """Takes two steps of a copy of a planned module: what is wrong with what the second one sends,
     and what is to be said of it, "" for nothing. Model, samples and random numbers stay as they
     were."""
-    if foretold is None and getattr(planned, "_tightfit_sending", None) is None:
+    if foretold is None and getattr(planned, "_tightfit_transfers", None) is None:
         return "", ""
     stepper, twin, sample = (
         StepRunner.of(graph, built),
@@ -63,8 +63,8 @@ def describe_transfer_mismatch(foretold: TransferTotals | None, memory: str, mov
         did = TransferTotals(moved.left, moved.returned, moved.peak, 0.0)
     for which, found, wanted in (
         (f"the {memory} has", did.host_peak, said.host_peak),
-        (f"a step sends to the {memory}", did.left, said.left),
-        (f"a step brings back from the {memory}", did.returned, said.returned),
+        (f"a step sends to the {memory}", did.offloaded_bytes, said.offloaded_bytes),
+        (f"a step brings back from the {memory}", did.prefetched_bytes, said.prefetched_bytes),
     ):
         if found != wanted:
             return f"{which} {found} bytes where {wanted} were predicted"
@@ -75,7 +75,8 @@ def describe_transfers(foretold: TransferTotals, memory: str, waited: float) -> 
     """What is to be said of a step that sends as it was predicted."""
     return (
         f"measured, a step has {foretold.host_peak:,} bytes in the {memory} at most, as predicted, "
-        f"and waits for {format_duration(waited)} where {format_duration(foretold.waited)} were "
+        f"and waits for {format_duration(waited)} where {format_duration(foretold.wait_seconds)} "
+        "were "
         "predicted"
     )
 
@@ -88,10 +89,10 @@ def add_transfers(
         return measured
     return replace(
         measured,
-        slow_memory=offload_target_name(measured.device),
-        predicted_slow=0 if foretold is None else foretold.host_peak,
-        slow_peak=0 if moved is None else moved.peak,
-        waited=waited,
+        offload_target=offload_target_name(measured.device),
+        predicted_offload_peak=0 if foretold is None else foretold.host_peak,
+        offload_peak=0 if moved is None else moved.peak,
+        wait_seconds=waited,
     )
 
 
@@ -101,8 +102,8 @@ def transfer_lines(moved: Any) -> Iterator[TimelinePoint]:
     if moved is None:
         return
     levels = [(moved.since(moment), there) for moment, there in moved.line]
-    yield from _thin_line("slow", [(0.0, 0), *levels])
-    for name, spans in zip((*TRANSFER_LINES, "waiting"), (*moved.lanes, moved.waits), strict=True):
+    yield from _thin_line("offloaded", [(0.0, 0), *levels])
+    for name, spans in zip((*TRANSFER_LINES, "wait"), (*moved.lanes, moved.waits), strict=True):
         points = [
             point
             for begin, end, size in spans

@@ -125,7 +125,7 @@ def validate(
     program (verdict "infeasible"). Raises ArtifactError when the plan lacks a key.
     """
     base = predicted_measurement(graph, plan, plan_seconds)
-    if base.verdict == "infeasible" or base.predicted_peak is None:
+    if base.status == "infeasible" or base.predicted_peak is None:
         return Validation(base, [])
     told = LabeledProgressCounter(report, MAX_STEPS + 2 + pairs)
     pair = replace(
@@ -145,7 +145,7 @@ def validate(
         raise
     except Exception as error:
         said = f"The planned step fails with {describe_error(error)}."
-        return Validation(replace(base, verdict=FAILED_VERDICT, sentence=said), [])
+        return Validation(replace(base, status=FAILED_VERDICT, message=said), [])
 
 
 def check_planned_module(
@@ -310,12 +310,12 @@ class _PlanValidator:
         filled = replace(
             add_measured_results(base, compared, times, known),
             measured_peak=fresh.peak,
-            unplanned_peak=peaks[0],
+            original_peak=peaks[0],
             accumulate_peak=accumulating.peak,
-            unplanned_accumulate_peak=peaks[1],
+            original_accumulate_peak=peaks[1],
             allocated_peak=None if taken is None else taken.allocated,
             reserved_peak=None if taken is None else taken.reserved,
-            context=None if used is None else used.context,
+            cuda_context=None if used is None else used.context,
             within_budget=fits_budget(base, fresh.peak, taken),
             peak_as_predicted=fresh.peak == base.predicted_peak,
         )
@@ -332,7 +332,7 @@ class _PlanValidator:
         )
         judged = self.verdict(filled, compared, moved)
         if self.unplanned is not None:
-            judged = self.add_eager_comparison(judged, base.sentence, planned)
+            judged = self.add_eager_comparison(judged, base.message, planned)
         return Validation(judged, lines)
 
     def add_eager_comparison(
@@ -340,15 +340,15 @@ class _PlanValidator:
     ) -> Measurement:
         """The measurement of a plan of fused kernels, with how far it is from eager instead of the
         `plans` own sentence."""
-        if judged.verdict == FAILED_VERDICT:
+        if judged.status == FAILED_VERDICT:
             return replace(
-                judged, sentence=judged.sentence.replace(ORIGINAL_MODEL, UNPLANNED_KERNELS)
+                judged, message=judged.message.replace(ORIGINAL_MODEL, UNPLANNED_KERNELS)
             )
         wrong, told = try_compare_with_eager(self.comparer.graph, self.built, planned)
         if wrong:
-            return replace(judged, verdict=FAILED_VERDICT, sentence=wrong)
-        more = "" if judged.sentence == plans else judged.sentence
-        return replace(judged, sentence=f"{more} {format_sentence(told)}".strip())
+            return replace(judged, status=FAILED_VERDICT, message=wrong)
+        more = "" if judged.message == plans else judged.message
+        return replace(judged, message=f"{more} {format_sentence(told)}".strip())
 
     def measure_with_original(
         self,
@@ -362,7 +362,7 @@ class _PlanValidator:
         try:
             original = self.beside.copy_original()
             self.told(f"the memory of {ORIGINAL_STEP}")
-            usage["unplanned"] = measure_memory(original, self.stepper, sample, self.device)
+            usage["original"] = measure_memory(original, self.stepper, sample, self.device)
             if not pairs:
                 return None
             own = (self.stepper, sample, pairs, self.device, self.told)
@@ -382,15 +382,15 @@ class _PlanValidator:
         if self.original is not None:
             known = self.original.reference
             return (known.peak, known.accumulate_peak), known
-        if "unplanned" not in usage:
+        if "original" not in usage:
             return (None, None), None
-        fresh, accumulating = usage["unplanned"]
+        fresh, accumulating = usage["original"]
         return (fresh.peak, accumulating.peak), None
 
     def compare_with_self_checkpointing(self, measured: Measurement) -> tuple[str, str]:
         """What is wrong with a plan, and what else is to be said of it, beside a model that
         checkpoints itself."""
-        planned, own = measured.measured_peak, measured.unplanned_peak
+        planned, own = measured.measured_peak, measured.original_peak
         if not is_self_checkpointing(self.comparer.graph) or planned is None or own is None:
             return "", ""
         worse, told = compare_with_self_checkpointing(planned, own)
@@ -408,29 +408,31 @@ class _PlanValidator:
                 "were predicted"
             )
         worse, told = self.compare_with_self_checkpointing(measured)
-        sent = describe_transfer_mismatch(self.predicted, measured.slow_memory, moved)
+        sent = describe_transfer_mismatch(self.predicted, measured.offload_target, moved)
         complaints += [said for said in (sent, worse) if said]
         if complaints:
             return replace(
-                measured, verdict=FAILED_VERDICT, sentence=format_sentence("; ".join(complaints))
+                measured, status=FAILED_VERDICT, message=format_sentence("; ".join(complaints))
             )
-        if self.predicted is not None and measured.waited is not None:
-            words = describe_transfers(self.predicted, measured.slow_memory, measured.waited)
-            measured = replace(measured, sentence=f"{measured.sentence}; {words}")
+        if self.predicted is not None and measured.wait_seconds is not None:
+            words = describe_transfers(
+                self.predicted, measured.offload_target, measured.wait_seconds
+            )
+            measured = replace(measured, message=f"{measured.message}; {words}")
         if told:
             measured = replace(
-                measured, sentence=f"{measured.sentence} {format_sentence(told)}".strip()
+                measured, message=f"{measured.message} {format_sentence(told)}".strip()
             )
         if compared.skipped:
-            said = f"{measured.sentence} {format_sentence(compared.skipped)}".strip()
-            measured = replace(measured, sentence=said)
+            said = f"{measured.message} {format_sentence(compared.skipped)}".strip()
+            measured = replace(measured, message=said)
         if compared.difference.bits_equal:
             return measured
         if compared.libraries:
             said = (
                 f"{describe_library_kernels(compared)} {format_sentence(compared.skipped)}".strip()
             )
-            return replace(measured, sentence=said)
+            return replace(measured, message=said)
         blame = " and ".join(self.nondeterministic_ops) if self.device == "cpu" else "CUDA"
         said = (
             f"The original model's results differ from run to run, by up to "
@@ -439,4 +441,4 @@ class _PlanValidator:
         )
         if compared.skipped:
             said = f"{said} {format_sentence(compared.skipped)}"
-        return replace(measured, sentence=said)
+        return replace(measured, message=said)

@@ -77,7 +77,7 @@ def _called(strategy: str, *budgets: str) -> Callable[[Case, Path], Load]:
 STRATEGIES = (
     Strategy("keep", _random(0, 0.0, False)),
     Strategy("recompute", _random(1, 0.7, True), fast=True),
-    Strategy("checkpoint", _called("checkpoint", "none")),
+    Strategy("checkpoint_all", _called("checkpoint_all", "none")),
     Strategy("auto", _called("auto", "50%", "80%", "100%")),
     Strategy("rotor", _called("rotor", "60%", "80%", "100%")),
     Strategy("rockmate", _called("rockmate", "40%", "60%", "80%", "100%")),

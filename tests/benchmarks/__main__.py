@@ -47,7 +47,7 @@ def plan_from_nothing(case: Case, folder: Path) -> list[tuple[str, float]]:
         ("partition", [*made, "--out", blocks]),
         (
             "solve",
-            ["--blocks", blocks, "--store", store, "--engine", "highs", "--peaks", "4",
+            ["--blocks", blocks, "--store", store, "--solver", "highs", "--peaks", "4",
              "--saves", "6", "--jobs", "2", "--out", options],
         ),
         (

@@ -44,7 +44,7 @@ def rows_of_asked(folder: Path) -> Iterator[str]:
         place = folder / str(number)
         place.mkdir(parents=True, exist_ok=True)
         _solve(case, place)
-        ways = {"given": ["--given"], "frontier": []}
+        ways = {"given": ["--no-local-search"], "frontier": []}
         before = {name: _combined(place, name, more) for name, more in ways.items()}
         for budget in BUDGETS:
             found = [_chosen(place, name, budget, seconds) for name, seconds in before.items()]
@@ -68,7 +68,7 @@ def _solve(case: Asked, place: Path) -> None:
     run_apart("trace", [*source, "--name", "bench", "--out", graph[1]])
     run_apart("profile", [*graph, *described, "--out", costs[1]])
     run_apart("partition", [*graph, *costs, "--out", blocks[1]])
-    run_apart("solve", [*blocks, "--store", f"{place}/store", "--engine", "none", "--out", options])
+    run_apart("solve", [*blocks, "--store", f"{place}/store", "--solver", "none", "--out", options])
 
 
 def _combined(place: Path, name: str, more: list[str]) -> float:
@@ -82,12 +82,12 @@ def _chosen(place: Path, name: str, budget: str, before: float) -> str:
     out = place / f"{name}-{budget.rstrip('%')}"
     frontier = ["--frontier", f"{place}/{name}.arrow", "--budget", budget, "--out", str(out)]
     makings = _made(place) if name == "given" else []
-    taken = run_apart("choose", [*_files(place), *frontier, *makings])
+    taken = run_apart("select", [*_files(place), *frontier, *makings])
     return _said(read_plan(out / "plan.json"), before + taken.cpu)
 
 
 def _said(plan: Plan, seconds: float) -> str:
     """A plan in a cell of the table."""
     if plan.time is None or plan.gap is None or plan.keep_all.time is None:
-        return f"{plan.verdict}, {seconds:.1f}"
+        return f"{plan.status}, {seconds:.1f}"
     return f"{plan.time / plan.keep_all.time:.4f}, {plan.gap:.2%}, {seconds:.1f}"

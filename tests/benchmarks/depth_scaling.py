@@ -99,7 +99,7 @@ def _stages(deep: Deep, folder: Path) -> Iterator[list[str | Path]]:
     yield ["trace", *factory, "--out", folder / "graph.arrow"]
     yield ["profile", *given[:2], *described, "--out", folder / "costs.arrow"]
     yield ["partition", *given, "--out", folder / "blocks.arrow"]
-    yield ["solve", *blocks, "--store", folder / "store", "--engine", "none", "--out", options]
+    yield ["solve", *blocks, "--store", folder / "store", "--solver", "none", "--out", options]
     made = [*given, *blocks, "--options", options]
     yield ["combine", *made, "--strategy", "auto", "--out", folder / "frontier.arrow"]
 
@@ -133,7 +133,7 @@ def _requested(folder: Path, frontier: Frontier, budget: int) -> str:
 def _least(folder: Path) -> int:
     """The smallest budget known to work, in bytes that the allocator reserves."""
     given = ["--frontier", folder / "frontier.arrow", *_given(folder)]
-    run_stage("choose", *given, "--budget", "1B", "--out", folder / "least")
+    run_stage("select", *given, "--budget", "1B", "--out", folder / "least")
     return read_plan(folder / "least" / "plan.json").smallest_budget or 0
 
 
@@ -141,9 +141,9 @@ def _cell(folder: Path, budget: int) -> str:
     """The figures of a budget in bytes."""
     out = folder / f"plan-{budget}"
     given = ["--frontier", folder / "frontier.arrow", *_given(folder)]
-    seconds = run_stage("choose", *given, "--budget", str(budget), "--out", out)
+    seconds = run_stage("select", *given, "--budget", str(budget), "--out", out)
     plan = read_plan(out / "plan.json")
     if plan.time is None or plan.lower_bound is None:
-        return plan.verdict
+        return plan.status
     ratio, bound = plan.time / plan.keep_all.time, plan.lower_bound / plan.keep_all.time
     return f"{ratio:.4f}, {bound:.4f}, {1 - bound / ratio:.2%}, {seconds:.1f}"

@@ -60,7 +60,7 @@ def table_of_described(folder: Path) -> Iterator[str]:
         yield _row(Taken("to the plan", wall, cpu, max(one.memory for one in taken)))
         yield _row(replace(run_apart("combine", _frontier(place)), stage="frontier, after it"))
         plan = read_plan(place / "plan/plan.json")
-        yield f"\n{plan.sentence}\n"
+        yield f"\n{plan.message}\n"
 
 
 def _stages(case: Described, place: Path) -> Iterator[tuple[str, list[str]]]:
@@ -72,12 +72,12 @@ def _stages(case: Described, place: Path) -> Iterator[tuple[str, list[str]]]:
         "trace": ["--factory", case.factory, "--name", place.name, "--out", "graph.arrow"],
         "profile": [*GIVEN[:2], *described, "--out", "costs.arrow"],
         "partition": [*GIVEN, "--out", "blocks.arrow"],
-        "solve": [*BLOCKS, "--store", "store", "--engine", "none", "--out", "options.arrow"],
-        "combine": [*MADE, "--given", "--out", "own.arrow"],
-        "choose": [*GIVEN, "--frontier", "own.arrow", "--budget", case.budget],
+        "solve": [*BLOCKS, "--store", "store", "--solver", "none", "--out", "options.arrow"],
+        "combine": [*MADE, "--no-local-search", "--out", "own.arrow"],
+        "select": [*GIVEN, "--frontier", "own.arrow", "--budget", case.budget],
         "generate": [*GIVEN[:2], *chosen, "--out", "plan/module"],
     }
-    commands["choose"] += ["--out", "plan"]
+    commands["select"] += ["--out", "plan"]
     yield from ((stage, _below(place, words)) for stage, words in commands.items())
 
 

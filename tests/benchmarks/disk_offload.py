@@ -51,7 +51,7 @@ def table_of_waiting(folder: Path, rounds: int) -> str:
             )  # fmt: skip
             if made.transfers is not None:
                 sending.append((f"{strategy}, {budget}", fitted, made.transfers))
-            sent = made.transfers.left if made.transfers else 0
+            sent = made.transfers.offloaded_bytes if made.transfers else 0
             name = f"{strategy}, {budget}" + (f", {sent / 1e6:.0f} MB sent" if sent else "")
             contestants.append(Contestant(name, fitted, None, made.peak, made.time))
     graph = next((folder / "store" / "calls").rglob("graph.arrow"))
@@ -67,7 +67,8 @@ def _waits(name: str, fitted: nn.Module, foretold: TransferTotals) -> str:
     moved = last_transfers(fitted)
     return (
         f"- {name}: {moved.peak / 1e6:.1f} MB on the disk, {foretold.host_peak / 1e6:.1f} "
-        f"predicted; the last step waited {moved.waited:.4f} s, {foretold.waited:.4f} predicted"
+        f"predicted; the last step waited {moved.waited:.4f} s, {foretold.wait_seconds:.4f} "
+        "predicted"
     )
 
 

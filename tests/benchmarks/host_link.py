@@ -80,7 +80,7 @@ def _prepare(case: LinkedCase, place: Path) -> None:
     source = ["--factory", case.factory, "--arguments", json.dumps(case.arguments)]
     described = ["--source", "roofline", "--machine", "h100"]
     made = ["--blocks", blocks, "--options", options, "--strategy", "auto"]
-    store = ["--store", place / "store", "--engine", "none"]
+    store = ["--store", place / "store", "--solver", "none"]
     for words in (
         ["trace", *source, "--name", case.title, "--out", files[1]],
         ["profile", *files[:2], *described, "--out", files[3]],
@@ -120,7 +120,7 @@ def _rows(case: LinkedCase, place: Path) -> Iterator[str]:
                 assert played.peak <= budget
                 if without is None or played.seconds < seconds:
                     seconds = played.seconds
-                    sent = played.transfers.left if played.transfers else 0
+                    sent = played.transfers.offloaded_bytes if played.transfers else 0
             bound = (
                 TransferBoundSolver(problem, link, offloadable_values(graph, problem))
                 .bound(budget)

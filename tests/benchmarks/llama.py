@@ -90,16 +90,20 @@ def _row(case: Llama, place: Path) -> str:
     out = place / "whole" / f"{BUDGET}-{case.place}"
     given: list[str | Path] = ["--graph", place / "graph.arrow"]
     given += ["--costs", place / "costs.arrow"]
-    seconds = run_stage("whole", *given, "--machine", machine, "--budget", BUDGET, "--out", out)
+    seconds = run_stage(
+        "optimizer-offload", *given, "--machine", machine, "--budget", BUDGET, "--out", out
+    )
     plan = read_plan(out / "plan.json")
     moved = plan.transfers
     assert plan.time and plan.peak and plan.lower_bound and plan.gap and moved
     everything, updates = plan.keep_all.time, schedule_optimizer_plan(out / "schedule.arrow")
-    far = updates.far.states(updates.costs) if updates and updates.far else 0
-    total = plan.fixed.bytes_before_step + plan.peak
+    far = updates.second_tier.states(updates.costs) if updates and updates.second_tier else 0
+    total = plan.baseline.bytes_before_step + plan.peak
     return (
         f"| {case.batch} | {link} | {plan.time / everything:.3f} | "
         f"{plan.lower_bound / everything:.3f} | {plan.gap:.1%} | {total / 1e9:.1f} GB | "
-        f"{moved.host_peak / 1e9:.1f} GB | {far / 1e9:.1f} GB | {moved.returned / 1e9:.1f} GB | "
-        f"{moved.left / 1e9:.1f} GB | {moved.waited / plan.time:.1%} | {seconds:.0f} |"
+        f"{moved.host_peak / 1e9:.1f} GB | {far / 1e9:.1f} GB | {moved.prefetched_bytes / 1e9:.1f} "
+        "GB | "
+        f"{moved.offloaded_bytes / 1e9:.1f} GB | {moved.wait_seconds / plan.time:.1%} | "
+        f"{seconds:.0f} |"
     )

@@ -91,7 +91,7 @@ def _stages(network: Network, place: Path) -> list[list[str]]:
     blocks, options = str(place / "blocks.arrow"), str(place / "options.arrow")
     made, device = ["--graph", graph], network.machine or str(place / "device.json")
     factory = ["--factory", network.factory, "--arguments", json.dumps(network.arguments)]
-    solved = ["--store", str(place / "store"), "--engine", "none", "--out", options]
+    solved = ["--store", str(place / "store"), "--solver", "none", "--out", options]
     return [
         ["trace", *factory, "--name", network.name, "--out", graph],
         ["profile", *made, "--source", "roofline", "--machine", device, "--out", costs],

@@ -84,7 +84,7 @@ class _Maker:
 
     def at(self, point: ParetoPoint, name: str) -> Contestant:
         """The plan of a point."""
-        return self._made(point.executions, point.in_place, point.ceiling, name)
+        return self._made(point.executions, point.in_place, point.in_place_threshold, name)
 
     def keep_all(self) -> Contestant:
         """The captured step as generated, recomputing nothing, no op in place."""

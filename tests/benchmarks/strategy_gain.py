@@ -37,7 +37,7 @@ def rows_of_worth(folder: Path) -> Iterator[str]:
         for strategy in STRATEGIES:
             cells = [
                 cell
-                for flags in (["--given"], [])
+                for flags in (["--no-local-search"], [])
                 for cell in _frontier(place, strategy, problem, flags)
             ]
             yield f"| {layers} layers | `{strategy}` | " + " | ".join(cells) + " |"
@@ -57,7 +57,7 @@ def _prepare(layers: int, place: Path) -> None:
     limits = [word for name, most in HIERARCHY_LIMITS.items() for word in (f"--{name}", str(most))]
     run_stage("partition", *given, "--hierarchy", place / "hierarchy.arrow", *limits)
     blocks: list[str | Path] = ["--blocks", place / "blocks.arrow", "--store", place / "store"]
-    run_stage("solve", *blocks, "--engine", "highs", "--out", place / "options.arrow")
+    run_stage("solve", *blocks, "--solver", "highs", "--out", place / "options.arrow")
 
 
 def _frontier(

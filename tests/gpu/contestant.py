@@ -222,7 +222,7 @@ def told(module: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     if module:
         plan = json.loads((Path(module).parent / "plan.json").read_text())
     if plan.get("verdict") == "infeasible":
-        return {"infeasible": plan["sentence"]}
+        return {"infeasible": plan["message"]}
     predicted = {name: plan.get(name) for name in ("budget_bytes", "peak", "seconds", "gpu")}
     try:
         return {**measure(), **({"predicted": predicted} if plan else {})}

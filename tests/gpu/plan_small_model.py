@@ -29,7 +29,7 @@ def main() -> None:
         _, made = tightfit.plan(built.model, tuple(args), kwargs, budget="min", store=store)
     seconds = time.perf_counter() - started
     asked.out.write_text(
-        json.dumps({"told": f"{made.sentence} ({seconds:.0f} s)", "seconds": seconds})
+        json.dumps({"told": f"{made.message} ({seconds:.0f} s)", "seconds": seconds})
     )
 
 

@@ -192,7 +192,7 @@ def planned(
         return False
     for name in missing:
         (work / name).rename(place / name)
-        sentence = json.loads((place / name / "plan.json").read_text())["sentence"]
+        sentence = json.loads((place / name / "plan.json").read_text())["message"]
         print(f"{place.name}/{name}: {sentence}", flush=True)
     return True
 

@@ -310,7 +310,7 @@ def plan_commands(
     files = ["--graph", graph, "--costs", costs]
     blocks, options = place / "blocks.arrow", place / "options.arrow"
     frontier = place / f"{strategy}.arrow"
-    solving = ["--engine", "highs", "--peaks", 4, "--saves", 6, "--jobs", jobs, "--out", options]
+    solving = ["--solver", "highs", "--peaks", 4, "--saves", 6, "--jobs", jobs, "--out", options]
     found = [
         _python("tightfit", "partition", *files, "--out", blocks),
         _python("tightfit", "solve", "--blocks", blocks, "--store", place / "store", *solving),
@@ -337,7 +337,7 @@ def plan_commands(
         found.append(
             _python(
                 "tightfit",
-                "choose",
+                "select",
                 "--frontier",
                 frontier,
                 *files,

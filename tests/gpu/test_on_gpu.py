@@ -85,7 +85,7 @@ def judged(made: Any, device: str, folder: Path) -> None:
     write_directory(folder / "module", build_package(graph, played.steps, PLAN))
     plan = PLAN | {"peak": played.peak, "budget_bytes": played.peak, "gap": None}
     found = validate(graph, built, plan, folder / "module", 3, device=device).measurement
-    assert found.verdict == "feasible", found.sentence
+    assert found.status == "feasible", found.message
     assert found.peak_as_predicted
     assert (found.reserved_peak is None) == (device == "cpu")
 
@@ -255,7 +255,7 @@ if sys.argv[4] == "plan":
 else:
     graph, plan = torch.load(folder / "plan.pt", weights_only=False)
     found = validate(graph, built(), plan, folder / "module", 0, device=device).measurement
-    assert found.verdict == "feasible", found.sentence
+    assert found.status == "feasible", found.message
     for taken, foretold in (
         (found.allocated_peak, found.predicted_allocated),
         (found.reserved_peak, found.predicted_reserved),

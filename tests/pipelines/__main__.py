@@ -93,7 +93,7 @@ def prepared(case: Case, place: Path) -> None:
     stage("profile", *graph, *factory, "--library", place / "library", "--out", costs[1])
     made = ("--out", place / "blocks.arrow", "--chain", place / "chain.arrow")
     stage("partition", *graph, *costs, *made)
-    solved = ("--store", place / "store", "--engine", "none", "--out", place / "options.arrow")
+    solved = ("--store", place / "store", "--solver", "none", "--out", place / "options.arrow")
     stage("solve", "--blocks", place / "blocks.arrow", *solved)
 
 
@@ -106,12 +106,12 @@ def planned(case: Case, place: Path, source: Path) -> None:
         asked = ["--machine", devices, "--strategy", strategy, "--weight-copies", 2]
         options = ["--options", source / "options.arrow"] if case.inside == "rockmate" else []
         if share and case.inside:
-            asked += ["--inside", case.inside, *options]
+            asked += ["--stage-recompute", case.inside, *options]
         stage("chain", "--chain", source / "chain.arrow", *asked, "--out", place / "plan")
         plan = read_pipeline_plan(place / "plan" / "plan.json")
         if not share:
             largest = max(device.peak for device in plan.devices)
-        elif plan.verdict != "infeasible" and _split(place, source, options):
+        elif plan.status != "infeasible" and _split(place, source, options):
             return
         memory = int(largest * (case.share if not share else share * 1.05))
     raise ScheduleError(f"{case.title} does not fit {memory} bytes a device")
@@ -121,7 +121,7 @@ def _split(place: Path, source: Path, options: list[Any]) -> bool:
     files = [f for name in ("graph", "costs", "blocks") for f in _file(source, name)]
     planned = ("--plan", place / "plan", *options, "--out", place / "ranks")
     try:
-        stage("split", *files, *planned)
+        stage("pipeline", *files, *planned)
     except ScheduleError as error:
         if "plan with less memory" in str(error):
             return False
@@ -156,11 +156,11 @@ def run(case: Case, place: Path, source: Path) -> bool:
         for rank in range(pipeline.ranks)
     ]
     sizes = ", ".join(f"{row.measured_peak:,}" for row in measured.ranks)
-    equal = "equal" if measured.verdict != FAILED_VERDICT else said
+    equal = "equal" if measured.status != FAILED_VERDICT else said
     step = max(row.seconds for row in measured.ranks)
     print(
         f"| {case.title} | {pipeline.ranks} | {', '.join(stages)} | {equal} | {sizes} | "
-        f"{step:.3f} s | {measured.one_process:.3f} s |",
+        f"{step:.3f} s | {measured.single_process_seconds:.3f} s |",
         flush=True,
     )
     print(f"{case.title}: {time.monotonic() - start:.0f} s", file=sys.stderr)

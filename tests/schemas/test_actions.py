@@ -22,5 +22,5 @@ def test_an_action_that_says_what_no_column_holds_is_refused(
         to: int
 
     monkeypatch.setitem(ACTION_NAMES, Transfer, "transfer")  # type: ignore[misc]
-    with pytest.raises(ArtifactError, match="a Transfer says 'to', which no column holds"):
+    with pytest.raises(ArtifactError, match="a transfer says 'to', which no column holds"):
         action_to_row(Transfer(3, 7))  # type: ignore[arg-type]

@@ -39,8 +39,8 @@ def test_the_smallest_configuration_gets_every_default() -> None:
     assert (config.results, config.store, config.search_path) == ("results", "store", ["."])
     assert config.models["small"].arguments == {}
     assert [(request.strategy, request.budget) for request in config.requests("small")] == [
-        ("unplanned", "none"),
-        ("checkpoint", "none"),
+        ("keep_all", "none"),
+        ("checkpoint_all", "none"),
         ("auto", "50%"),
     ]
 
@@ -101,7 +101,7 @@ def test_fused_kernels_are_planned_beside_themselves_unplanned() -> None:
     eager = {**model, "kernels": "eager"}
     config = parse_config({"models": {"one": model, "other": eager}, "kernels": "fused"})
     assert [(asked.strategy, asked.directory) for asked in config.requests("one")] == [
-        ("unplanned", "none"),
+        ("keep_all", "none"),
         ("rotor", "50pct"),
     ]
     assert [asked.strategy for asked in config.requests("other")] == ["rotor"]
@@ -288,7 +288,7 @@ def test_the_shipped_configuration_is_valid_and_plans_the_three_models() -> None
     assert {"gpt2", "gpt2-dropout", "resnet50"} <= set(config.models)
     for model in config.models:
         strategies = {request.strategy for request in config.requests(model)}
-        assert strategies == {"unplanned", "checkpoint", "auto"}
+        assert strategies == {"keep_all", "checkpoint_all", "auto"}
 
 
 def test_the_schema_describes_every_key_and_says_what_it_expects() -> None:

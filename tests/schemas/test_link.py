@@ -70,8 +70,8 @@ def points() -> tuple[ParetoPoint, ParetoPoint, ParetoPoint]:
     first, loss, last = Compute(0), ComputeLoss(1), Compute(2)
     away: list[Action] = [first, Offload(0), Free(0), loss, Prefetch(0), last]
     plain = ParetoPoint(9, 1.0, 9, 1.0, False, False, 0, [first, loss, last], [], "captured")
-    slow = replace(plain, peak=5, seconds=3.0, before_peak=5, before_seconds=3.0)
-    sent = replace(slow, seconds=2.0, polished=True, in_place=True, actions=away)
+    slow = replace(plain, peak=5, seconds=3.0, strategy_peak=5, strategy_seconds=3.0)
+    sent = replace(slow, seconds=2.0, local_search=True, in_place=True, actions=away)
     return plain, sent, slow
 
 
@@ -84,15 +84,15 @@ def test_a_frontier_keeps_actions_its_link_and_what_is_beaten(tmp_path: Path) ->
     assert found.without_transfers == [plain, slow]
     assert [point.transfers for point in found.points] == [False, True]
     assert sent.executions == plain.executions == [0, 1, 2]
-    write_frontier(tmp_path / "g.arrow", replace(made, beaten=[slow, sent]))
+    write_frontier(tmp_path / "g.arrow", replace(made, dominated=[slow, sent]))
     with pytest.raises(ArtifactError, match="with transfers is said to be beaten"):
         read_frontier(tmp_path / "g.arrow")
 
 
 def test_an_older_frontier_is_refused(tmp_path: Path) -> None:
-    older = store.ArtifactType(FRONTIER.name, 5, pa.schema([]))
+    older = store.ArtifactType(FRONTIER.name, 6, pa.schema([]))
     store.write(tmp_path / "f.arrow", older, [], {})
-    with pytest.raises(ArtifactError, match=r"has version 5 .* reads tightfit\.frontier/6"):
+    with pytest.raises(ArtifactError, match=r"has version 6 .* reads tightfit\.frontier/7"):
         read_frontier(tmp_path / "f.arrow")
 
 

@@ -28,22 +28,22 @@ MEASURED = Measurement(
     budget="50%",
     budget_bytes=1000,
     budget_total=1500,
-    verdict="feasible",
-    sentence="",
+    status="feasible",
+    message="",
     gap=0.02,
     predicted_peak=990,
     measured_peak=990,
-    unplanned_peak=2000,
+    original_peak=2000,
     accumulate_peak=900,
-    unplanned_accumulate_peak=1800,
+    original_accumulate_peak=1800,
     predicted_allocated=None,
     allocated_peak=None,
     predicted_reserved=None,
     reserved_peak=None,
-    context=None,
+    cuda_context=None,
     predicted_time=0.5,
     measured_time=0.51,
-    unplanned_time=0.45,
+    original_time=0.45,
     time_ratio=1.13,
     time_ratio_first_quartile=1.1,
     time_ratio_third_quartile=1.2,
@@ -59,7 +59,7 @@ MEASURED = Measurement(
 
 
 def test_a_measurement_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    infinite = replace(MEASURED, gradient_difference=float("inf"), verdict="failed")
+    infinite = replace(MEASURED, gradient_difference=float("inf"), status="failed")
     nothing = replace(MEASURED, measured_peak=None, bits_equal=None, time_ratio=None, pairs=0)
     for measurement in (MEASURED, infinite, nothing):
         write_measurement(tmp_path / "m.arrow", measurement)
@@ -84,13 +84,13 @@ def test_lines_come_back_and_time_never_runs_backward(tmp_path: Path) -> None:
     points = [
         TimelinePoint("planned", 0.0, 0),
         TimelinePoint("planned", 0.1, 5),
-        TimelinePoint("unplanned", 0.0, 0),
+        TimelinePoint("original", 0.0, 0),
     ]
-    write_memory_timeline(tmp_path / "line.arrow", points)
-    assert read_memory_timeline(tmp_path / "line.arrow") == points
-    write_memory_timeline(tmp_path / "line.arrow", [points[1], points[0]])
+    write_memory_timeline(tmp_path / "memory_timeline.arrow", points)
+    assert read_memory_timeline(tmp_path / "memory_timeline.arrow") == points
+    write_memory_timeline(tmp_path / "memory_timeline.arrow", [points[1], points[0]])
     with pytest.raises(ArtifactError, match="planned step goes back"):
-        read_memory_timeline(tmp_path / "line.arrow")
+        read_memory_timeline(tmp_path / "memory_timeline.arrow")
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

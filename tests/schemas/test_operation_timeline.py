@@ -25,9 +25,9 @@ STEPS = [
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    write_operation_timeline(tmp_path / "lanes.arrow", STEPS, "of a chain")
-    assert read_operation_timeline(tmp_path / "lanes.arrow") == STEPS
-    assert store.read_header(tmp_path / "lanes.arrow").metadata["chain"] == "of a chain"
+    write_operation_timeline(tmp_path / "streams.arrow", STEPS, "of a chain")
+    assert read_operation_timeline(tmp_path / "streams.arrow") == STEPS
+    assert store.read_header(tmp_path / "streams.arrow").metadata["chain"] == "of a chain"
 
 
 @pytest.mark.parametrize(
@@ -36,24 +36,24 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ({"operation": ChainOperation("magic", 1)}, "unknown action 'magic'"),  # type: ignore[arg-type]
         ({"operation": ChainOperation("offload_all", 0)}, "names no position"),
         ({"operation": ChainOperation("prefetch", 1, branch=2)}, "names no branch"),
-        ({"lane": ""}, "is in no lane"),
+        ({"stream": ""}, "is in no lane"),
         ({"end": 1.0, "start": 2.0}, "ends early"),
         ({"start": -1.0}, "negative or not finite"),
         ({"end": float("inf")}, "negative or not finite"),
         ({"live": -1}, "holds less than 0"),
-        ({"host": -1}, "holds less than 0"),
+        ({"host_bytes": -1}, "holds less than 0"),
     ],
 )
 def test_a_step_that_cannot_be_is_refused(changed: dict, sentence: str, tmp_path: Path) -> None:
-    write_operation_timeline(tmp_path / "lanes.arrow", [STEPS[0], replace(STEPS[1], **changed)])
+    write_operation_timeline(tmp_path / "streams.arrow", [STEPS[0], replace(STEPS[1], **changed)])
     with pytest.raises(ArtifactError, match=sentence) as refused:
-        read_operation_timeline(tmp_path / "lanes.arrow")
-    assert "lanes.arrow: step 1" in str(refused.value)
+        read_operation_timeline(tmp_path / "streams.arrow")
+    assert "streams.arrow: step 1" in str(refused.value)
 
 
 def test_a_step_out_of_place_is_refused(tmp_path: Path) -> None:
-    write_operation_timeline(tmp_path / "lanes.arrow", STEPS)
-    rows = store.read(tmp_path / "lanes.arrow", OPERATION_TIMELINE).rows
-    store.write(tmp_path / "lanes.arrow", OPERATION_TIMELINE, rows[1:], {"chain": ""})
+    write_operation_timeline(tmp_path / "streams.arrow", STEPS)
+    rows = store.read(tmp_path / "streams.arrow", OPERATION_TIMELINE).rows
+    store.write(tmp_path / "streams.arrow", OPERATION_TIMELINE, rows[1:], {"chain": ""})
     with pytest.raises(ArtifactError, match="step 0 is out of place"):
-        read_operation_timeline(tmp_path / "lanes.arrow")
+        read_operation_timeline(tmp_path / "streams.arrow")

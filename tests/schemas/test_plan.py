@@ -23,17 +23,17 @@ PLAN = Plan(
     budget="50%",
     budget_total=10,
     budget_bytes=8,
-    verdict="feasible",
-    sentence="it fits",
+    status="feasible",
+    message="it fits",
     time=2.0,
     peak=7,
     lower_bound=1.0,
     gap=0.5,
     optimal_in="",
     smallest_budget=5,
-    before_polish=PlanCost(2.0, 8),
+    before_local_search=PlanCost(2.0, 8),
     keep_all=PlanCost(1.0, 12),
-    fixed=BaselineBytes(1, 1, 0, 1, 1),
+    baseline=BaselineBytes(1, 1, 0, 1, 1),
     recomputed=1,
     recomputed_time=1.0,
     solver="local search",
@@ -54,11 +54,11 @@ def test_a_plan_with_transfers_is_what_was_written(tmp_path: Path) -> None:
 
 def test_a_plan_says_its_kernels_and_those_of_its_rival(tmp_path: Path) -> None:
     rival = CompetingPlan("eager", 3.0, 8, 5, 13)
-    fused = replace(PLAN, kernels="fused", groups=4, compiled=2, rival=rival)
+    fused = replace(PLAN, kernels="fused", groups=4, compiled=2, competing_plan=rival)
     write_plan(tmp_path / "plan.json", fused)
     assert read_plan(tmp_path / "plan.json") == fused
     assert fused.full_budget_bytes == fused.keep_all_total
-    assert replace(fused, rival=replace(rival, kernels="fused")).full_budget_bytes == 13
+    assert replace(fused, competing_plan=replace(rival, kernels="fused")).full_budget_bytes == 13
 
 
 @pytest.mark.parametrize(
@@ -67,19 +67,22 @@ def test_a_plan_says_its_kernels_and_those_of_its_rival(tmp_path: Path) -> None:
         ("kernels", "fast"),
         ("groups", "4"),
         ("compiled", 0.5),
-        ("rival", {"kernels": "eager"}),
-        ("rival", {**asdict(CompetingPlan("eager", 3.0, 8, 5, 13)), "kernels": None}),
-        ("rival", {**asdict(CompetingPlan("eager", 3.0, 8, 5, 13)), "peak": 0.5}),
+        ("competing_plan", {"kernels": "eager"}),
+        ("competing_plan", {**asdict(CompetingPlan("eager", 3.0, 8, 5, 13)), "kernels": None}),
+        ("competing_plan", {**asdict(CompetingPlan("eager", 3.0, 8, 5, 13)), "peak": 0.5}),
         ("peak", 10**400),
         ("peak", "7"),
         ("budget_total", True),
-        ("verdict", "timeout"),
+        ("status", "timeout"),
         ("strategy", 3),
-        ("fixed", {}),
+        ("baseline", {}),
         ("keep_all", None),
-        ("transfers", {"left": 1}),
+        ("transfers", {"offloaded_bytes": 1}),
         ("transfers", [1, 1, 1, 0.5]),
-        ("transfers", {"left": 1, "returned": 1, "host_peak": "1", "waited": 0.5}),
+        (
+            "transfers",
+            {"offloaded_bytes": 1, "prefetched_bytes": 1, "host_peak": "1", "wait_seconds": 0.5},
+        ),
     ],
 )
 def test_a_plan_of_another_form_is_refused(key: str, value: Any, tmp_path: Path) -> None:

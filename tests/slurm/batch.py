@@ -43,7 +43,7 @@ def configure(workplace: Workplace, models: dict[str, Any], **rest: Any) -> None
     """Configures models for plans of one strategy that are made in no time."""
     document = {
         "models": models,
-        "strategies": ["unplanned"],
+        "strategies": ["keep_all"],
         "pairs": 2,
         "solver": {"peaks": 2, "saves": 2},
         "search_path": [str(workplace.checkout), str(Path(__file__).parent)],

@@ -18,8 +18,8 @@ def main(words: list[str]) -> None:
     if "--budget" in words:
         for name in POINT:
             (out / name).touch()
-    if "--line" in words:
-        Path(words[words.index("--line") + 1]).touch()
+    if "--timeline" in words:
+        Path(words[words.index("--timeline") + 1]).touch()
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def test_a_batch_ends_complete_though_its_node_crashed(
     cluster: Cluster, workplace: Workplace, tiny: dict[str, Any], sent: Any
 ) -> None:
     models = {"gpt2": tiny, "tower": model("tower"), "wide": model("tower", width=64)}
-    configure(workplace, models, strategies=["rockmate", "unplanned"])
+    configure(workplace, models, strategies=["rockmate", "keep_all"])
     result, struck = send_and_crash(workplace, cluster, "solve")
     assert result.returncode == 0, result.stderr
     assert struck and all(restarts(cluster, job) for job in struck)

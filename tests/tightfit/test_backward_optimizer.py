@@ -24,7 +24,7 @@ from tightfit.stages.generate.package import build_package
 from tightfit.stages.simulate.simulate import simulate
 from tightfit.util.errors import ConfigError
 
-SETTINGS: dict[str, Any] = {"strategy": "checkpoint", "progress": False}
+SETTINGS: dict[str, Any] = {"strategy": "checkpoint_all", "progress": False}
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,7 @@ def test_states_stay_on_the_device_in_what_a_budget_leaves(
     assert own is not None and own.total <= budget
     assert 0 < own.resident == optimizer.resident_bytes
     assert (own.slow > 0) == (own.moved > 0) == some
-    assert f"{own.resident:,} of them for states that stay there" in made.sentence
+    assert f"{own.resident:,} of them for states that stay there" in made.message
     check_three_steps(fitted, optimizer, plain, adamw(plain), args, own)
     optimizer.close()
 
@@ -151,7 +151,7 @@ def test_a_budget_in_bytes_counts_the_whole_step(store: Path) -> None:
         )  # fmt: skip
         made.optimizer.close()  # type: ignore[union-attr]
         assert made.whole is not None
-        assert f"takes {made.whole.total:,} bytes, " in made.sentence
+        assert f"takes {made.whole.total:,} bytes, " in made.message
         return made.whole
 
     assert whole_of(300_000).total <= 300_000
@@ -231,7 +231,7 @@ def test_refusals_name_the_least_of_all_plans_not_of_the_strategys_own(
 
         def made(self, route: Any, budget: str) -> Any:
             fixed = SimpleNamespace(there_before=0)
-            return SimpleNamespace(sentence="", size=int(budget), fixed=fixed)
+            return SimpleNamespace(message="", size=int(budget), baseline=fixed)
 
     class Step:
         def step(self, variant: Any, plan: Any) -> Any:

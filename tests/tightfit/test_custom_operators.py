@@ -71,11 +71,11 @@ def test_the_stages_take_them_by_their_option(
     frontier = tmp_path / "frontier.arrow"
     blocks, options = str(tmp_path / "blocks.arrow"), str(tmp_path / "options.arrow")
     assert main(["partition", *files, "--out", blocks]) == 0
-    solving = ["--blocks", blocks, "--store", str(tmp_path), "--engine", "none"]
+    solving = ["--blocks", blocks, "--store", str(tmp_path), "--solver", "none"]
     assert main(["solve", *solving, "--out", options]) == 0
-    combining = [*files, "--blocks", blocks, "--options", options, "--strategy", "checkpoint"]
+    combining = [*files, "--blocks", blocks, "--options", options, "--strategy", "checkpoint_all"]
     assert main(["combine", *combining, "--out", str(frontier)]) == 0
-    chosen = ["choose", "--frontier", str(frontier), *files, "--budget", "none"]
+    chosen = ["select", "--frontier", str(frontier), *files, "--budget", "none"]
     assert main([*chosen, "--out", str(out)]) == 0
     plan = ["--plan", str(out / "plan.json")]
     module, schedule = str(out / "module"), str(out / "schedule.arrow")

@@ -32,7 +32,7 @@ def _slow_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     def measured(*args: Any, **kwargs: Any) -> Any:
         found = known(*args, **kwargs)
         costs = {
-            path: replace(cost, seconds=1.0, away_seconds=1e-6, add_seconds=1e-6)
+            path: replace(cost, seconds=1.0, host_seconds=1e-6, add_seconds=1e-6)
             for path, cost in found.costs.items()
         }
         return replace(found, costs=costs, spare=True)

@@ -36,7 +36,7 @@ model(x).sum().backward()
 wanted = [weight.grad.clone() for weight in model.parameters()]
 model.zero_grad()
 fitted, made = tightfit.plan(
-    model, (x,), loss=torch.sum, strategy="checkpoint", peaks=1, saves=1, jobs=1, progress=False
+    model, (x,), loss=torch.sum, strategy="checkpoint_all", peaks=1, saves=1, jobs=1, progress=False
 )
 fitted(x).sum().backward()
 assert all(torch.equal(w.grad, e) for w, e in zip(model.parameters(), wanted, strict=True))
@@ -48,7 +48,7 @@ assert data.MINE and reports.MINE and schemas.MINE and stages.MINE
 torch.save(fitted, "saved.pt")
 again = torch.load("saved.pt", weights_only=False)
 assert torch.equal(again(x), fitted(x))
-print(tightfit.__file__, made.sentence)
+print(tightfit.__file__, made.message)
 """
 
 

@@ -52,10 +52,10 @@ def planned(store: Path, budget: str) -> tuple[nn.Module, tightfit.ChosenPlan]:
 def test_slow_groups_leave_the_plan_to_eagers_kernels(paced: None, tmp_path: Path) -> None:
     fitted, made = planned(tmp_path, "100%")
     assert made.kernels == "eager"
-    assert "; with eager's kernels, as fused ones would take" in made.sentence
+    assert "; with eager's kernels, as fused ones would take" in made.message
     assert made.budget_total is not None
     assert made.peak is not None
-    assert made.fixed.bytes_before_step + made.peak <= made.budget_total
+    assert made.baseline.bytes_before_step + made.peak <= made.budget_total
     assert not (made.module / "groups.py").exists()
     assert all(map(torch.equal, step(fitted), step(net())))
 
@@ -91,7 +91,7 @@ def test_an_interruption_leaves_the_plan_of_fused_kernels(
     monkeypatch.setattr(KernelChoice, "competing_plan", interrupted)
     _, made = planned(tmp_path, "100%")
     assert made.kernels == "fused"
-    assert "; not compared with plans of eager's kernels, which was interrupted" in made.sentence
+    assert "; not compared with plans of eager's kernels, which was interrupted" in made.message
     with pytest.raises(KeyboardInterrupt):
         planned(tmp_path, "1kB")
 
@@ -126,7 +126,7 @@ def test_an_optimizer_in_the_backward_steps_with_eagers_kernels_where_these_are_
         progress=False, **SETTINGS,
     )  # fmt: skip
     assert made.kernels == "eager"
-    assert "; with eager's kernels, as fused ones would take" in made.sentence
+    assert "; with eager's kernels, as fused ones would take" in made.message
     assert made.optimizer is not None
     eager = torch.optim.SGD(other.parameters(), 0.1, momentum=0.9)
     for module, steps in ((fitted, made.optimizer), (other, eager)):
@@ -166,7 +166,7 @@ def test_which_kernels_step_in_the_backward(
         whole = fused if route.kernels == "fused" else eager
         if whole is None:
             raise tightfit.ConfigError(f"no plan of {route.kernels} kernels fits")
-        return SimpleNamespace(kernels=route.kernels, sentence="it fits"), whole
+        return SimpleNamespace(kernels=route.kernels, message="it fits"), whole
 
     monkeypatch.setattr(tightfit_kernels, "plan_optimizer_step", planned_whole)
     monkeypatch.setattr(KernelChoice, "is_unbeatable", lambda rivals, seconds, total: False)
@@ -181,4 +181,4 @@ def test_which_kernels_step_in_the_backward(
         return
     made, _ = rivals.plan_with_optimizer(updating)
     assert (made.route.kernels, made.plan.kernels) == (kernels, kernels)
-    assert ("with eager's kernels" in made.plan.sentence) == (kernels == "eager")
+    assert ("with eager's kernels" in made.plan.message) == (kernels == "eager")

@@ -39,7 +39,7 @@ def grouped(name: str = "Llama") -> Any:
 
 def plan(store: Path, model: Any, *masks: torch.Tensor, **options: Any) -> Any:
     samples = [((), {"input_ids": IDS, "attention_mask": mask, "labels": IDS}) for mask in masks]
-    settings = {**SETTINGS, "store": store, "strategy": "unplanned", "progress": False, **options}
+    settings = {**SETTINGS, "store": store, "strategy": "keep_all", "progress": False, **options}
     return tightfit.plan(model, samples=samples, loss=lambda output: output.loss, **settings)
 
 
@@ -75,7 +75,7 @@ def test_any_mask_has_eagers_bits(
     assert len(made.plans) == 2 and made.plans[0] is made
     assert len({each.budget_total for each in made.plans}) == 1
     takes = "holds only ones" if mask is ONES else "does not hold only ones"
-    assert f"it takes calls in which attention_mask {takes}" in made.sentence
+    assert f"it takes calls in which attention_mask {takes}" in made.message
     again = pickle.loads(pickle.dumps(fitted))
     assert equal(again, fitted, PADDED) and equal(again, fitted, ONES)
 
@@ -108,7 +108,7 @@ def test_a_model_that_looks_at_no_mask_has_one_plan(store: Path) -> None:
     samples: Any = [((x, mask), {}), ((x, mask.tril()), {})]
     settings = {**SETTINGS, "budget": "100%", "progress": False}
     _, made = tightfit.plan(Weighted(), samples=samples, store=store, **settings)
-    assert len(made.plans) == 1 and "only ones" not in made.sentence
+    assert len(made.plans) == 1 and "only ones" not in made.message
 
 
 def test_with_false_the_cause_is_told_before_the_search(
@@ -130,7 +130,7 @@ def test_a_plan_with_an_optimizer_is_for_the_samples_masks(store: Path) -> None:
     fitted, made = plan(
         store, model, ONES, optimizer=adam, disk=store, budget="100%", strategy="rotor", check=False
     )
-    assert "holds only ones" in made.sentence
+    assert "holds only ones" in made.message
     other = torch.optim.AdamW(twin.parameters(), lr=1e-2)
     step(twin, ONES)
     other.step()
@@ -171,7 +171,7 @@ def trained(folder: Path, store: Path, planned: bool) -> list[torch.Tensor]:
     )  # fmt: skip
     trainer = InOrder(model, arguments, data_collator=padded, train_dataset=Texts())
     if planned:
-        settings = {**SETTINGS, "strategy": "unplanned", "progress": False, "store": store}
+        settings = {**SETTINGS, "strategy": "keep_all", "progress": False, "store": store}
         assert len(plan_trainer(trainer, **settings).plans) == 2
     trainer.train()
     return [weight.detach() for weight in model.parameters()]

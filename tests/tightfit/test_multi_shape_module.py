@@ -237,7 +237,7 @@ def test_shapes_that_are_alike_are_planned_once(
     samples: list[Any] = [((torch.randn(count, 8),), {}) for count in (16, 16, 8)]
     settings: Any = {"store": tmp_path, "progress": False, "check": False, **SETTINGS}
     for given in (samples, samples[::-1]):
-        made = tightfit.plan(model, samples=given, strategy="checkpoint", **settings)[1]
+        made = tightfit.plan(model, samples=given, strategy="checkpoint_all", **settings)[1]
         assert len(made.plans) == 2
     assert ran.count("solve") == ran.count("combine") == 2
 

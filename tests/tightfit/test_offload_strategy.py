@@ -59,15 +59,15 @@ def test_what_waits_is_on_the_disk_that_was_named(
     model, fitted, made, args = planned(store, disk=disk)
     assert measuring == [str(disk)] and made.transfers is not None
     own = rf"has {made.transfers.host_peak:,} bytes in the disk at most, as predicted, and waits"
-    assert re.search(own, made.sentence)
+    assert re.search(own, made.message)
     mine = gradients(fitted, *args)
-    moved = type(fitted)._tightfit_sending.last
+    moved = type(fitted)._tightfit_transfers.last
     assert (moved.left, moved.peak) == (made.transfers.left, made.transfers.host_peak)
     again = copy.deepcopy(fitted)
     monkeypatch.chdir(tmp_path)
     loaded = tightfit.load(made.module, copy.deepcopy(model), disk="disk")
     monkeypatch.chdir(store)
-    assert vars(type(loaded))["_tightfit_sending"].folder == str(disk)
+    assert vars(type(loaded))["_tightfit_transfers"].folder == str(disk)
     for module in (model, again, loaded):
         for one, other in zip(mine, gradients(module, *args), strict=True):
             assert torch.equal(one, other)

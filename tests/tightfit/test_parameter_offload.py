@@ -118,7 +118,7 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(
     assert made.whole is not None and made.whole.remote > 20_000
     assert made.budget_total is not None and made.whole.total <= made.budget_total
     assert budget != "min" or made.budget_total < 90_000
-    assert f"feasible: {made.whole.total:,} bytes of the device" in made.sentence
+    assert f"feasible: {made.whole.total:,} bytes of the device" in made.message
     # Where there is room for them, states stay on the device.
     assert optimizer.resident_bytes == made.whole.resident
     assert budget != 260_000 or made.whole.resident > 10_000

@@ -46,7 +46,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def planned(store: Path, seed: int = 0, **options: Any) -> tuple[Tower, tightfit.ChosenPlan]:
     settings = {"store": store, "progress": False, "check": False, **SETTINGS, **options}
-    made = tightfit.plan(tower(seed), (ROWS,), strategy="checkpoint", **settings)
+    made = tightfit.plan(tower(seed), (ROWS,), strategy="checkpoint_all", **settings)
     assert isinstance(made[0], Tower)
     return made[0], made[1]
 

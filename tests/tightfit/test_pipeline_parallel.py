@@ -19,7 +19,7 @@ def test_a_pipeline_is_planned_and_wants_its_processes(tmp_path: Path, store: Pa
     made = tightfit.plan_pipeline(
         model, args, kwargs, loss=loss, machine=path, microbatches=2, store=store, progress=False
     )
-    assert made.verdict in ("optimal", "feasible") and made.ranks == len(made.peaks) == 2
+    assert made.status in ("optimal", "feasible") and made.ranks == len(made.peaks) == 2
     assert all(peak < 50_000 for peak in made.peaks)
     for name in ("schedule.csv", "pipeline.json", "stage_1.py"):
         assert (made.module / name).exists()

@@ -228,7 +228,7 @@ def test_the_bytes_of_a_frontier_are_counted_as_budgets_are(
     graph = next(path for folder in folders if (path := folder / "graph.arrow").exists())
     paid = next(path for folder in folders if (path := folder / "costs.arrow").exists())
     whole, costs = read_frontier(place / "frontier.arrow"), read_costs(paid)
-    before = made.fixed.bytes_before_step
+    before = made.baseline.bytes_before_step
     assert frontier_totals(graph, paid, whole) == [before + point.peak for point in whole.points]
     device = replace(costs.device, type="cuda", build="")
     write_costs(tmp_path / "costs.arrow", Costs(costs.rows.values(), device))

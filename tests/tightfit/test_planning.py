@@ -72,7 +72,7 @@ def test_the_same_call_measures_searches_and_writes_nothing_again(
         monkeypatch.setattr(f"tightfit.stages.{run}.run", never)
     monkeypatch.setattr("tightfit.stages.profile.profile.measure_op", never)
     fitted, again = tightfit.plan(model, (tokens,), **asked)
-    assert (again.sentence, again.module) == (first.sentence, first.module)
+    assert (again.message, again.module) == (first.message, first.module)
     assert all(map(torch.equal, gradients(fitted, tokens), wanted))
     with pytest.raises(AssertionError, match="there already"):
         tightfit.plan(model, (tokens,), **(asked | {"budget": "45%"}))
@@ -100,16 +100,16 @@ def test_a_check_is_of_two_steps_or_full_or_left_out(
 
 def test_a_baseline_takes_no_budget(store: Path) -> None:
     model, tokens = model_and_tokens()
-    _, plan = tightfit.plan(model, (tokens,), strategy="checkpoint", store=store, **SETTINGS)
+    _, plan = tightfit.plan(model, (tokens,), strategy="checkpoint_all", store=store, **SETTINGS)
     assert plan.budget == "none"
     named = tightfit.plan(
-        model, (tokens,), strategy="checkpoint", budget=plan.budget, store=store, **SETTINGS
+        model, (tokens,), strategy="checkpoint_all", budget=plan.budget, store=store, **SETTINGS
     )
     assert named[1].peak == plan.peak
     assert plan.peak is not None and plan.peak < plan.keep_all.peak
     with pytest.raises(ConfigError, match="budget: checkpoint is a baseline, which keeps to none"):
         tightfit.plan(
-            model, (tokens,), strategy="checkpoint", budget="1MB", store=store, **SETTINGS
+            model, (tokens,), strategy="checkpoint_all", budget="1MB", store=store, **SETTINGS
         )
 
 
@@ -253,7 +253,7 @@ def test_a_device_may_be_pytorchs_own(store: Path) -> None:
     model, tokens = model_and_tokens()
     here = torch.device("cpu")
     _, made = tightfit.plan(
-        model, (tokens,), strategy="unplanned", device=here, store=store, check=False, **SETTINGS
+        model, (tokens,), strategy="keep_all", device=here, store=store, check=False, **SETTINGS
     )
     assert made.feasible
 

@@ -135,7 +135,7 @@ def test_pytorch_does_not_warn_while_planning(store: Path) -> None:
         model(x)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        tightfit.plan(model, (x,), strategy="unplanned", store=store, progress=False, **SETTINGS)
+        tightfit.plan(model, (x,), strategy="keep_all", store=store, progress=False, **SETTINGS)
     assert {str(one.message) for one in seen} == {"the model's own"}
 
 
@@ -167,13 +167,13 @@ def test_an_interrupted_frontier_gives_the_best_plan_so_far(
             with pytest.raises(KeyboardInterrupt):
                 tightfit.plan(model, (x,), budget=impossible, store=tmp_path, **SETTINGS)
     assert "interrupted, taking the best plan so far" in capsys.readouterr().err
-    assert made.feasible and made.sentence.endswith("the best plan when its making was interrupted")
+    assert made.feasible and made.message.endswith("the best plan when its making was interrupted")
     assert made.peak is not None and made.budget_bytes is not None
     assert made.peak <= made.budget_bytes < made.keep_all.peak
     assert all(map(torch.equal, gradients(fitted, x), wanted))
     assert made.frontier.chosen is not None
     _, whole = tightfit.plan(model, (x,), budget="70%", store=tmp_path, **SETTINGS)
-    assert "interrupted" not in whole.sentence
+    assert "interrupted" not in whole.message
     assert whole.time is not None and made.time is not None and whole.time <= made.time
 
 
@@ -186,12 +186,12 @@ def test_an_interrupted_search_for_a_budget_gives_the_plan_of_the_frontier(
     with monkeypatch.context() as patched:
         patched.setattr("tightfit.stages.combine.select_plan.prove_time_lower_bound", interrupt)
         fitted, made = tightfit.plan(model, (x,), **given)
-    assert made.feasible and made.sentence.count("the best plan when its making was") == 1
+    assert made.feasible and made.message.count("the best plan when its making was") == 1
     assert all(map(torch.equal, gradients(fitted, x), wanted))
     assert made.peak is not None and made.budget_bytes is not None
     assert made.peak <= made.budget_bytes
     whole = tightfit.plan(model, (x,), **given)[1]
-    assert "interrupted" not in whole.sentence and whole.gap is not None and made.gap is not None
+    assert "interrupted" not in whole.message and whole.gap is not None and made.gap is not None
     assert whole.gap <= made.gap
 
 
@@ -201,6 +201,6 @@ def test_an_interrupted_solve_leaves_what_the_search_finds_without_it(
     monkeypatch.setattr(option_store, "as_completed", interrupt)
     x = torch.randn(64, 16)
     made = tightfit.plan(tower(), (x,), budget="70%", store=tmp_path, **SETTINGS)[1]
-    assert made.feasible and made.sentence.endswith("the best plan when its making was interrupted")
+    assert made.feasible and made.message.endswith("the best plan when its making was interrupted")
     with pytest.raises(KeyboardInterrupt):
         tightfit.plan(tower(), (x,), budget="1%", store=tmp_path, **SETTINGS)

@@ -73,7 +73,7 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(made: Any, folder
     expected, whole = adamw(plain), made.whole
     assert whole.total <= 200_000 and 0 < whole.slow <= ROOM
     assert whole.far > 0 and whole.far_memory == "far-disk"
-    assert f"and {whole.far:,} in far-disk/memory" in made.sentence
+    assert f"and {whole.far:,} in far-disk/memory" in made.message
     assert "far-disk, pieces of them in the disk" in whole.places["optimizer states"]
     fitted, optimizer = tightfit.load_whole(made.module, model, adamw(model), far_disk=folder)
     own: Any = optimizer
@@ -92,7 +92,7 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(made: Any, folder
 def test_what_has_room_stays_on_the_first_disk(folder: Path, store: Path) -> None:
     model, args = deep()
     _, roomy = made_of(model, args, folder, store, room=10**9)
-    assert roomy.whole.far == 0 and "far-disk" not in roomy.sentence
+    assert roomy.whole.far == 0 and "far-disk" not in roomy.message
     roomy.optimizer.close()
 
 
@@ -148,10 +148,12 @@ def test_what_cannot_be_is_told(folder: Path, store: Path, package: Path) -> Non
     refused(r"with accumulating or keep_gradients all are updated on the device", accumulating=True)
     refused(r"room is '50%', expected bytes or a size such as '20GB'", room="50%")
     refused(r"room: 'much' is no size", room="much")
-    refused("far_disk: tensors cannot wait in files of /nowhere", far_disk="/nowhere")
+    refused(
+        "far_disk: tensors cannot wait in files of /nowhere.*as second_disk", far_disk="/nowhere"
+    )
     refused("parameters and optimizer states take .* which has 45,000: .*far_disk=", far_disk=None)
     refused("parameters.* take .* in disk/memory, which has 20,000: .* by room=", room=20_000)
-    with pytest.raises(tightfit.ArtifactError, match="name its folder, far_disk"):
+    with pytest.raises(tightfit.ArtifactError, match="name its folder, second_disk"):
         tightfit.load_whole(package, model, adamw(model))
     assert loss(model(*args)).isfinite()
 

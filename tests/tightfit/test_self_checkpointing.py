@@ -54,17 +54,18 @@ def test_a_plan_that_takes_more_is_no_success(store: Path) -> None:
     built = check_factory_result((Checkpointed().train(), sample), "")
     own = measure_original_peak(trace(built, "model"), built)
     assert own is not None and made.peak is not None and made.peak > own
-    assert made.sentence.startswith("no gain, since the model, which checkpoints itself")
+    assert made.message.startswith("no gain, since the model, which checkpoints itself")
     assert (
-        f"{own + made.fixed.bytes_before_step:,} bytes in all: give a budget below" in made.sentence
+        f"{own + made.baseline.bytes_before_step:,} bytes in all: give a budget below"
+        in made.message
     )
 
 
 @pytest.mark.long
 def test_a_plan_that_takes_less_says_what_it_replaces(store: Path) -> None:
     made = planned(store, "min")
-    assert made.sentence.startswith(made.verdict)
-    assert "it replaces the model's own checkpointing, with which the model takes" in made.sentence
+    assert made.message.startswith(made.status)
+    assert "it replaces the model's own checkpointing, with which the model takes" in made.message
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -108,7 +109,7 @@ def test_layers_that_a_reentrant_checkpoint_gives_no_gradient_get_none(
         assert (mine is None) == (theirs is None) and (mine is None or torch.equal(mine, theirs))
     assert (model.layer.weight.grad is None) == reentrant
     said = "has use_reentrant=True and inputs that need no gradient"
-    assert (said in made.sentence and "test_self_checkpointing.py:" in made.sentence) == reentrant
+    assert (said in made.message and "test_self_checkpointing.py:" in made.message) == reentrant
 
 
 def test_where_a_reentrant_checkpoint_leaves_no_gradient_at_all_it_is_named(store: Path) -> None:

@@ -24,7 +24,7 @@ Finished = tuple[Workplace, subprocess.CompletedProcess[str]]
 
 
 def configuration(tiny: dict[str, Any], device: str) -> dict[str, Any]:
-    models = {"tiny": {**tiny, "budgets": ["3MB", "1kB"], "strategies": ["unplanned", "rotor"]}}
+    models = {"tiny": {**tiny, "budgets": ["3MB", "1kB"], "strategies": ["keep_all", "rotor"]}}
     return {"models": models, "device": device, "solver": {"engine": "none"}}
 
 
@@ -49,13 +49,13 @@ def test_plans_are_made_and_none_is_validated(finished: Finished) -> None:
     results = place.folder / "results/tiny"
     assert "tiny: reading each distinct op off the description of the device" in run.stderr
     assert "against the model" not in run.stderr
-    assert not [*results.rglob("measurement.arrow"), *results.rglob("line.arrow")]
+    assert not [*results.rglob("measurement.arrow"), *results.rglob("memory_timeline.arrow")]
     assert not (place.folder / "store/profile").exists()
     point = results / "rotor/3MB"
     graph, costs = read_graph(results / "graph.arrow"), read_costs(results / "costs.arrow")
     assert (costs.device.name, costs.device.source) == ("rtx3060", "roofline")
     plan, steps = read_plan(point / "plan.json"), read_schedule(point / "schedule.arrow")
-    assert plan.feasible and "; planned for rtx3060, which is not here" in plan.sentence
+    assert plan.feasible and "; planned for rtx3060, which is not here" in plan.message
     assert simulate(graph, costs, steps).peak == plan.peak
     assert (point / "module/__init__.py").exists() and (point / "trace.json").exists()
 
@@ -64,7 +64,7 @@ def test_table_report_and_index_claim_no_check(finished: Finished) -> None:
     place, _ = finished
     said = SAID.format(name="rtx3060")
     table = place.stage("summary", "--configuration", "config.yaml").stdout
-    assert f"tiny unplanned -, tiny rotor 3MB: {said}" in table
+    assert f"tiny keep_all -, tiny rotor 3MB: {said}" in table
     assert re.search(r"rotor +│ +3MB │ should fit ", table), table
     for page in ("tiny/report.html", "index.html"):
         assert said in text_of(place.folder / "results" / page)

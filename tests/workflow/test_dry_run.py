@@ -40,9 +40,9 @@ def commands(quick: Workplace, tiny: dict[str, Any]) -> list[str]:
 
 
 def test_the_engine_solves_blocks_and_whole_steps(commands: list[str]) -> None:
-    for stage in ("solve", "combine", "choose"):
+    for stage in ("solve", "combine", "select"):
         own = [line for line in commands if f"-m tightfit {stage} " in line]
-        assert own and all(" --engine cbc " in line for line in own), stage
+        assert own and all(" --solver cbc " in line for line in own), stage
 
 
 def test_frontiers_share_the_cores(
@@ -50,10 +50,10 @@ def test_frontiers_share_the_cores(
 ) -> None:
     """A frontier alone is polished by both cores, three by one each."""
     combined = [line for line in commands if "-m tightfit combine " in line]
-    many = [line for line in combined if " --given " not in line]
+    many = [line for line in combined if " --no-local-search " not in line]
     assert len(many) == 3 and all(" --workers 1 " in line for line in many)
     assert len(combined) == 6
-    quick.configure({"models": {"one": tiny}, "strategies": ["checkpoint", "auto"]})
+    quick.configure({"models": {"one": tiny}, "strategies": ["checkpoint_all", "auto"]})
     result = quick.snakemake("--dry-run", "--printshellcmds", logger="")
     said = (result.stdout + result.stderr).splitlines()
     polished = [line for line in said if "-m tightfit combine " in line and " auto " in line]
@@ -66,7 +66,7 @@ def test_frontiers_share_the_cores(
 def test_frontiers_are_as_fine_as_is_asked(
     quick: Workplace, tiny: dict[str, Any], asked: dict[str, Any], budgets: int | None
 ) -> None:
-    quick.configure({"models": {"one": tiny}, "strategies": ["checkpoint", "rotor"], **asked})
+    quick.configure({"models": {"one": tiny}, "strategies": ["checkpoint_all", "rotor"], **asked})
     result = quick.snakemake("--dry-run", "--printshellcmds", logger="")
     said = (result.stdout + result.stderr).splitlines()
     combined = [line for line in said if "-m tightfit combine " in line and " rotor " in line]

@@ -67,20 +67,20 @@ def test_fused_kernels_are_compared_with_themselves_unplanned_and_with_eager(mod
     found = read_measurement(model / "rotor/4MB/measurement.arrow")
     assert found.bits_equal
     assert found.measured_peak == read_plan(model / "rotor/4MB/plan.json").peak
-    assert found.sentence.startswith("Fused kernels are ")
+    assert found.message.startswith("Fused kernels are ")
     page = (model / "report.html").read_text().replace("&#39;", "'")
-    assert found.sentence in page
+    assert found.message in page
     assert "of the same kernels unplanned bit for bit" in page
-    assert read_measurement(model / "unplanned/none/measurement.arrow").bits_equal
+    assert read_measurement(model / "keep_all/none/measurement.arrow").bits_equal
 
 
 def test_plans_of_fused_kernels_are_compared_with_those_of_eagers(
     finished: Workplace, model: Path
 ) -> None:
     plan, other = (read_plan(at / "rotor/4MB/plan.json") for at in (model, model / "eager"))
-    assert plan.rival is not None and other.time is not None and plan.time is not None
+    assert plan.competing_plan is not None and other.time is not None and plan.time is not None
     assert (plan.kernels, other.kernels) == ("fused", "eager")
-    assert (plan.rival.time, plan.budget_total) == (other.time, other.budget_total)
+    assert (plan.competing_plan.time, plan.budget_total) == (other.time, other.budget_total)
     assert plan.time < other.time
     assert plan.groups and plan.compiled
     table = finished.stage("summary", "--configuration", "config.yaml")
@@ -94,6 +94,6 @@ def test_modules_carry_what_a_configuration_asks_for(model: Path) -> None:
     module = model / "rotor/4MB/module"
     carried = {"libraries.pt2", "eager.py", "eager_step.py"}
     assert carried <= {path.name for path in module.iterdir()}
-    assert not carried & {path.name for path in (model / "unplanned/none/module").iterdir()}
-    said = read_measurement(model / "rotor/4MB/measurement.arrow").sentence
+    assert not carried & {path.name for path in (model / "keep_all/none/module").iterdir()}
+    said = read_measurement(model / "rotor/4MB/measurement.arrow").message
     assert "The plan of eager's kernels beside it has eager's bits" in said

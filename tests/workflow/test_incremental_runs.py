@@ -62,7 +62,7 @@ SOURCES = {"layers.py": LAYERS, "mine.py": MINE, "theirs.py": THEIRS}
 
 MODELS = {
     "mine": {"factory": "mine:tower", "budgets": ["50%"], "strategies": ["rockmate"]},
-    "theirs": {"factory": "theirs:tower", "strategies": ["unplanned"]},
+    "theirs": {"factory": "theirs:tower", "strategies": ["keep_all"]},
 }
 
 Run = subprocess.CompletedProcess[str]

@@ -42,7 +42,7 @@ def tower():
 '''
 
 SETTLED: dict[str, Any] = {
-    "tiny": {"factory": "mine:tower", "budgets": ["50%"], "strategies": ["unplanned", "rockmate"]}
+    "tiny": {"factory": "mine:tower", "budgets": ["50%"], "strategies": ["keep_all", "rockmate"]}
 }
 
 OPERATORS = Path(__file__).parents[1] / "stages/torch_utils/custom_ops.py"
@@ -65,9 +65,9 @@ def finished(quick: Workplace) -> Finished:
         "tiny": {
             "factory": "mine:tower",
             "budgets": ["50%", "1kB"],
-            "strategies": ["unplanned", "rockmate", "offload"],
+            "strategies": ["keep_all", "rockmate", "offload"],
         },
-        "broken": {"factory": "mine:broken", "strategies": ["unplanned"]},
+        "broken": {"factory": "mine:broken", "strategies": ["keep_all"]},
     }
     quick.configure(configuration(models))
     return quick, quick.snakemake()
@@ -142,14 +142,14 @@ def test_a_budget_that_is_too_small_is_a_verdict_and_stops_no_other_point(
 ) -> None:
     point = finished[0].folder / "results/tiny/rockmate/1kB"
     plan = read_plan(point / "plan.json")
-    assert plan.verdict == "infeasible"
+    assert plan.status == "infeasible"
     assert plan.smallest_budget is not None
     assert plan.smallest_budget > 1000
-    assert read_measurement(point / "measurement.arrow").verdict == "infeasible"
+    assert read_measurement(point / "measurement.arrow").status == "infeasible"
 
 
 def test_every_point_has_a_trace_for_perfetto(finished: Finished) -> None:
-    for point in ("unplanned/none", "rockmate/50pct"):
+    for point in ("keep_all/none", "rockmate/50pct"):
         document = json.loads((finished[0].folder / f"results/tiny/{point}/trace.json").read_text())
         assert document["traceEvents"]
 
@@ -170,12 +170,12 @@ def test_a_failure_is_not_forgotten(finished: Finished) -> None:
         "broken: measuring each distinct op",
         "broken: cutting the graph into blocks",
         "broken: finding the options of each distinct block",
-        "broken: planning with unplanned",
-        "broken: choosing unplanned",
-        "broken: writing the module of unplanned",
-        "broken: writing the trace of unplanned",
+        "broken: planning with keep_all",
+        "broken: choosing keep_all",
+        "broken: writing the module of keep_all",
+        "broken: writing the trace of keep_all",
         "broken: running the model",
-        "broken: running unplanned against the model",
+        "broken: running keep_all against the model",
         "broken: writing the report",
         "measuring the link of cpu to its slow memory",
         "tiny: planning with offload",
@@ -245,11 +245,11 @@ def test_an_edit_of_the_code_redoes_what_follows_and_a_comment_nothing(
     code.write_text(before)
     assert jobs(result) == {
         "tiny: writing the module of rockmate 50pct",
-        "tiny: writing the module of unplanned",
+        "tiny: writing the module of keep_all",
         "tiny: running rockmate 50pct against the model",
-        "tiny: running unplanned against the model",
+        "tiny: running keep_all against the model",
         "tiny: writing the trace of rockmate 50pct",
-        "tiny: writing the trace of unplanned",
+        "tiny: writing the trace of keep_all",
         "tiny: writing the report",
         "writing the index",
     }
@@ -263,7 +263,7 @@ def test_every_file_is_whole_under_its_own_name(finished: Finished) -> None:
 @pytest.mark.long
 def test_no_job_that_plans_or_reports_loads_torch(settled: Workplace) -> None:
     settled = replace(settled, programs=BINARIES)
-    rules = ["partition", "solve", "own_plans", "frontier", "choose", "perfetto", "report", "index"]
+    rules = ["partition", "solve", "own_plans", "frontier", "select", "perfetto", "report", "index"]
     shutil.rmtree(settled.folder / "store/options")
     seen = settled.folder / "seen"
     there = settled.checkout / "torch.py"

@@ -16,7 +16,7 @@ from tests.workflow.conftest import Workplace, copy_checkout
 
 
 def configure(workplace: Workplace, tiny: dict[str, Any]) -> None:
-    workplace.configure({"models": {"tiny": tiny}, "strategies": ["unplanned"], "device": "cuda"})
+    workplace.configure({"models": {"tiny": tiny}, "strategies": ["keep_all"], "device": "cuda"})
 
 
 @pytest.mark.parametrize("profile", ["slurm", "kubernetes"])
@@ -45,9 +45,9 @@ def test_pods_are_given_all_that_the_index_is_made_of(
     assert set(read) == {
         "report.done",
         "report.html",
-        "unplanned/frontier.arrow",
-        "unplanned/none/measurement.arrow",
-        "unplanned/none/plan.json",
+        "keep_all/frontier.arrow",
+        "keep_all/none/measurement.arrow",
+        "keep_all/none/plan.json",
     }
 
 

@@ -48,7 +48,7 @@ def params(now: str) -> str:
         ),
         *(
             (Job(rule, POINT, "Missing output files: p"), "the budget 80pct is new for rotor")
-            for rule in ("choose", "choose_kernels")
+            for rule in ("select", "select_kernels")
         ),
         (Job("solve", MODEL, "Missing output files: o, x"), "missing: o, x"),
         (Job("solve", MODEL, "Updated input files: b.arrow"), "changed by hand: b.arrow"),
@@ -86,7 +86,7 @@ def test_what_follows_is_counted_and_not_a_cause_of_its_own() -> None:
     jobs = [
         Job("trace", MODEL, "Missing output files: results/a/graph.arrow"),
         Job("partition", MODEL, f"Missing output files: results/a/blocks.arrow; {FOLLOWS}"),
-        Job("choose", POINT, f"Missing output files: results/a/x; {FOLLOWS}"),
+        Job("select", POINT, f"Missing output files: results/a/x; {FOLLOWS}"),
         Job("index", {}, FOLLOWS),
         Job("all", {}, FOLLOWS),
     ]
@@ -102,8 +102,8 @@ def test_an_edited_model_may_need_less() -> None:
 def test_a_model_with_two_causes_tells_both() -> None:
     other = {**POINT, "budget": "60pct"}
     jobs = [
-        Job("choose", POINT, "Missing output files: x"),
-        Job("choose", other, "Missing output files: y"),
+        Job("select", POINT, "Missing output files: x"),
+        Job("select", other, "Missing output files: y"),
     ]
     assert describe_jobs(jobs)[1] == (
         "  a, 2 steps: the budget 80pct is new for rotor; the budget 60pct is new for rotor"
@@ -177,9 +177,9 @@ def test_steps_are_counted_as_they_were_told() -> None:
 @pytest.mark.parametrize(
     ("message", "budget", "expected"),
     [
-        ("a: choosing unplanned for none", "none", "choosing unplanned"),
-        ("a: running unplanned none beside", "none", "running unplanned beside"),
-        ("a: choosing unplanned for 50%", "50pct", "choosing unplanned for 50%"),
+        ("a: choosing keep_all for none", "none", "choosing keep_all"),
+        ("a: running keep_all none beside", "none", "running keep_all beside"),
+        ("a: choosing keep_all for 50%", "50pct", "choosing keep_all for 50%"),
     ],
 )
 def test_a_strategy_without_a_budget_is_named_alone(
@@ -188,6 +188,6 @@ def test_a_strategy_without_a_budget_is_named_alone(
     handler = LogHandler.__new__(LogHandler)
     handler.settings = None
     handler.__post_init__()
-    wildcards = {"strategy": "unplanned", "budget": budget}
+    wildcards = {"strategy": "keep_all", "budget": budget}
     record = {"event": LogEvent.JOB_INFO, "rule_msg": message, "wildcards": wildcards}
     assert handler.line(logging.makeLogRecord(record)) == f"[0/0] a: {expected}"

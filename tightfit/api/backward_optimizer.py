@@ -130,7 +130,7 @@ class OptimizerSetup:
         digest = hashlib.sha256(updates.text().encode()).hexdigest()[:16]
         written = path.with_name(f"whole-{digest}.arrow")
         write_schedule(written, played.steps, read_header(variant.graph).digest, link, updates)
-        fixed, adds, stays = plan.fixed, predicted.adds, predicted.resident
+        fixed, adds, stays = plan.baseline, predicted.adds, predicted.resident
         before = fixed.bytes_before_step + self.staging + stays
         return OptimizerStepPrediction(
             optimizer=self.optimizer,
@@ -146,7 +146,7 @@ class OptimizerSetup:
             slow=self.slow - stays,
             moved=sum(cost.states for cost in updates.costs.values()) - stays,
             seconds=played.seconds,
-            waited=played.transfers.waited if played.transfers else 0.0,
+            waited=played.transfers.wait_seconds if played.transfers else 0.0,
             schedule=str(written),
             gradients=adds.gradients,
             opening_peak=adds.opening,
@@ -212,7 +212,7 @@ class OptimizerSetup:
         )
         sums = whole.gradients if adds else 0
         return describe_optimizer_step_peak(
-            graph, played, plan.fixed, whole.total, whole.staging, sums
+            graph, played, plan.baseline, whole.total, whole.staging, sums
         )
 
     def link(self, device: str) -> HostLink:

@@ -44,7 +44,7 @@ def partial_frontier(route: StageRunner, graph: Path, costs: Path) -> Path | Non
     found: list[Frontier] = []
     with contextlib.suppress(KeyboardInterrupt):
         found += _known_frontiers(place)
-        for name in ("unplanned", "checkpoint", route.strategy):
+        for name in ("keep_all", "checkpoint_all", route.strategy):
             found += _unpolished_frontiers(name, graph, costs, place, route)
     if not found:
         return None
@@ -54,9 +54,9 @@ def partial_frontier(route: StageRunner, graph: Path, costs: Path) -> Path | Non
         strategy=route.strategy,
         points=pareto_points(points),
         optimal_in="",
-        clock=0,
+        timed_out_solves=0,
         link=next((frontier.link for frontier in found if frontier.link is not None), None),
-        beaten=[],
+        dominated=[],
     )
     path = place / f"{route.strategy}-interrupted" / "frontier.arrow"
     write_frontier(path, merged)
@@ -83,7 +83,7 @@ def _unpolished_frontiers(
 
     blocks, options = place / "blocks.arrow", route.options(place)
     solved = options.exists()
-    if not blocks.exists() or not (solved or name == "unplanned"):
+    if not blocks.exists() or not (solved or name == "keep_all"):
         return []
     strategy = strategy_of(name)
     clusters = place / "hierarchy.arrow"
@@ -155,7 +155,7 @@ class InputSpecialization:
             if not plan.feasible:
                 raise
             return replace(
-                plan, sentence=plan.sentence + ("" if self.more else BEST_SO_FAR_NOTE)
+                plan, message=plan.message + ("" if self.more else BEST_SO_FAR_NOTE)
             ), point
         if not plan.feasible and not self.more:
             path = route.frontier(self.graph, self.costs)
@@ -169,9 +169,9 @@ class InputSpecialization:
         """A plan with its package, which the plan in the second folder of `beside`, of the graph
         there, goes along with; raises ConfigError where it is infeasible."""
         if not plan.feasible:
-            raise ConfigError(plan.sentence)
+            raise ConfigError(plan.message)
         module = route.module(self.graph, point, beside)
-        said = replace(plan, sentence=plan.sentence + self.more + _more_of(self.graph))
+        said = replace(plan, message=plan.message + self.more + _more_of(self.graph))
         known = partial(read_frontier, self.path)
         whole = partial(_full_frontier, route, self.graph, self.costs)
         totals = partial(frontier_totals, self.graph, self.costs)
@@ -208,11 +208,13 @@ def _more_of(graph: Path) -> str:
     from tightfit.stages.trace.activation_checkpoints import missing_gradient_message
 
     said = {
-        "ones": "it takes calls in which {} holds only ones",
-        "mixed": "it takes calls in which {} does not hold only ones",
-        "wished": "{} holds only ones in the sample, where the model itself takes a shorter way: "
+        "all_ones_inputs": "it takes calls in which {} holds only ones",
+        "not_all_ones_inputs": "it takes calls in which {} does not hold only ones",
+        "all_ones_samples": "{} holds only ones in the sample, where the model itself takes a "
+        "shorter way: "
         "ones=True plans that one, without it eager may differ in last bits and memory",
-        "masks": "where {} holds only ones the model itself takes a shorter way, which may differ "
+        "other_masks": "where {} holds only ones the model itself takes a shorter way, which may "
+        "differ "
         "in last bits and memory",
     }
     traced = read_graph(graph)
@@ -232,7 +234,7 @@ def _full_frontier(route: StageRunner, graph: Path, costs: Path) -> Frontier:
     """The whole frontier, made unless it is there."""
     with (
         PLANNING_LOCK,
-        route.progress.show_stages("trace", "profile", "choose", "generate", "check"),
+        route.progress.show_stages("trace", "profile", "select", "generate", "check"),
     ):
         return read_frontier(route.frontier(graph, costs))
 
@@ -349,5 +351,5 @@ def _group_by_ones(
 
 def _with_mask_guards(graph: Graph, masks: Sequence[int]) -> Graph:
     """A graph for masks of any contents as one for those that are not all ones."""
-    guards = json.loads(graph.guards) | {"wished": [], "mixed": list(masks)}
+    guards = json.loads(graph.guards) | {"all_ones_samples": [], "not_all_ones_inputs": list(masks)}
     return replace(graph, guards=json.dumps(guards))

@@ -95,7 +95,7 @@ class KernelChoice:
             told = NOT_COMPARED_NOTE
         if better is not None:
             return better
-        said = replace(plan, sentence=plan.sentence + told)
+        said = replace(plan, message=plan.message + told)
         beside, paths = None, None
         if self.route.with_eager and plan.feasible:
             beside, paths = self.beside(plan)
@@ -109,7 +109,7 @@ class KernelChoice:
         total = NO_BUDGET if plan.budget_total is None else str(plan.budget_total)
         other, point = self.eager.chosen(self.eager_route, total)
         if not other.feasible:
-            raise ConfigError(f"beside, with eager's kernels: {other.sentence}")
+            raise ConfigError(f"beside, with eager's kernels: {other.message}")
         made = self.eager.package_plan(self.eager_route, other, point)
         return SpecializedPlan(self.eager_route, self.eager, made), (self.eager.graph, point)
 
@@ -214,7 +214,7 @@ def _is_smaller(
 
 
 def _append_to_sentence(plan: ChosenPlan, more: str) -> None:
-    object.__setattr__(plan, "sentence", plan.sentence + more)
+    object.__setattr__(plan, "message", plan.message + more)
 
 
 def plan_specializations(

@@ -152,8 +152,8 @@ def _state_step_bytes(
     stay = f", {whole.resident:,} of them for states that stay there" if whole.resident else ""
     object.__setattr__(
         plan,
-        "sentence",
-        f"{plan.sentence}; with all updates the step takes {whole.total:,} bytes{stay}, "
+        "message",
+        f"{plan.message}; with all updates the step takes {whole.total:,} bytes{stay}, "
         "which is what a budget in bytes counts",
     )
     return plan, whole

@@ -234,7 +234,7 @@ def _load_package(
     from tightfit.stages.validate.load import load_offloaded_module
 
     planned, made = load_offloaded_module(
-        package, model, optimizer, *memories.folders, otherwise=otherwise
+        package, model, optimizer, *memories.folders, on_mismatch=otherwise
     )
     made.keep_gradients = keep_gradients
     return planned, made
@@ -324,7 +324,7 @@ def _predict_step(
 
     graph, updates, steps = task.graph, found.updates, found.replay.steps
     own = sum(graph.storages[storage] for storage in task.remote)
-    there = sum(graph.storages[graph.values[value].storage] for value in updates.there)
+    there = sum(graph.storages[graph.values[value].storage] for value in updates.resident)
     fixed, transfers = baseline_bytes(graph), found.replay.transfers
     here = found.adding is None and not host_updated_parameters(steps)
     adds = accumulation_peaks(graph, task.costs, steps, task.link, updates) if here else None
@@ -333,13 +333,13 @@ def _predict_step(
     adding = first_adding = sums = 0
     copies = offload_copy_bytes(graph, steps, updates)
     if found.adding is not None:
-        earlier = task.played(updates.there, here=False, adds=True)
+        earlier = task.played(updates.resident, here=False, adds=True)
         adding, first_adding = step_peaks(graph, found.adding.steps, earlier)
         copies, sums = max(copies, offload_copy_bytes(graph, found.adding.steps, earlier)), own
     most = max(peak, first, adding, first_adding - task.sums)
-    alone = replace(task, accumulating=False).fixed + updates.staging + updates.bench
+    alone = replace(task, accumulating=False).fixed + updates.staging + updates.workspace_bytes
     resident = sum(updates.costs[value].states for value in updates.on_device)
-    far, slow = updates.far, updating.slow - resident
+    far, slow = updates.second_tier, updating.slow - resident
     if far is not None:
         slow += far.staging(updates.costs) - far.states(updates.costs)
     return OptimizerStepPrediction(
@@ -354,13 +354,13 @@ def _predict_step(
         accumulating_peak=last.peak - there,
         slow_memory=updating.slow_memory,
         slow=slow + own + copies + sums,
-        moved=transfers.left if transfers else 0,
+        moved=transfers.offloaded_bytes if transfers else 0,
         seconds=found.seconds,
-        waited=transfers.waited if transfers else 0.0,
+        waited=transfers.wait_seconds if transfers else 0.0,
         schedule=schedule,
         remote=own,
         away=sum(task.size(value) for value in host_updated_parameters(steps)),
-        bench=updates.bench,
+        bench=updates.workspace_bytes,
         microbatches=task.microbatches,
         microbatch_peak=adding,
         first_microbatch_peak=first_adding,
@@ -375,11 +375,11 @@ def _predict_step(
 
 
 def _plan_digest(updates: OptimizerPlan, written: str, memories: OffloadLocations) -> str:
-    far = updates.far
+    far = updates.second_tier
     if far is not None:
         # The free bytes of disks change all the time.
         link = replace(far.link, room=math.inf, memory=math.inf)
-        updates = replace(updates, far=replace(far, link=link))
+        updates = replace(updates, second_tier=replace(far, link=link))
     asked = written if memories.room is None else f"{written} {memories.room}"
     return hashlib.sha256(f"{asked} {updates.text()}".encode()).hexdigest()[:32]
 

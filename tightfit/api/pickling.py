@@ -49,7 +49,7 @@ def package_loader(
         else:
             more |= {"libraries": libraries, "without_compiler": without_compiler}
     return lambda model, otherwise: load_from_package(
-        package, directory, model, otherwise=otherwise, **more
+        package, directory, model, on_mismatch=otherwise, **more
     )
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class MadePipeline(PipelinePlan):
     """The plan of a pipeline with the folder of its package (`module`), that of what its ranks run
-    (`split`), and the most bytes of each rank's step beyond parameters, buffers and inputs."""
+    (`pipeline`), and the most bytes of each rank's step beyond parameters, buffers and inputs."""
 
     module: Path = field(kw_only=True)
     split: Path = field(kw_only=True)
@@ -128,22 +128,22 @@ def _plan_stages(
     if settings["inside"] == "rockmate":
         options = ("--options", place / "options.arrow")
         engine, peaks, saves = route.solver
-        grid = ("--engine", engine, "--peaks", peaks, "--saves", saves)
+        grid = ("--solver", engine, "--peaks", peaks, "--saves", saves)
         solving = ("--blocks", blocks, "--store", route.store, *grid, "--jobs", route.jobs or 1)
         route.run("solve", *solving, "--out", place / "options.arrow")
-    inside = ("--inside", settings["inside"]) if settings["inside"] else ()
+    inside = ("--stage-recompute", settings["inside"]) if settings["inside"] else ()
     copies = ("--weight-copies", settings["weight_copies"])
     solves = ALLOCATORS[settings["strategy"]].solves
-    by = ("--engine", route.engine) if solves else ()
+    by = ("--solver", route.engine) if solves else ()
     own = ("--machine", machine, "--strategy", settings["strategy"])
     asked = (*own, *copies, *inside, *options, *by)
     route.run("chain", "--chain", chain, *asked, "--out", plan)
     made = read_pipeline_plan(plan / "plan.json")
-    if made.verdict == "infeasible":
-        raise ConfigError(made.sentence)
+    if made.status == "infeasible":
+        raise ConfigError(made.message)
     planned = ("--blocks", blocks, "--plan", plan, *options)
     number = ("--microbatches", settings["microbatches"])
-    route.run("split", *files, *planned, *number, "--out", split)
+    route.run("pipeline", *files, *planned, *number, "--out", split)
     package = ("--pipeline", split, "--plan", plan / "plan.json", "--out", module)
     route.run("generate", "--graph", graph, *package)
     return _planned_pipeline(made, module, split)

@@ -56,7 +56,7 @@ class FrontierEntries(Sequence[FrontierEntry]):
     def __init__(self, frontier: Frontier, plan: Plan, totals: Sequence[int] | None = None) -> None:
         self.model = frontier.model
         self.strategy = frontier.strategy
-        before, base = plan.fixed.bytes_before_step, plan.fixed.floor
+        before, base = plan.baseline.bytes_before_step, plan.baseline.floor
         self.keep_all = plan.keep_all_total
         sizes = totals or [before + point.peak for point in frontier.points]
         figures = [

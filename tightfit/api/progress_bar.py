@@ -17,7 +17,7 @@ STAGE_LABELS = {
     "partition": ("cutting into blocks", 2),
     "solve": ("solving blocks", 25),
     "combine": ("making plans", 30),
-    "choose": ("choosing the plan", 2),
+    "select": ("choosing the plan", 2),
     "generate": ("writing the module", 3),
     "check": ("comparing with the original", 8),
 }

@@ -39,7 +39,7 @@ EAGER_KERNELS = "eager"
 FUSED_KERNELS = "fused"
 FUSE_STAGE = "fuse"
 MICROBATCH_FILE = "microbatch.arrow"
-"""What `whole` writes beside the schedule where a step is several microbatches."""
+"""What `optimizer-offload` writes beside the schedule where a step is several microbatches."""
 FRONTIER_STAGES = ("partition", "solve", "combine")
 """The stages whose code decides a frontier."""
 
@@ -120,7 +120,7 @@ class StageRunner:
 
     def unplanned(self, graph: Path, costs: Path) -> Path:
         """The folder of the module that runs a graph as it was captured."""
-        route = replace(self, strategy="unplanned", with_libraries=False)
+        route = replace(self, strategy="keep_all", with_libraries=False)
         _, point = route.choose(graph, costs, route.frontier(graph, costs), NO_BUDGET)
         return route.module(graph, point)
 
@@ -179,7 +179,7 @@ class StageRunner:
         clusters = self._clusters(place)
         limits = [word for name, most in HIERARCHY_LIMITS.items() for word in (f"--{name}", most)]
         self.run("partition", *files, "--out", blocks, *clusters, *(limits if clusters else ()))
-        grid = ("--engine", engine, "--peaks", peaks, "--saves", saves)
+        grid = ("--solver", engine, "--peaks", peaks, "--saves", saves)
         solving = ("--blocks", blocks, "--store", self.store, *grid, "--jobs", workers)
         made_for = linked if sends else ()
         self.run(
@@ -191,8 +191,8 @@ class StageRunner:
             parts=_solved_blocks_parser(_count_distinct_blocks(blocks)),
         )
         made = ("--blocks", blocks, "--options", options, "--strategy", self.strategy)
-        by = ("--engine", self.engine)
-        more = ("--given",) if given else ("--workers", workers)
+        by = ("--solver", self.engine)
+        more = ("--no-local-search",) if given else ("--workers", workers)
         asked = (*made, *by, *clusters, *linked, *more)
         self.run("combine", *files, *asked, "--out", path, parts=_parse_budgets)
         return path
@@ -228,10 +228,10 @@ class StageRunner:
         folder = budget if budget == NO_BUDGET else parse_budget(budget).directory
         point = frontier.parent / folder
         files = ("--graph", graph, "--costs", costs)
-        asked = ("--budget", budget, "--engine", self.engine)
+        asked = ("--budget", budget, "--solver", self.engine)
         words = (*files, *asked, *([] if search else ["--no-search"]))
         given = ("--frontier", frontier, *words, "--out", point)
-        self.run("choose", *given, parts=_parse_searches, reuse=True)
+        self.run("select", *given, parts=_parse_searches, reuse=True)
         return read_plan(point / "plan.json"), point
 
     def module(self, graph: Path, point: Path, beside: tuple[Path, Path] | None = None) -> Path:

@@ -25,11 +25,11 @@ LoadPlanned = Callable[["nn.Module", str], "nn.Module"]
 
 
 CAPTURED_PLAN_FACTS = {
-    "strategy": "unplanned",
+    "strategy": "keep_all",
     "budget": NO_BUDGET,
     "budget_bytes": None,
-    "verdict": "feasible",
-    "sentence": "",
+    "status": "feasible",
+    "message": "",
     "peak": 0,
     "time": 0.0,
 }
@@ -82,25 +82,25 @@ def check_plan(
     else:
         unplanned = _unplanned_loader(route, variant)(built.model, "error")
         said = route.check_fused(variant.graph, built, planned, unplanned)
-        object.__setattr__(made, "sentence", f"{made.sentence}; {said}")
+        object.__setattr__(made, "message", f"{made.message}; {said}")
     if said := route.check_transfers(variant.graph, built, planned, made):
-        object.__setattr__(made, "sentence", f"{made.sentence}; {said}")
+        object.__setattr__(made, "message", f"{made.message}; {said}")
     own = route.self_checkpointing_peak(variant.graph, built)
     if own is not None:
-        object.__setattr__(made, "sentence", _compare_with_self_checkpointing(made, own))
+        object.__setattr__(made, "message", _compare_with_self_checkpointing(made, own))
 
 
 def _compare_with_self_checkpointing(made: ChosenPlan, own: int) -> str:
     """The sentence of a plan with what the model takes as it is, which checkpoints itself; `own`
     are the bytes of its step."""
-    total = own + made.fixed.bytes_before_step
+    total = own + made.baseline.bytes_before_step
     if made.peak is not None and made.peak > own:
         return (
             f"no gain, since the model, which checkpoints itself, takes less as it is, {total:,} "
-            f'bytes in all: give a budget below that, or budget="min"; {made.sentence}'
+            f'bytes in all: give a budget below that, or budget="min"; {made.message}'
         )
     return (
-        f"{made.sentence}; it replaces the model's own checkpointing, with which the model takes "
+        f"{made.message}; it replaces the model's own checkpointing, with which the model takes "
         f"{total:,} bytes in all"
     )
 

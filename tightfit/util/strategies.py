@@ -38,11 +38,11 @@ class StrategyInfo:
     optimal_in: str = ""
 
 
-UNPLANNED = "unplanned"
+KEEP_ALL = "keep_all"
 _BASELINES = [
-    StrategyInfo(UNPLANNED, "the step as PyTorch runs it", baseline=True),
+    StrategyInfo(KEEP_ALL, "the step as PyTorch runs it", baseline=True),
     StrategyInfo(
-        "checkpoint",
+        "checkpoint_all",
         "every block is computed again, as `torch.utils.checkpoint` on each would",
         baseline=True,
     ),
@@ -66,15 +66,15 @@ _BUDGETED = [
         optimal_in=f"persistent sequences of the blocks' options at {BUDGET_SLOTS} slots",
     ),
     StrategyInfo(
-        "frees",
+        "early_free",
         "the fastest sequence of a chain of few blocks that keep everything or nothing, where "
         "anything stored may be freed at any time",
         chains=True,
     ),
     StrategyInfo(
-        "floating",
+        "floating_persistence",
         "the fastest sequence of a chain of up to 23 blocks that keep everything or nothing, where "
-        "what was stored last may be replaced by what comes after it, to compare `frees` with",
+        "what was stored last may be replaced by what comes after it, to compare `early_free` with",
         apart=True,
         chains=True,
     ),

@@ -25,23 +25,23 @@ rule own_plans:
         machine=measured_link,
         search=compiled_search,
     output:
-        f"{STRATEGY}/given.arrow",
+        f"{STRATEGY}/candidates.arrow",
     log:
-        f"{STRATEGY}/logs/given.txt",
+        f"{STRATEGY}/logs/candidates.txt",
     priority: before_frontiers
     params:
         hierarchy=given_clusters,
         machine=linked_machine,
         link=described_link,
         engine=SETTINGS.step_engine,
-        effort="--given",
+        effort="--no-local-search",
         code=code_of("combine"),
     message:
         "{wildcards.model}: planning with {wildcards.strategy}"
     shell:
         "python -m tightfit combine --graph {input.graph:q} --costs {input.costs:q}"
         " --blocks {input.blocks:q} --options {input.options:q} --strategy {wildcards.strategy}"
-        " {params.hierarchy:q} {params.machine:q} --engine {params.engine:q} {params.effort:q} --out {output:q} --error-file {log:q}"
+        " {params.hierarchy:q} {params.machine:q} --solver {params.engine:q} {params.effort:q} --out {output:q} --error-file {log:q}"
 
 
 # The plans for all budgets, one frontier a strategy: reports show it, those of baselines are taken.
@@ -67,7 +67,7 @@ use rule own_plans as frontier with:
 
 
 # Where own plans lead to none that is near to its bound the whole frontier is made here, too.
-rule choose:
+rule select:
     input:
         frontier=plans_of,
         graph=f"{MODEL}/graph.arrow",
@@ -81,7 +81,7 @@ rule choose:
         schedule=f"{POINT}/schedule.arrow",
         plan=f"{POINT}/plan.json",
     log:
-        f"{POINT}/logs/choose.txt",
+        f"{POINT}/logs/select.txt",
     wildcard_constraints:
         model=one_of(EAGER),
     priority: before_frontiers
@@ -97,14 +97,14 @@ rule choose:
     message:
         "{wildcards.model}: choosing {wildcards.strategy} for {params.budget}"
     shell:
-        "python -m tightfit choose --frontier {input.frontier:q} --graph {input.graph:q}"
+        "python -m tightfit select --frontier {input.frontier:q} --graph {input.graph:q}"
         " --costs {input.costs:q} --blocks {input.blocks:q} --options {input.options:q}"
         " {params.hierarchy:q} {params.machine:q} {params.rival:q} --budget {params.budget:q}"
-        " --engine {params.engine:q} --out {params.folder:q} --error-file {log:q}"
+        " --solver {params.engine:q} --out {params.folder:q} --error-file {log:q}"
 
 
 # Where kernels are fused, the plan is one of eager's where these are better or alone fit.
-use rule choose as choose_kernels with:
+use rule select as select_kernels with:
     input:
         frontier=plans_of,
         graph=f"{MODEL}/graph.arrow",

@@ -13,7 +13,7 @@ from tightfit.util.budget import NO_BUDGET
 from tightfit.schemas.config import EAGER_FOLDER, parse_config, require_folders
 from tightfit.util.errors import ConfigError
 from tightfit.util.code_fingerprint import factory_fingerprint, stage_fingerprint
-from tightfit.util.strategies import HIERARCHY_LIMITS, STRATEGIES, UNPLANNED
+from tightfit.util.strategies import HIERARCHY_LIMITS, KEEP_ALL, STRATEGIES
 
 if "models" not in config:
 
@@ -41,7 +41,7 @@ if SETTINGS.disk:
 MODEL = f"{SETTINGS.results}/{{model}}"
 STRATEGY = f"{MODEL}/{{strategy}}"
 POINT = f"{STRATEGY}/{{budget}}"
-UNPLANNED_POINT = f"{MODEL}/{UNPLANNED}/{NO_BUDGET}"
+KEEP_ALL_POINT = f"{MODEL}/{KEEP_ALL}/{NO_BUDGET}"
 DONE = f"{SETTINGS.results}/index.done"
 LINK = f"{SETTINGS.results}/machine.json"
 COMPILED = f"{SETTINGS.results}/search.done"
@@ -51,7 +51,7 @@ COMPILED = f"{SETTINGS.results}/search.done"
 GPU = {} if SETTINGS.here == "cpu" else {"gpu": 1}
 ALONE = GPU or {"slurm_extra": "--exclusive"}
 MEASURING = {} if SETTINGS.machine else {**ALONE, "measuring": 1}
-MEASURED = [] if SETTINGS.machine else ["measurement.arrow", "line.arrow"]
+MEASURED = [] if SETTINGS.machine else ["measurement.arrow", "memory_timeline.arrow"]
 
 # Jobs in containers see what is declared and nothing else. Elsewhere a report is made from a folder,
 # and what is in it is left out of a graph of jobs that has enough to look at.
@@ -193,7 +193,7 @@ def given_carried(wildcards, input):
 def kernels_unplanned(wildcards):
     """The module that runs fused kernels unplanned, which plans of them are compared with."""
     fused = wildcards.model in FUSED
-    return expand(f"{UNPLANNED_POINT}/module", model=wildcards.model) if fused else []
+    return expand(f"{KEEP_ALL_POINT}/module", model=wildcards.model) if fused else []
 
 
 def given_unplanned(wildcards, input):
@@ -203,7 +203,7 @@ def given_unplanned(wildcards, input):
 
 def measured_line(wildcards, input):
     """Names the lines of a measured step as options of a stage."""
-    return ["--line", input.line] if input.line else []
+    return ["--timeline", input.line] if input.line else []
 
 
 def clusters_for(wildcards, model=MODEL):
@@ -219,7 +219,7 @@ def span_of(wildcards):
 
 def plans_of(wildcards, model=MODEL):
     """The plans that one for a budget is chosen from: a strategy's own, all of a baseline."""
-    name = "frontier" if STRATEGIES[wildcards.strategy].baseline else "given"
+    name = "frontier" if STRATEGIES[wildcards.strategy].baseline else "candidates"
     return expand(f"{model}/{{strategy}}/{name}.arrow", **wildcards)
 
 
@@ -285,7 +285,7 @@ def source(wildcards):
 
 def ones(wildcards):
     """Whether a plan may rest on inputs of nothing but ones, as an option of a stage."""
-    return "--ones" if model_of(wildcards).ones else ""
+    return "--assume-all-ones-masks" if model_of(wildcards).ones else ""
 
 
 def channels_last(wildcards):

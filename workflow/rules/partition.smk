@@ -28,7 +28,9 @@ rule hierarchy:
     priority: before_frontiers
     params:
         limits=[
-            word for name, most in HIERARCHY_LIMITS.items() for word in (f"--{name}", most)
+            word
+            for name, most in HIERARCHY_LIMITS.items()
+            for word in (f"--{name}", most)
         ],
         code=code_of("partition"),
     message:

@@ -3,7 +3,7 @@ rule perfetto:
     input:
         graph=graphs,
         schedule=f"{POINT}/schedule.arrow",
-        line=f"{POINT}/line.arrow" if MEASURED else [],
+        line=f"{POINT}/memory_timeline.arrow" if MEASURED else [],
     output:
         f"{POINT}/trace.json",
     log:

@@ -18,7 +18,7 @@ rule solve:
     message:
         "{wildcards.model}: finding the options of each distinct block"
     shell:
-        "python -m tightfit solve --blocks {input.blocks:q} --store {params.store:q} --engine {params.engine:q}"
+        "python -m tightfit solve --blocks {input.blocks:q} --store {params.store:q} --solver {params.engine:q}"
         " --peaks {params.peaks:q} --saves {params.saves:q} --jobs {threads} {params.machine:q}"
         " --out {output:q} --error-file {log:q}"
 

@@ -6,7 +6,7 @@ rule reference:
         graph=f"{MODEL}/graph.arrow",
     output:
         reference=f"{MODEL}/reference.arrow",
-        line=f"{MODEL}/line.arrow",
+        line=f"{MODEL}/memory_timeline.arrow",
     log:
         f"{MODEL}/logs/reference.txt",
     priority: before_frontiers
@@ -26,7 +26,7 @@ rule reference:
     shell:
         "python -m tightfit reference {params.source:q} {params.operators:q} --graph {input.graph:q}"
         " --device {params.device:q} {params.threads:q} --pairs {params.pairs:q}"
-        " --line {output.line:q} --out {output.reference:q} --error-file {log:q}"
+        " --timeline {output.line:q} --out {output.reference:q} --error-file {log:q}"
 
 
 # Measures, too. Nothing asks for it where the device is described.
@@ -36,11 +36,11 @@ rule validate:
         plan=f"{POINT}/plan.json",
         module=f"{POINT}/module",
         reference=f"{MODEL}/reference.arrow",
-        own_line=f"{MODEL}/line.arrow",
+        own_line=f"{MODEL}/memory_timeline.arrow",
         unplanned=kernels_unplanned,
     output:
         measurement=f"{POINT}/measurement.arrow",
-        line=f"{POINT}/line.arrow",
+        line=f"{POINT}/memory_timeline.arrow",
     log:
         f"{POINT}/logs/validate.txt",
     priority: before_frontiers
@@ -62,4 +62,4 @@ rule validate:
         "python -m tightfit validate {params.source:q} {params.operators:q} --graph {input.graph:q}"
         " --plan {input.plan:q} --module {input.module:q} {params.unplanned:q} --device {params.device:q}"
         " {params.threads:q} --pairs {params.pairs:q} --reference {input.reference:q}"
-        " --line {output.line:q} --out {output.measurement:q} --error-file {log:q}"
+        " --timeline {output.line:q} --out {output.measurement:q} --error-file {log:q}"

@@ -362,9 +362,9 @@ def transfer_point(
         source,
         peak=cost.peak,
         seconds=cost.time,
-        polished=True,
+        local_search=True,
         in_place=True,
-        ceiling=ceiling,
+        in_place_threshold=ceiling,
         actions=list(actions),
         origin=source.origin.removesuffix(TRANSFER_ORIGIN) + TRANSFER_ORIGIN,
     )

@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> None:
     digests = " ".join(store.read(path, CHAIN).digest for path in options.chain)
     write_sequence(options.out / "sequence.arrow", chosen.sequence if chosen else [], digests)
     write_plan(options.out / "plan.json", plan)
-    print(format_verdict(plan.verdict, plan.sentence))
+    print(format_verdict(plan.status, plan.message))
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
@@ -154,7 +154,7 @@ def plan_chain(
         )
         refusal = Plan(
             strategy, budget.text, size, size, "infeasible", sentence,
-            smallest_budget=frontier.smallest_budget, keep_all=kept, fixed=fixed, solver=solver,
+            smallest_budget=frontier.smallest_budget, keep_all=kept, baseline=fixed, solver=solver,
         )  # fmt: skip
         return refusal, None
     bound = _lower_bound(frontier, size)
@@ -172,9 +172,9 @@ def plan_chain(
         lower_bound=bound,
         gap=gap,
         optimal_in=optimal_in,
-        before_polish=PlanCost(chosen.seconds, chosen.peak),
+        before_local_search=PlanCost(chosen.seconds, chosen.peak),
         keep_all=kept,
-        fixed=fixed,
+        baseline=fixed,
         recomputed=chosen.recomputed,
         recomputed_time=chosen.seconds - keep_all.seconds,
         solver=solver,

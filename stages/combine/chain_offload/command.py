@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def run_offload(options: argparse.Namespace) -> None:
-    """Writes sequence.arrow, lanes.arrow and plan.json of a chain with a link to the host into the
-    folder `options.out`, and prints the verdict; a budget too small gives the verdict "infeasible"
-    and an empty sequence.
+    """Writes sequence.arrow, streams.arrow and plan.json of a chain with a link to the host into
+    the folder `options.out`, and prints the verdict; a budget too small gives the verdict
+    "infeasible" and an empty sequence.
 
     Raises ConfigError or ArtifactError when an option or a file is not what it should be.
     """
@@ -45,15 +45,15 @@ def run_offload(options: argparse.Namespace) -> None:
     digest = store.read(path, CHAIN).digest
     write_sequence(options.out / "sequence.arrow", chosen.sequence if chosen else [], digest)
     write_operation_timeline(
-        options.out / "lanes.arrow", chosen.replay.steps if chosen else [], digest
+        options.out / "streams.arrow", chosen.replay.steps if chosen else [], digest
     )
     write_plan(options.out / "plan.json", plan)
-    print(format_verdict(plan.verdict, plan.sentence))
+    print(format_verdict(plan.status, plan.message))
 
 
 def derived_offload(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run_offload` made of what."""
-    names = ("sequence.arrow", "lanes.arrow", "plan.json")
+    names = ("sequence.arrow", "streams.arrow", "plan.json")
     settings = {name: getattr(options, name) for name in ("strategy", "budget", "slots")}
     read = [*options.chain, options.machine]
     return [LineageEntry([options.out / name for name in names], read, settings)]
@@ -83,7 +83,7 @@ def plan_chain_offload(
         sentence = f"{reason}; the smallest budget known to work is {smallest:,} bytes."
         refusal = Plan(
             strategy, budget.text, size, size, "infeasible", sentence[0].upper() + sentence[1:],
-            smallest_budget=smallest, keep_all=kept, fixed=fixed, solver=solver,
+            smallest_budget=smallest, keep_all=kept, baseline=fixed, solver=solver,
         )  # fmt: skip
         return refusal, None
     bound = min(plans.bound(size), chosen.seconds)
@@ -102,9 +102,9 @@ def plan_chain_offload(
         lower_bound=bound,
         gap=0.0 if optimal else gap,
         optimal_in=_sequence_class(plans)[1] if optimal else "",
-        before_polish=PlanCost(chosen.seconds, chosen.peak),
+        before_local_search=PlanCost(chosen.seconds, chosen.peak),
         keep_all=kept,
-        fixed=fixed,
+        baseline=fixed,
         recomputed=chosen.recomputed,
         recomputed_time=max(0.0, chosen.seconds - keep_all.seconds - lost),
         solver=solver,
@@ -142,7 +142,7 @@ def _check_options(options: argparse.Namespace) -> None:
             raise ConfigError(f"chain --strategy {options.strategy} needs --{name}")
     if len(options.chain) != 1:
         raise ConfigError(f"--strategy {options.strategy} plans one chain, and no join")
-    for name in ("options", "period", "weight_copies", "buffers", "inside", "k", "engine"):
+    for name in ("options", "period", "weight_copies", "buffers", "stage_recompute", "k", "solver"):
         if getattr(options, name) is not None:
             flag = name.replace("_", "-")
             raise ConfigError(f"--strategy {options.strategy} takes no --{flag}")

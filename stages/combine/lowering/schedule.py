@@ -77,7 +77,7 @@ class ScheduleLowering:
 
     def opened(self, point: ParetoPoint) -> list[ScheduleStep]:
         """The schedule of a point of a frontier."""
-        return self.of_actions(point.actions, point.in_place, point.ceiling)
+        return self.of_actions(point.actions, point.in_place, point.in_place_threshold)
 
     def of_actions(
         self, actions: Iterable[Action], in_place: bool, ceiling: int = 0

@@ -162,7 +162,7 @@ class ActivationProblem:
         problem = problem_with_parameters(task, here) if close else task.loose
         opened = replace(problem, storages=task.problem.storages) if close else task.problem
         updates = task.played(frozenset(), here=here, away=not here)
-        always = updates.staging + updates.bench + task.scalar_state_bytes if close else 0
+        always = updates.staging + updates.workspace_bytes + task.scalar_state_bytes if close else 0
         opener = ScheduleLowering(task.graph, opened, BACKWARD_SEGMENTS)
         return cls(problem, LocalSearch(problem), opener, always, task.engine)
 

@@ -1,4 +1,5 @@
-"""`whole`: plans a training step with its optimizer for a described machine with two memories."""
+"""`optimizer-offload`: plans a training step with its optimizer for a described machine with two "
+"memories."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "is not there all the time; or min, the least that a plan is known for",
     )
     parser.add_argument(
-        "--engine",
+        "--solver",
         choices=ENGINES,
         default=HIGHS_ENGINE,
         help="what solves the integer programs that plans start from (default: highs)",
@@ -99,7 +100,7 @@ def run(options: argparse.Namespace) -> None:
         raise refused
     task, best, graph = min(found, key=lambda each: each[1].seconds)
     plan = write_offload_plan(options.out, task, best, options.budget, read(graph, GRAPH).digest)
-    print(format_verdict(plan.verdict, plan.sentence))
+    print(format_verdict(plan.status, plan.message))
 
 
 def parse_cases(options: argparse.Namespace) -> list[tuple[Path, Path, int]]:
@@ -108,11 +109,14 @@ def parse_cases(options: argparse.Namespace) -> list[tuple[Path, Path, int]]:
     counts = options.microbatches or [1] * len(options.graph)
     if not len(options.graph) == len(options.costs) == len(counts):
         raise ConfigError(
-            f"whole: there are {len(options.graph)} --graph, {len(options.costs)} --costs and "
+            f"optimizer-offload: there are {len(options.graph)} --graph, {len(options.costs)} "
+            "--costs and "
             f"{len(counts)} --microbatches"
         )
     if min(counts) < 1:
-        raise ConfigError(f"whole: --microbatches is {min(counts)}, expected at least 1")
+        raise ConfigError(
+            f"optimizer-offload: --microbatches is {min(counts)}, expected at least 1"
+        )
     return list(zip(options.graph, options.costs, counts, strict=True))
 
 
@@ -186,7 +190,7 @@ def read_offload_problem(
         updates = _read_spec_costs(options, graph, machine, link)
     elif options.optimizer is not None:
         raise ConfigError(
-            f"whole: {options.updates} says of which optimizer it is, not --optimizer"
+            f"optimizer-offload: {options.updates} says of which optimizer it is, not --optimizer"
         )
     else:
         updates = costs_by_value(graph, measured.costs)
@@ -194,7 +198,7 @@ def read_offload_problem(
     task = build_offload_problem(
         graph, costs, own, updates, device.memory, MIN_OFFLOAD_BYTES, microbatches, measured
     )
-    task = replace(task, engine=options.engine)
+    task = replace(task, engine=options.solver)
     budget = (
         device.memory if options.budget == SMALLEST else parse_total_bytes(task, options.budget)
     )
@@ -236,7 +240,7 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
                 "budget": options.budget,
                 "optimizer": options.optimizer or "",
                 "microbatches": options.microbatches or [],
-                "engine": options.engine,
+                "solver": options.solver,
             },
         )
     ]

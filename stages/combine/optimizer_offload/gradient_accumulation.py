@@ -50,8 +50,8 @@ def accumulation_peaks(
     alone = simulate(graph, costs, steps, link=link, updates=updates)
     again = simulate(graph, costs, steps, accumulate=True, link=link, updates=updates)
     first = simulate(graph, costs, steps, accumulate=True, link=link, updates=begun)
-    there = _bytes(graph, updates.there)
-    coming = updates.remote - updates.there
+    there = _bytes(graph, updates.resident)
+    coming = updates.offloaded - updates.resident
     updating = [
         max(cost.peak, cost.first[0]) + _bytes(graph, {value} & coming)
         for value, cost in updates.costs.items()

@@ -154,7 +154,7 @@ def _second_tier_seconds(task: OffloadProblem) -> float:
     if task.far is None:
         return 0.0
     link, near = task.far.link, replace(task, far=None)
-    there = near.played(frozenset(), here=False).stays(task.graph)
+    there = near.played(frozenset(), here=False).host_bytes(task.graph)
     size = max(there - task.link.room - task.budget, 0)
     return size / link.bandwidth * (2 if link.shared else 1)
 

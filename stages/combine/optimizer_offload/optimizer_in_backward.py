@@ -167,7 +167,7 @@ def update_costs_from_spec(
             peak=2 * max(parts),
             net=0,
             first=(2 * max(parts), 0),
-            away_seconds=traffic / away_bandwidth if away_bandwidth else float("inf"),
+            host_seconds=traffic / away_bandwidth if away_bandwidth else float("inf"),
             add_seconds=3 * size / away_bandwidth if away_bandwidth else float("inf"),
         )
     return found

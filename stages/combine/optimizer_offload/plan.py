@@ -33,7 +33,7 @@ def write_offload_plan(
     write_schedule(folder / OUTPUTS[0], steps, digest, task.link, found.updates)
     remove_with_lineage(folder / MICROBATCH_SCHEDULE)
     if found.adding is not None:
-        adds = task.played(found.updates.there, here=False, adds=True)
+        adds = task.played(found.updates.resident, here=False, adds=True)
         write_schedule(folder / MICROBATCH_SCHEDULE, found.adding.steps, digest, task.link, adds)
     plan = build_offload_plan(task, found, budget)
     write_plan(folder / OUTPUTS[1], plan)
@@ -58,7 +58,7 @@ def build_offload_plan(task: OffloadProblem, found: OffloadSearchResult, budget:
     total = total_device_bytes(task, found)
     there, count = all_of_it.transfers, task.microbatches
     parts = f" in {count} microbatches" if count > 1 else ""
-    waited = there.waited if there else 0.0
+    waited = there.wait_seconds if there else 0.0
     sentence = (
         f"feasible: {total:,} bytes of the device{_resident_states_message(task)} for the whole "
         f"step{parts}, in "
@@ -74,14 +74,14 @@ def build_offload_plan(task: OffloadProblem, found: OffloadSearchResult, budget:
         budget=budget,
         budget_total=task.budget,
         budget_bytes=task.room,
-        verdict="feasible",
-        sentence=sentence,
+        status="feasible",
+        message=sentence,
         time=seconds,
         peak=most,
         lower_bound=bound,
         gap=gap,
         keep_all=PlanCost(task.keep_all_seconds, moving + _keep_all_step_bytes(task)),
-        fixed=fixed,
+        baseline=fixed,
         recomputed=played.repeated,
         recomputed_time=played.repeated_seconds,
         solver="local search",
@@ -94,7 +94,12 @@ def build_offload_plan(task: OffloadProblem, found: OffloadSearchResult, budget:
 
 def total_device_bytes(task: OffloadProblem, found: OffloadSearchResult) -> int:
     """The bytes of the device that a plan takes in all, as budgets count them."""
-    return task.fixed + found.updates.staging + found.updates.bench + max_step_bytes(task, found)
+    return (
+        task.fixed
+        + found.updates.staging
+        + found.updates.workspace_bytes
+        + max_step_bytes(task, found)
+    )
 
 
 def max_step_bytes(task: OffloadProblem, found: OffloadSearchResult) -> int:
@@ -103,14 +108,14 @@ def max_step_bytes(task: OffloadProblem, found: OffloadSearchResult) -> int:
     most = 0
     several = [(found.replay, found.updates)]
     if found.adding is not None:
-        adds = task.played(found.updates.there, here=False, adds=True)
+        adds = task.played(found.updates.resident, here=False, adds=True)
         several.append((found.adding, adds))
     for played, updates in several:
         most = max(most, played.peak)
         more = (task.graph, task.costs, played.steps)
         if task.measured is not None:
             begun = simulate(*more, link=task.link, updates=replace(updates, first=True))
-            most = max(most, begun.peak - (task.sums if updates.adds else 0))
+            most = max(most, begun.peak - (task.sums if updates.accumulates else 0))
         if task.accumulating:
             adding = accumulation_peaks(*more, task.link, updates)
             most = max(most, adding.most - adding.gradients)

@@ -107,7 +107,7 @@ class OffloadProblem:
     @property
     def updates_on_host(self) -> bool:
         """Whether parameters can be updated in the other memory."""
-        return any(cost.away_seconds != math.inf for cost in self.updates.values())
+        return any(cost.host_seconds != math.inf for cost in self.updates.values())
 
     @property
     def device_updates_first(self) -> bool:
@@ -150,14 +150,14 @@ class OffloadProblem:
             speed=LinkSpeed.of(self.link),
             buffers=STAGING_BUFFERS if here or self.measured is not None else 0,
             on_device=self.on_device,
-            remote=frozenset(self.remote.values()),
-            there=there,
-            adds=adds,
-            summed=self.microbatches > 1 and not adds,
-            far=self.far,
+            offloaded=frozenset(self.remote.values()),
+            resident=there,
+            accumulates=adds,
+            has_sums=self.microbatches > 1 and not adds,
+            second_tier=self.far,
             optimizer="" if self.measured is None else self.measured.optimizer,
-            piece=0 if self.measured is None else self.measured.piece,
-            bench=self.bench if away or self.far is not None else 0,
+            piece_bytes=0 if self.measured is None else self.measured.piece,
+            workspace_bytes=self.bench if away or self.far is not None else 0,
             microbatches=self.microbatches,
         )
 
@@ -169,7 +169,7 @@ class OffloadProblem:
         trained = [value for value in self.remote.values() if value in self.updates]
         if self.measured is None or self.link.to != DISK or not trained:
             return 0
-        if all(self.updates[value].away_seconds == math.inf for value in trained):
+        if all(self.updates[value].host_seconds == math.inf for value in trained):
             return 0
         most = min(PART_BYTES, self.measured.piece)
         parts = [min(_part_bytes(self.graph.values[v], most), self.size(v)) for v in trained]
@@ -179,7 +179,7 @@ class OffloadProblem:
             buffers += 2 * min(
                 BOUNCE_BUFFER_BYTES, self.far.staging(self.updates) // self.far.buffers
             )
-        return buffers + max(self.updates[value].away_peak for value in trained)
+        return buffers + max(self.updates[value].host_peak for value in trained)
 
     def size(self, value: int) -> int:
         """The bytes of the storage of a value."""
@@ -211,7 +211,7 @@ class OffloadProblem:
         reached."""
         link, far = self.link, self.far
         played = self.played(frozenset(), here=False)
-        there = played.stays(self.graph)
+        there = played.host_bytes(self.graph)
         if there > link.room:
             behind = "" if far else ", or states a third memory behind it (far_disk=)"
             raise ConfigError(
@@ -253,10 +253,10 @@ class OffloadProblem:
 
 def _host_contents_message(played: OptimizerPlan) -> str:
     """What is in the other memory from one step to the next, in words."""
-    buffers = played.far.staging(played.costs) if played.far else 0
+    buffers = played.second_tier.staging(played.costs) if played.second_tier else 0
     parts = {
-        "parameters": bool(played.remote),
-        "sums of gradients": bool(played.remote) and played.summed,
+        "parameters": bool(played.offloaded),
+        "sums of gradients": bool(played.offloaded) and played.has_sums,
         "optimizer states": played.offloaded_state_bytes > buffers,
         "the buffers that states of a third memory pass through": buffers > 0,
     }

@@ -278,7 +278,7 @@ class OffloadSearch:
         """What the referee says of one microbatch, None where it does not fit; raises TooSlowError
         where it takes longer than `most` seconds."""
         task = self.task
-        own = frozenset() if updates.adds else here | task.small
+        own = frozenset() if updates.accumulates else here | task.small
         line = base.peak.copy()
         for value in own & base.gradient_steps.keys():
             line[base.gradient_steps[value]] += task.update_peak(value)
@@ -287,11 +287,11 @@ class OffloadSearch:
         margin = max((task.graph.storages[storage] for storage in task.remote), default=0)
         margin = 0 if close else margin
         seconds_of = {s: task.link.seconds(task.graph.storages[s]) for s in task.remote}
-        room = task.room - updates.staging - updates.bench - task.scalar_state_bytes
-        frozen = updates.remote - updates.costs.keys()
-        stays = updates.there if updates.adds else updates.there & (here | frozen)
+        room = task.room - updates.staging - updates.workspace_bytes - task.scalar_state_bytes
+        frozen = updates.offloaded - updates.costs.keys()
+        stays = updates.resident if updates.accumulates else updates.resident & (here | frozen)
         windows = residency_windows(
-            base, task.remote, updates.there, here, stays, room - margin, seconds_of, not close
+            base, task.remote, updates.resident, here, stays, room - margin, seconds_of, not close
         )
         moved = PlacementRequest(updates, own, windows, room, max(base.seconds), margin)
         try:
@@ -308,11 +308,11 @@ class OffloadSearch:
         if task.measured is not None:
             first = replace(updates, first=True)
             begun = simulate(task.graph, task.costs, steps, link=task.link, updates=first)
-            most = max(most, begun.peak - (task.sums if updates.adds else 0))
+            most = max(most, begun.peak - (task.sums if updates.accumulates else 0))
         if task.accumulating:
             adding = accumulation_peaks(task.graph, task.costs, steps, task.link, updates)
             most = max(most, adding.most - adding.gradients)
-        self.missing_bytes = max(most + updates.staging + updates.bench - task.room, 0)
+        self.missing_bytes = max(most + updates.staging + updates.workspace_bytes - task.room, 0)
         if self.missing_bytes:
             return None
         if away > task.link.room:

@@ -55,7 +55,7 @@ def assign_second_tier(
     costs, may = task.updates, task.leaving
     candidates = [v for v in task.remote.values() if v in costs and v in may and costs[v].states]
     whole = sum(costs[value].states for value in candidates)
-    stays = task.played(frozenset(), here=False).stays(task.graph)
+    stays = task.played(frozenset(), here=False).host_bytes(task.graph)
     everything = SecondTierStates(link, frozenset(candidates), STAGING_BUFFERS)
     lacking = max(stays + everything.staging(costs) - task.link.room, 0)
     if stays <= task.link.room and not share:
@@ -70,7 +70,7 @@ def assign_second_tier(
             left -= costs[value].states
     if not chosen:
         return None
-    if any(costs[value].away_seconds == float("inf") for value in chosen):
+    if any(costs[value].host_seconds == float("inf") for value in chosen):
         raise ConfigError(
             f"nothing computes beside {task.link.to}, where states of {link.to} are updated"
         )
@@ -209,13 +209,13 @@ def search_resident_states(
 def _transfer_bytes(found: OffloadSearchResult) -> int:
     """The bytes that a plan sends and brings."""
     moved = [each.transfers for each in (found.replay, found.adding) if each is not None]
-    return sum(each.left + each.returned for each in moved if each is not None)
+    return sum(each.offloaded_bytes + each.prefetched_bytes for each in moved if each is not None)
 
 
 def _state_budgets(search: OffloadSearch, best: OffloadSearchResult) -> Iterator[int]:
     """The bytes that states may have: what the plan leaves free, and parts of the room."""
     room, updates = search.task.room, best.updates
-    spare = room - best.replay.peak - updates.staging - updates.bench
+    spare = room - best.replay.peak - updates.staging - updates.workspace_bytes
     yield from (max(spare, 0), *(int(share * room) for share in RESIDENT_STATE_SHARES))
 
 

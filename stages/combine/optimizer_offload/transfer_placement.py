@@ -88,8 +88,8 @@ class _TransferPlacer:
         updates = self.moved.updates
         self.lanes = TransferStreams(self.link)
         self.sizes = graph.storages
-        self.value_of = {graph.values[value].storage: value for value in updates.remote}
-        self.there = {graph.values[value].storage for value in updates.there}
+        self.value_of = {graph.values[value].storage: value for value in updates.offloaded}
+        self.there = {graph.values[value].storage for value in updates.resident}
         self.parts = partial_gradients_by_owner(graph)
         self.owner_of = {parts[0]: owner for owner, parts in self.parts.items()}
         self.maker = graph.makers()
@@ -109,9 +109,11 @@ class _TransferPlacer:
         passing = [updates.costs[value] for value in here if value not in updates.on_device]
         sizes = [size for cost in passing for size in cost.pieces]
         self.staging = StagingTimeline.of(self.transfer, updates.first, updates.buffers, sizes)
-        away = [value for value in order if value not in self.moved.here and not updates.adds]
+        away = [
+            value for value in order if value not in self.moved.here and not updates.accumulates
+        ]
         lane = f"{self.link.to}/compute"
-        self.tier_bytes = updates.stays(graph)
+        self.tier_bytes = updates.host_bytes(graph)
         self.beside = HostUpdateStream.of(lane, updates, away, self.lanes.free_at)
 
     def steps(self) -> list[ScheduleStep]:
@@ -206,13 +208,13 @@ class _TransferPlacer:
         self.wait(gradient, storage)
         self.act(Free(gradient))
         updates = self.moved.updates
-        self.act(AccumulateOnHost(owner) if updates.adds else UpdateOnHost(owner))
+        self.act(AccumulateOnHost(owner) if updates.accumulates else UpdateOnHost(owner))
         size = self.sizes[storage]
         self.waiting -= size
         end = self.beside.run(owner, self.clock)[1]
         self.moving[storage] = end
         self.copies.append((gradient, end))
-        if updates.adds:
+        if updates.accumulates:
             return size
         own = self._storage(owner)
         self.ready[own] = end

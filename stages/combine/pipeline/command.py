@@ -1,4 +1,4 @@
-"""`split`: from a model and the plan of its chain to what the ranks of a pipeline run."""
+"""`pipeline`: from a model and the plan of its chain to what the ranks of a pipeline run."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def run(options: argparse.Namespace) -> None:
             f"--microbatches {options.microbatches}: expected 1 to {MAX_MICROBATCHES}"
         )
     plan = read_pipeline_plan(options.plan / PLAN)
-    if plan.verdict == "infeasible":
-        raise ConfigError(f"there is no pipeline to split: {plan.sentence}")
-    if (options.options is not None) != (plan.inside == "rockmate"):
+    if plan.status == "infeasible":
+        raise ConfigError(f"there is no pipeline to split: {plan.message}")
+    if (options.options is not None) != (plan.stage_recompute == "rockmate"):
         raise ConfigError("--options is given where the plan has rockmate inside, and only there")
     planned = PlannedPipeline(
         plan,
         read_pipeline_pattern(options.plan / PATTERN),
-        read_sequence(options.plan / SEQUENCE) if plan.inside else (),
+        read_sequence(options.plan / SEQUENCE) if plan.stage_recompute else (),
         None if options.options is None else read_block_options(options.options),
     )
     found = split_pipeline(

@@ -198,7 +198,7 @@ class _PlanContext:
             _plan_message(period, stages, gap, optimal_in),
             period=period,
             batches=pattern.batches,
-            span=played.span,
+            batch_periods=played.span,
             lower_bound=bound,
             gap=gap,
             optimal_in=optimal_in,
@@ -206,9 +206,9 @@ class _PlanContext:
             stages=stages,
             weight_copies=self.settings.weight_copies,
             buffers=self.settings.buffers,
-            inside=self.settings.inside,
+            stage_recompute=self.settings.inside,
             solver=answer.solver,
-            clock=answer.clock,
+            timed_out=answer.clock,
         )
 
 
@@ -251,7 +251,7 @@ def _infeasible_plan(
         smallest_period=None if shorter is None else shorter.ticks * layers.tick,
         weight_copies=settings.weight_copies,
         buffers=settings.buffers,
-        inside=settings.inside,
+        stage_recompute=settings.inside,
         solver="" if shorter is None else shorter.solver,
     )
 
@@ -267,7 +267,10 @@ def _known_to_work_message(
     if devices is not None:
         return f"{said}, or {devices} devices of {instance.memory} bytes."
     if count == 1 and instance.layers.stage_options is None:
-        return f"{said}; a device can compute again instead of storing: plan with --inside rotor."
+        return (
+            f"{said}; a device can compute again instead of storing: plan with "
+            "--stage-recompute rotor."
+        )
     return f"{said}, and no number of devices of {instance.memory} bytes is."
 
 

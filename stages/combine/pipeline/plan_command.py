@@ -40,14 +40,14 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
         help="count buffers for what crosses a cut, on both sides",
     )
     group.add_argument(
-        "--inside",
+        "--stage-recompute",
         choices=STAGE_RECOMPUTE,
         help="let stages compute again: positions that keep everything or nothing (rotor), or the "
         "options of blocks in --options (rockmate)",
     )
     group.add_argument("--k", type=int, help="leave out every (k+1)-th batch (k_periodic)")
     group.add_argument(
-        "--engine",
+        "--solver",
         choices=ENGINES,
         help="what solves the integer programs of allocators that have some (default: highs)",
     )
@@ -55,7 +55,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check_no_pipeline(options: argparse.Namespace) -> None:
     """Raises ConfigError where an option is given that only a pipeline takes."""
-    for name in ("period", "weight_copies", "buffers", "inside", "k", "engine"):
+    for name in ("period", "weight_copies", "buffers", "stage_recompute", "k", "solver"):
         if getattr(options, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is for pipelines, and needs --machine")
 
@@ -81,18 +81,18 @@ def run_pipeline(options: argparse.Namespace) -> None:
         raise ConfigError("a pipeline is planned for one chain, and no join")
     if options.budget is not None:
         raise ConfigError("--budget is not for pipelines: the memory is that of the machine")
-    if (options.options is not None) != (options.inside == "rockmate"):
-        raise ConfigError("--options and --inside rockmate are given together")
+    if (options.options is not None) != (options.stage_recompute == "rockmate"):
+        raise ConfigError("--options and --stage-recompute rockmate are given together")
     chosen = load_allocator(options.strategy)
     settings = parse_pipeline_settings(options)
     if settings.k is not None and not chosen.about.turns:
         raise ConfigError(f"--strategy {options.strategy} takes no --k")
-    if options.engine is not None and not chosen.about.solves:
+    if options.solver is not None and not chosen.about.solves:
         raise ConfigError(
-            f"--strategy {options.strategy} takes no --engine: it solves no integer program"
+            f"--strategy {options.strategy} takes no --solver: it solves no integer program"
         )
     if settings.inside and not chosen.about.inside:
-        raise ConfigError(f"--strategy {options.strategy} takes no --inside")
+        raise ConfigError(f"--strategy {options.strategy} takes no --stage-recompute")
     path = options.chain[0]
     chain, machine = read_chain(path), read_machine(options.machine)
     fleet = check_uniform_devices(machine, options.machine, chosen.about.contiguous)
@@ -105,7 +105,7 @@ def run_pipeline(options: argparse.Namespace) -> None:
     if sequence:
         write_sequence(options.out / SEQUENCE, sequence, digest)
     write_pipeline_plan(options.out / PLAN, plan)
-    print(format_verdict(plan.verdict, plan.sentence))
+    print(format_verdict(plan.status, plan.message))
 
 
 def parse_pipeline_settings(options: argparse.Namespace) -> PipelineSettings:
@@ -122,9 +122,9 @@ def parse_pipeline_settings(options: argparse.Namespace) -> PipelineSettings:
     period = options.period
     if period is not None and not (math.isfinite(period) and period > 0):
         raise ConfigError(f"--period {period}: expected a number of seconds above 0")
-    inside = options.inside or ""
+    inside = options.stage_recompute or ""
     blocks = read_block_options(options.options) if inside == "rockmate" else None
-    engine = options.engine or HIGHS_ENGINE
+    engine = options.solver or HIGHS_ENGINE
     return PipelineSettings(
         period, copies, bool(options.buffers), options.k, inside, blocks, engine
     )
@@ -134,7 +134,15 @@ def derived_pipeline(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run_pipeline` made of what."""
     settings = {
         name: getattr(options, name)
-        for name in ("strategy", "period", "weight_copies", "buffers", "inside", "k", "engine")
+        for name in (
+            "strategy",
+            "period",
+            "weight_copies",
+            "buffers",
+            "stage_recompute",
+            "k",
+            "solver",
+        )
     }
     outputs = [path for name in (PATTERN, SEQUENCE, PLAN) if (path := options.out / name).exists()]
     read = [*options.chain, options.machine, *([options.options] if options.options else [])]

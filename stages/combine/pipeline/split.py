@@ -110,8 +110,8 @@ def split_pipeline(
 
 
 def _check_plan(graph: Graph, blocks: Blocks, plan: PipelinePlan) -> None:
-    if plan.verdict == "infeasible":
-        raise ConfigError(f"there is no pipeline to split: {plan.sentence}")
+    if plan.status == "infeasible":
+        raise ConfigError(f"there is no pipeline to split: {plan.message}")
     if not plan.stages or plan.stages[-1].last != len(blocks.blocks) + 1:
         raise ConfigError(
             f"the plan is of a chain with {plan.stages[-1].last if plan.stages else 0} positions, "

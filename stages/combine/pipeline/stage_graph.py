@@ -30,7 +30,7 @@ from tightfit.stages.simulate.planning_graph import build_planning_graph
 from tightfit.stages.simulate.simulate import simulate
 from tightfit.util.errors import ScheduleError
 
-NO_GUARDS = '{"plain_backward": false}'
+NO_GUARDS = '{"no_python_backward": false}'
 """Of a stage: its tangents come as they were planned, and the whole model's guards hold."""
 
 

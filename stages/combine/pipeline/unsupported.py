@@ -72,7 +72,7 @@ def _check_guards(graph: Graph) -> None:
     try:
         guards: Any = json.loads(graph.guards)
         autocast = bool(guards.get("autocast", {}).get("enabled"))
-        assigned = list(guards.get("assigned", []))
+        assigned = list(guards.get("assigned_buffers", []))
     except (ValueError, AttributeError, TypeError):
         raise ModelError(f"{graph.model}: the guards are not JSON of the known form") from None
     if autocast:

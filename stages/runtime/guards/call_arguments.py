@@ -14,7 +14,7 @@ from ..pytree import TreeSpec, read_tree
 from .compare import ModelDifference, same_plain
 
 _TENSOR_REMEDY = (
-    'pass a number that changes as a tensor, or load the plan with otherwise="original"'
+    'pass a number that changes as a tensor, or load the plan with on_mismatch="original"'
 )
 
 
@@ -72,7 +72,7 @@ class CallArguments:
                     f"{path} is {_describe_argument(item)}, the plan was made for a tensor"
                 )
             tensors[expected] = item
-        elif expected.unread and type(item) is type(expected.value):
+        elif expected.unused and type(item) is type(expected.value):
             return
         elif not _same_argument(item, expected.value):
             planned = expected.value

@@ -20,7 +20,7 @@ from .compare import ModelDifference
 from .state import GuardedState, read_guard_description
 from .tensor_queries import TensorQueryGuard
 
-_REMEDY = 'undo it, plan again with it, or load the plan with otherwise="original"'
+_REMEDY = 'undo it, plan again with it, or load the plan with on_mismatch="original"'
 
 
 class Guards:
@@ -35,7 +35,7 @@ class Guards:
         self, interface: Interface, model: torch.nn.Module, package: Path, copying: bool = False
     ) -> None:
         self.interface = interface
-        self.copied = interface.copied if copying else ()
+        self.copied = interface.copyable_inputs if copying else ()
         self.device = interface.device
         self.training = "" not in interface.eval_modules
         self.modules = _ModuleGuard(interface, model)
@@ -47,7 +47,7 @@ class Guards:
         self.dtypes = [getattr(torch, tensor.dtype) for tensor in tensors]
         self.needs = [tensor.requires_grad for tensor in tensors]
         self.names = [self.call.names.get(i, t.path) for i, t in enumerate(tensors)]
-        description = package / f"{interface.files}guards.json"
+        description = package / f"{interface.file_prefix}guards.json"
         watched, written = read_guard_description(description)
         try:
             self.watch = GuardedState(watched, dict(model.named_modules(remove_duplicate=False)))
@@ -58,8 +58,10 @@ class Guards:
             said = _describe_loaded_model(interface, str(difference))
             raise RuntimeError(f"{said}; {remedy}") from None
         self.answers = TensorQueryGuard(interface, self.names)
-        tied = {at for at, first in interface.alike if at != first}
-        self.ties = AliasingGuard(tensors, self.names, written, tied, set(interface.remote))
+        tied = {at for at, first in interface.same_object_inputs if at != first}
+        self.ties = AliasingGuard(
+            tensors, self.names, written, tied, set(interface.offloaded_parameters)
+        )
         self.writes = bool(written)
 
     def gather(
@@ -124,7 +126,7 @@ class Guards:
             and [tensor.stride() for tensor in tensors] == self.strides
         ):
             return
-        for position in self.interface.spaced:
+        for position in self.interface.stride_flexible_inputs:
             like = self.interface.tensors[position]
             tensors[position] = match_spacing(tensors[position], like.shape, like.strides)
         for position in self.copied:
@@ -151,7 +153,7 @@ class Guards:
             clause = f"{found}, the plan was made {wanted} one"
         elif not _same_strides(shape, tensor.stride(), expected.strides):
             clause = f"has strides {tensor.stride()}, the plan was made for {expected.strides}"
-            copied = position in self.interface.copied
+            copied = position in self.interface.copyable_inputs
             remedy = _layout_remedy(self.names[position], expected, copied)
         if clause:
             raise ModelDifference(f"{self.names[position]} {clause}", remedy)
@@ -188,7 +190,7 @@ class _ModuleGuard:
                             f"{_plan_clause(interface)} and this model has no {tensor.kind} {path}"
                         )
                 self._enter(position, tensor, numbers)
-        self.assigned = [place for place in self.buffers if place[0] in interface.assigned]
+        self.assigned = [place for place in self.buffers if place[0] in interface.assigned_buffers]
         self.unread = self._unread(model, numbers)
 
     def _enter(self, position: int, tensor: TensorSpec, numbers: dict[str, int]) -> None:
@@ -287,7 +289,7 @@ class _ProgramConstants:
     """The tensors that belong to the program itself, read once for each device."""
 
     def __init__(self, interface: Interface, package: Path) -> None:
-        self.file = package / f"{interface.files}constants.bin"
+        self.file = package / f"{interface.file_prefix}constants.bin"
         self.tensors = [(i, t) for i, t in enumerate(interface.tensors) if t.kind == "constant"]
         self.read: dict[torch.device, list[torch.Tensor]] = {}
         self.digest = interface.constants
@@ -335,7 +337,7 @@ def _layout_remedy(name: str, expected: TensorSpec, copied: bool) -> str:
         return ""
     first = f"give it {name}.contiguous(), " if like.is_contiguous() else ""
     ways = '"original", or "copy" to have such inputs copied' if copied else '"original"'
-    return f"{first}plan with such strides, or load the plan with otherwise={ways}"
+    return f"{first}plan with such strides, or load the plan with on_mismatch={ways}"
 
 
 def _plan_clause(interface: Interface) -> str:

@@ -119,18 +119,18 @@ class ModelDifference(Exception):  # noqa: N818
 
 def missing_source(holder: dict[str, Any]) -> ModelDifference:
     """What is said of a thing that is no longer found."""
-    word, name = holder["place"][0]
+    word, name = holder["path"][0]
     if word == "python" and name not in sys.modules:
         said = f"the module {name}, which the forward reads, is not imported"
         return ModelDifference(said, "import it first")
-    what = holder["shown"] or "what holds " + ", ".join(holder["reads"])
+    what = holder["label"] or "what holds " + ", ".join(holder["values"])
     return ModelDifference(f"{what} is not where it was when the plan was made")
 
 
 def describe_difference(holder: dict[str, Any], name: str, found: Any, expected: Any) -> str:
     """What is said of a part, read as `name`, that is written as `found` now."""
-    shown = holder["shown"]
-    if holder["place"][-1][0] in ("globals", "python") and not shown:
+    shown = holder["label"]
+    if holder["path"][-1][0] in ("globals", "python") and not shown:
         return (
             f"the global {name} is {describe_encoding(found, expected)}, "
             f"the plan was made with {describe_encoding(expected)}"

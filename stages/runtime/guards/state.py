@@ -65,17 +65,17 @@ class GuardedState:
         self.kept: dict[int, tuple[torch.Tensor, int]] = {}
         if not self.active:
             return
-        self.holders = description["holders"]
+        self.holders = description["sources"]
         self.names = description["names"]
         self.types = {path: [module, name] for path, module, name in description["modules"]}
-        self.twins = description["twins"]
+        self.twins = description["same_named_classes"]
         self.hooked: dict[str, list[list[str]]] = {}
         for path, *hooks in description["hooks"]:
             self.hooked.setdefault(path, []).append(hooks)
         self.none = [path for path, _, shape, _ in description["tensors"] if shape is None]
         self.states = [
             (name, GLOBAL_STATES[name], value)
-            for name, value in description["states"].items()
+            for name, value in description["global_state"].items()
             if name in GLOBAL_STATES
         ]
         self.asked = [ask for _, ask, _ in self.states]
@@ -199,13 +199,13 @@ class GuardedState:
         own: dict[int, str],
         lists: GuardTable,
     ) -> None:
-        place = holder["place"]
+        place = holder["path"]
         of_code = holder["kind"] == "code"
         thing = follow_path(place, modules, lists) if of_code else find_source(place, modules)
         if thing is MISSING:
             raise missing_source(holder)
         look_up = LOOKUPS[holder["kind"]]
-        for name, expected in holder["reads"].items():
+        for name, expected in holder["values"].items():
             found = look_up(thing, name, lists)
             written = self._encode(found, own)
             if not encodings_match(expected, written):
@@ -281,7 +281,7 @@ def read_guard_description(path: Path) -> tuple[Any, list[str]]:
     """
     try:
         document = json.loads(path.read_bytes())
-        return document["watch"], list(document["written"])
+        return document["guards"], list(document["written"])
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise RuntimeError(f"{path} cannot be read, generate the module anew") from error
 
@@ -294,11 +294,11 @@ def check_guard_description(description: Any) -> None:
     fields = {
         "modules": (list, _is_module_entry),
         "tensors": (list, _is_tensor_entry),
-        "holders": (list, _is_guard_source),
+        "sources": (list, _is_guard_source),
         "names": (list, _is_names_entry),
         "hooks": (list, _is_text_list),
-        "twins": (list, _is_text_list),
-        "states": (dict, None),
+        "same_named_classes": (list, _is_text_list),
+        "global_state": (dict, None),
     }
     if not isinstance(description, dict) or not set(fields) <= set(description):
         raise ValueError("the description of what is watched lacks a part")
@@ -306,7 +306,7 @@ def check_guard_description(description: Any) -> None:
         part = description[name]
         if not isinstance(part, kind) or (test and not all(map(test, part))):
             raise ValueError(f"the description of what is watched has {name} of an unknown form")
-    if not all(isinstance(value, str | bool) for value in description["states"].values()):
+    if not all(isinstance(value, str | bool) for value in description["global_state"].values()):
         raise ValueError("the description of what is watched has states of an unknown form")
 
 
@@ -341,13 +341,13 @@ def _is_names_entry(item: Any) -> bool:
 def _is_guard_source(item: Any) -> bool:
     return (
         isinstance(item, dict)
-        and set(item) == {"place", "shown", "kind", "reads"}
-        and isinstance(item["shown"], str)
+        and set(item) == {"path", "label", "kind", "values"}
+        and isinstance(item["label"], str)
         and item["kind"] in ("fields", "names", "class", "cells", "defaults", "code")
-        and isinstance(item["reads"], dict)
-        and isinstance(item["place"], list)
-        and bool(item["place"])
-        and all(isinstance(step, list) and step and _is_path_step(step) for step in item["place"])
+        and isinstance(item["values"], dict)
+        and isinstance(item["path"], list)
+        and bool(item["path"])
+        and all(isinstance(step, list) and step and _is_path_step(step) for step in item["path"])
     )
 
 

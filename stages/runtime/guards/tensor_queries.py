@@ -16,19 +16,19 @@ class TensorQueryGuard:
 
     def __init__(self, interface: Interface, names: Sequence[str]) -> None:
         self.names = names
-        self.alike = interface.alike
+        self.alike = interface.same_object_inputs
         kinds = [tensor.kind for tensor in interface.tensors]
         inputs = [at for at, kind in enumerate(kinds) if kind == "input"]
         own = [at for at, kind in enumerate(kinds) if kind in ("parameter", "buffer")]
         self.asked = [
             (at, *TENSOR_QUERIES[fact])
-            for fact, of_input in interface.asked
+            for fact, of_input in interface.tensor_queries
             for at in (inputs if of_input else own)
         ]
-        self.exact = inputs if ("strides", True) in interface.asked else []
-        self.exact = self.exact + (own if ("strides", False) in interface.asked else [])
-        self.ones = interface.ones
-        self.mixed = interface.mixed
+        self.exact = inputs if ("strides", True) in interface.tensor_queries else []
+        self.exact = self.exact + (own if ("strides", False) in interface.tensor_queries else [])
+        self.ones = interface.all_ones_inputs
+        self.mixed = interface.not_all_ones_inputs
         self.strides = [tensor.strides for tensor in interface.tensors]
 
     def check(

@@ -248,14 +248,14 @@ class HostUpdater:
     def takes(self, number: int) -> bool:
         """Whether the gradient of a parameter, by its number in the optimizer, is handed over to
         the run that goes on."""
-        visit = self.home.visit
+        visit = self.home.step_context
         return number in self.store_numbers and visit is not None and visit() is not None
 
     def adding(self, number: int) -> bool:
         """Whether it is added to the sum of earlier microbatches there."""
-        visit = self.home.visit
+        visit = self.home.step_context
         run = None if visit is None else visit()
-        return number in self.store_numbers and run is not None and bool(run.adding)
+        return number in self.store_numbers and run is not None and bool(run.accumulates)
 
     def hand(self, number: int, gradient: torch.Tensor, settings: dict[str, Any]) -> None:
         """Takes a gradient that is whole, with the settings to update by."""

@@ -74,7 +74,7 @@ class ParameterStore:
         self.lane: HostUpdater | None = None
         """What updates some of them there."""
         self.moving: dict[int, TransferHandle] = {}
-        self.visit: weakref.ref[Any] | None = None
+        self.step_context: weakref.ref[Any] | None = None
         self.stepping: weakref.ref[Any] | None = None
         """The optimizer that updates them in the backward, where there is one."""
         self.open = 0
@@ -139,7 +139,7 @@ class ParameterStore:
 
     def check_gradient(self, number: int, sets: bool) -> None:
         """See `Owner.check_gradient`."""
-        if self.lane is not None and self.visit is None and not self.setting_gradient:
+        if self.lane is not None and self.step_context is None and not self.setting_gradient:
             self.lane.check_gradient(number)
         if self.optimizer is not None and not self.setting_gradient:
             self.optimizer.check_gradient(self.parameters[number], sets)
@@ -186,7 +186,7 @@ class ParameterStore:
                 "the one that was made with the module"
             )
         self.settle()
-        self.visit = weakref.ref(visit)
+        self.step_context = weakref.ref(visit)
         for number, stand_in in self.complex_placeholders.items():
             self._put(number, stand_in)
 
@@ -227,7 +227,7 @@ class ParameterStore:
 
     def leave(self) -> None:
         """A step has done all that it does with parameters."""
-        self.visit = None
+        self.step_context = None
         for number in self.complex_placeholders:
             self._put(number, self.blanks[number])
 
@@ -257,7 +257,7 @@ class ParameterStore:
     def settle(self) -> None:
         """All transfers are through, what was changed is sent back, and exactly those are on the
         device that the plan leaves there."""
-        if self.visit is not None:
+        if self.step_context is not None:
             self.leave()
         if self.lane is not None:
             self.lane.settle()

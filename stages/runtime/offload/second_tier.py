@@ -27,7 +27,7 @@ from .target import (
 )
 from .worker_thread import WorkerFuture
 
-SECOND_TIER_OPTION = "far_disk"
+SECOND_TIER_OPTION = "second_disk"
 """What names the folder."""
 TIER_BUFFERS = 4
 """Of one the states are updated, two come, and one goes back."""

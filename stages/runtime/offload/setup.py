@@ -38,74 +38,81 @@ from .target import TargetSlice
 class OffloadSpec:
     """What a plan says of an optimizer whose parameters live in a slow memory, in part.
 
-    `optimizer` is its class, `paths` are those of the parameters that live there, of which `there`
-    are on the device between two steps, too (as places in `paths`), and `updated` those that a step
-    updates. States are updated in pieces of `piece` bytes of a parameter, and pass through
-    `staging` bytes of the device. In the slow memory parameters take `parameters` bytes, `states`
-    the states of those that are updated, and `copies` what a step sends beside them.
-    A step takes `peak` bytes of the device above what was there before, the first `first_peak`.
-    Those `away` (as `there`) are updated in the slow memory; where that is a disk, this takes
-    `bench` bytes of the device. Where a step is planned as several `microbatches`, each but the
-    last one adds its gradients up, in `sums` bytes of the slow memory, and takes `adding_peak`
-    bytes of the device, the first one of a step `first_adding_peak`. Of those `far`, updated in
-    the slow memory, `far_states` bytes of states are on a disk behind it, and pass through
-    `far_staging` bytes of it, which are among its `states`. The states of those that are
-    `resident`, by path, stay on the device, and take `resident_states` bytes of it.
-    """
+    `optimizer` is its class, `paths` are those of the parameters that live there, of which
+    `resident` are on the device between two steps, too (as places in `paths`), and `updated` those
+    that a step updates. States are updated in pieces of `piece_bytes` bytes of a parameter, and
+    pass through `staging_bytes` bytes of the device. In the slow memory parameters take
+    `parameter_bytes` bytes, `state_bytes` the states of those that are updated, and
+    `activation_bytes` what a step sends beside them. A step takes `peak` bytes of the device above
+    what was there before, the first `first_peak`. Those `host_updated` (as `resident`) are updated
+    in the slow memory; where that is a disk, this takes `workspace_bytes` bytes of the device.
+    Where a step is planned as several `microbatches`, each but the last one adds its gradients up,
+    in `gradient_sum_bytes` bytes of the slow memory, and takes `microbatch_peak` bytes of the
+    device, the first one of a step `first_microbatch_peak`. Of those `second_tier`, updated in the
+    slow memory, `second_tier_bytes` bytes of states are on a disk behind it, and pass through
+    `second_tier_staging_bytes` bytes of it, which are among its `state_bytes`. The states of those
+    that are `device_states`, by path, stay on the device, and take `device_state_bytes` bytes of
+    it."""
 
     optimizer: str
     paths: tuple[str, ...]
-    there: tuple[int, ...]
+    resident: tuple[int, ...]
     updated: tuple[str, ...]
-    piece: int
-    staging: int
-    parameters: int
-    states: int
-    copies: int
+    piece_bytes: int
+    staging_bytes: int
+    parameter_bytes: int
+    state_bytes: int
+    activation_bytes: int
     peak: int
     first_peak: int
-    away: tuple[int, ...] = ()
-    bench: int = 0
+    host_updated: tuple[int, ...] = ()
+    workspace_bytes: int = 0
     microbatches: int = 1
-    sums: int = 0
-    adding_peak: int = 0
-    first_adding_peak: int = 0
-    far: tuple[int, ...] = ()
-    far_states: int = 0
-    far_staging: int = 0
-    resident: tuple[str, ...] = ()
-    resident_states: int = 0
+    gradient_sum_bytes: int = 0
+    microbatch_peak: int = 0
+    first_microbatch_peak: int = 0
+    second_tier: tuple[int, ...] = ()
+    second_tier_bytes: int = 0
+    second_tier_staging_bytes: int = 0
+    device_states: tuple[str, ...] = ()
+    device_state_bytes: int = 0
 
 
 def offload_parameters(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    lodging: OffloadSpec,
+    spec: OffloadSpec,
     folder: str | os.PathLike[str] | None = None,
-    far_folder: str | os.PathLike[str] | None = None,
+    second_disk: str | os.PathLike[str] | None = None,
 ) -> tuple[ParameterStore, Any]:
     """The home of a model's parameters and the optimizer that takes the place of another one.
 
     Raises RuntimeError, in one sentence, where the optimizer is another one than that of the plan,
     where parameters cannot live elsewhere, and where there is no room; all is then as it was.
     """
-    if lodging.far and not far_folder:
+    if spec.second_tier and not second_disk:
         raise RuntimeError(
             f"the plan has states on a disk behind the memory of parameters: name its folder, "
             f"{SECOND_TIER_OPTION}"
         )
     check_supported_optimizer(optimizer)
     known = dict(model.named_parameters())
-    missing = [path for path in lodging.paths if path not in known]
+    missing = [path for path in spec.paths if path not in known]
     if missing:
         raise RuntimeError(f"the plan moves the parameter {missing[0]}, which this model has not")
-    apart = _parameter_numbers(known, optimizer, [lodging.paths[place] for place in lodging.far])
-    resident = _parameter_numbers(known, optimizer, lodging.resident)
-    near = _offloaded_state_bytes(known, optimizer, lodging, apart, resident)
-    parameters = [known[path] for path in lodging.paths]
+    apart = _parameter_numbers(known, optimizer, [spec.paths[place] for place in spec.second_tier])
+    resident = _parameter_numbers(known, optimizer, spec.device_states)
+    near = _offloaded_state_bytes(known, optimizer, spec, apart, resident)
+    parameters = [known[path] for path in spec.paths]
     # What is computed where it is begins at a multiple of 64, whatever parameters take.
-    sizes = (lodging.far_staging, near, lodging.parameters, lodging.copies, lodging.sums)
-    if sum(p.numel() * p.element_size() for p in parameters) != lodging.parameters:
+    sizes = (
+        spec.second_tier_staging_bytes,
+        near,
+        spec.parameter_bytes,
+        spec.activation_bytes,
+        spec.gradient_sum_bytes,
+    )
+    if sum(p.numel() * p.element_size() for p in parameters) != spec.parameter_bytes:
         raise RuntimeError("the plan was made for parameters of other sizes or dtypes")
     device = next(p.device for group in optimizer.param_groups for p in group["params"])
     memory = create_offload_target(device, sum(sizes), folder)
@@ -116,23 +123,23 @@ def offload_parameters(
     home = None
     far: SecondTierStore | None = None
     try:
-        home = ParameterStore(parameters, lodging.paths, lodging.there, own, copies)
+        home = ParameterStore(parameters, spec.paths, spec.resident, own, copies)
         passed: StateTarget = beside
-        if lodging.far and far_folder:
-            each = lodging.far_staging // TIER_BUFFERS
-            size, bounce = lodging.far_states, min(BOUNCE_BYTES, each)
-            behind = SecondTier(memory, size, far_folder, near, bounce)
+        if spec.second_tier and second_disk:
+            each = spec.second_tier_staging_bytes // TIER_BUFFERS
+            size, bounce = spec.second_tier_bytes, min(BOUNCE_BYTES, each)
+            behind = SecondTier(memory, size, second_disk, near, bounce)
             far = SecondTierStore(memory, behind, 0, each)
             passed = TieredStates(beside, far)
         kind, groups = type(optimizer), optimizer.param_groups
         updates = PiecewiseOptimizer(
-            kind, groups, None, lodging.piece, lambda _: passed, home, apart, resident
+            kind, groups, None, spec.piece_bytes, lambda _: passed, home, apart, resident
         )
         updates.far = far
         stepping = _stepping(optimizer, updates)
         home.stepping = weakref.ref(stepping)
-        if lodging.away:
-            home.lane = updates.lane = _make_host_updater(home, updates, lodging, beside, sums)
+        if spec.host_updated:
+            home.lane = updates.lane = _make_host_updater(home, updates, spec, beside, sums)
         return home, stepping
     except BaseException:
         if home is not None:
@@ -146,13 +153,13 @@ def offload_parameters(
 def _make_host_updater(
     home: ParameterStore,
     updates: PiecewiseOptimizer,
-    lodging: OffloadSpec,
+    spec: OffloadSpec,
     states: TargetSlice,
     sums: TargetSlice,
 ) -> HostUpdater:
     """What updates parameters where they live."""
     own = {id(parameter) for parameter in updates.parameters}
-    for number in lodging.away:
+    for number in spec.host_updated:
         if id(home.parameters[number]) not in own:
             raise RuntimeError(f"{home.paths[number]} is in no group of the optimizer")
     if home.device.type != "cpu" and any(
@@ -162,12 +169,12 @@ def _make_host_updater(
             "an optimizer with fused=True keeps its steps on the device, and parameters are "
             "updated in the host's memory: leave fused out"
         )
-    lane = HostUpdater(home, updates, lodging.away, states, sums)
+    lane = HostUpdater(home, updates, spec.host_updated, states, sums)
     size = lane.bench.bytes + (0 if updates.far is None else updates.far.bytes)
-    if home.device.type == "cpu" and size > lodging.bench:
+    if home.device.type == "cpu" and size > spec.workspace_bytes:
         raise RuntimeError(
             f"updates on the disk pass through {size} bytes, in the plan "
-            f"{lodging.bench}: plan again with the optimizer's settings"
+            f"{spec.workspace_bytes}: plan again with the optimizer's settings"
         )
     return lane
 
@@ -188,35 +195,40 @@ def _parameter_numbers(
 def _offloaded_state_bytes(
     known: Mapping[str, torch.Tensor],
     optimizer: torch.optim.Optimizer,
-    lodging: OffloadSpec,
+    spec: OffloadSpec,
     apart: Collection[int],
     resident: Collection[int],
 ) -> int:
     """The bytes of the states that an optimizer has in the slow memory, without those of the
     numbers `apart` and `resident`; raises RuntimeError where it is not the plan's."""
     kind, groups = type(optimizer), optimizer.param_groups
-    if kind.__name__ != lodging.optimizer:
+    if kind.__name__ != spec.optimizer:
         raise RuntimeError(
-            f"the plan was made for {lodging.optimizer}, and the optimizer is {kind.__name__}"
+            f"the plan was made for {spec.optimizer}, and the optimizer is {kind.__name__}"
         )
     parameters = [p for group in groups for p in group["params"]]
     counts = [states_per_parameter(kind, group) for group in groups for _ in group["params"]]
-    pieces = split_into_pieces(parameters, counts, lodging.piece)
+    pieces = split_into_pieces(parameters, counts, spec.piece_bytes)
     sizes = {id(p): [each.size for each in own] for p, own in zip(parameters, pieces, strict=True)}
-    for path in lodging.updated:
+    for path in spec.updated:
         if id(known.get(path)) not in sizes:
             raise RuntimeError(f"{path} has a gradient, and is in no group of the optimizer")
     far = [size for number in apart for size in sizes[id(parameters[number])]]
     through = TIER_BUFFERS * max(far, default=0)
     stay = [size for number in resident for size in sizes[id(parameters[number])]]
     elsewhere = sum(far) + sum(stay)
-    found = sum(sum(sizes[id(known[path])]) for path in lodging.updated) - elsewhere + through
+    found = sum(sum(sizes[id(known[path])]) for path in spec.updated) - elsewhere + through
     staging = STAGING_BUFFER_COUNT * max(size for own in sizes.values() for size in own)
-    planned = (lodging.states, lodging.staging, lodging.far_states, lodging.far_staging)
-    if (found, staging, sum(far), through, sum(stay)) != (*planned, lodging.resident_states):
+    planned = (
+        spec.state_bytes,
+        spec.staging_bytes,
+        spec.second_tier_bytes,
+        spec.second_tier_staging_bytes,
+    )
+    if (found, staging, sum(far), through, sum(stay)) != (*planned, spec.device_state_bytes):
         raise RuntimeError(
             f"the optimizer's states take {found} bytes and pass through {staging}, in the plan "
-            f"{lodging.states} and {lodging.staging}: plan again with its settings"
+            f"{spec.state_bytes} and {spec.staging_bytes}: plan again with its settings"
         )
     return sum(map(sum, sizes.values())) - elsewhere
 
@@ -224,24 +236,24 @@ def _offloaded_state_bytes(
 @dataclass(frozen=True)
 class OffloadedModule:
     """The home of such parameters, and the `positions` of these among the tensors of a call; of
-    several microbatches each but the last one runs the step `adding`, with its facts."""
+    several microbatches each but the last one runs the step `microbatch`, with its facts."""
 
-    home: ParameterStore
+    store: ParameterStore
     positions: tuple[int, ...]
-    adding: tuple[StepProgram, Interface] | None = None
+    microbatch: tuple[StepProgram, Interface] | None = None
 
     def program(self, step: StepProgram, interface: Interface) -> tuple[StepProgram, Interface]:
         """What a call runs, and its facts."""
-        home = self.home
+        home = self.store
         optimizer = home.optimizer
-        if self.adding is not None and optimizer is not None and optimizer.adding:
-            step, interface = self.adding
+        if self.microbatch is not None and optimizer is not None and optimizer.adding:
+            step, interface = self.microbatch
         return functools.partial(step, home), interface
 
     def plain(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors of a call without these parameters; raises PlanMismatch where another one is
         in the place of such a parameter."""
-        home = self.home
+        home = self.store
         for number, position in enumerate(self.positions):
             if tensors[position] is not home.parameters[number]:
                 raise PlanMismatch(
@@ -253,7 +265,7 @@ class OffloadedModule:
 
     def members(self, base: type) -> dict[str, Any]:
         """The methods of such a module, of a class derived from `base`."""
-        home = self.home
+        home = self.store
         own: Any = base
 
         def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -18,40 +18,42 @@ _INTERRUPTED = (
 
 
 class StepContext:
-    """One run of a step at the home of its parameters, which are named by numbers; one run at a
+    """One run of a step with the store of its parameters, which are named by numbers; one run at a
     time. A run that ends early leaves all as it was between steps, with the updates so far."""
 
-    __slots__ = ("__weakref__", "adding", "copies", "ended", "home")
+    __slots__ = ("__weakref__", "accumulates", "copies", "ended", "store")
 
-    def __init__(self, home: ParameterStore, adding: bool = False) -> None:
-        self.home = home
-        self.adding = adding
+    def __init__(self, store: ParameterStore, accumulates: bool = False) -> None:
+        self.store = store
+        self.accumulates = accumulates
         """Whether gradients are added up, as those of all microbatches but the last one are."""
-        self.copies = home.copies
-        home.enter(self)
-        assert home.visit is not None
-        self.ended = weakref.finalize(self, _settle_ended_run, weakref.ref(home), home.visit)
+        self.copies = store.copies
+        store.enter(self)
+        assert store.step_context is not None
+        self.ended = weakref.finalize(
+            self, _settle_ended_run, weakref.ref(store), store.step_context
+        )
         self.ended.atexit = False
 
-    def there(self, number: int) -> torch.Tensor:
+    def resident(self, number: int) -> torch.Tensor:
         """A parameter that is on the device when the step begins."""
-        return self._home().tensor(number)
+        return self._current_store().tensor(number)
 
     def prefetch(self, number: int) -> torch.Tensor:
         """A parameter whose bytes are taken, and which begins to come."""
-        return self._home().prefetch(number)
+        return self._current_store().prefetch(number)
 
     def wait(self, number: int) -> None:
         """The run goes on when the transfer of a parameter is through."""
-        self._home().wait(number)
+        self._current_store().wait(number)
 
     def offload(self, number: int) -> None:
         """A parameter begins to be sent back."""
-        self._home().offload(number)
+        self._current_store().offload(number)
 
     def free(self, number: int) -> None:
         """A parameter's bytes of the device are free."""
-        self._home().free(number)
+        self._current_store().free(number)
 
     def send_gradient(self, number: int, place: int) -> None:
         """A gradient that is whole begins to leave for a place among what the step sends."""
@@ -68,46 +70,46 @@ class StepContext:
     def optimize(self, number: int) -> None:
         """A parameter begins to be updated where it lives."""
         lane = self._lane()
-        if self.home.optimizer is not None:
-            lane.optimize(number, self.home.optimizer.group_to_update)
+        if self.store.optimizer is not None:
+            lane.optimize(number, self.store.optimizer.group_to_update)
 
     def accumulate(self, number: int) -> None:
         """A gradient begins to be added to those of earlier microbatches."""
         self._lane().accumulate(number)
 
-    def go_on(self) -> None:
+    def begin_backward(self) -> None:
         """The backward begins; raises RuntimeError where it cannot, before anything is updated."""
-        home = self._home()
-        home.check()
-        optimizer, lane = home.optimizer, home.lane
+        store = self._current_store()
+        store.check()
+        optimizer, lane = store.optimizer, store.lane
         if lane is None or not lane.adds or optimizer is None:
             return
-        if optimizer.adding != self.adding:
+        if optimizer.adding != self.accumulates:
             raise RuntimeError(
                 "the forward of a microbatch and its backward belong within the same "
                 "optimizer.accumulating(), those of the last one outside of it"
             )
 
-    def leave(self) -> None:
+    def end_step(self) -> None:
         """The step has done all that it does with parameters."""
-        self._home().leave()
+        self._current_store().leave()
         self.ended.detach()
 
     def _lane(self) -> HostUpdater:
-        lane = self._home().lane
+        lane = self._current_store().lane
         assert lane is not None
         return lane
 
-    def _home(self) -> ParameterStore:
-        visit = self.home.visit
-        if visit is None or visit() is not self:
+    def _current_store(self) -> ParameterStore:
+        current = self.store.step_context
+        if current is None or current() is not self:
             raise RuntimeError(_INTERRUPTED)
-        return self.home
+        return self.store
 
 
 def _settle_ended_run(home: weakref.ref[ParameterStore], visit: weakref.ref[StepContext]) -> None:
     """A run ended early; a memory that fails now is told when it is next used."""
     own = home()
-    if own is not None and own.visit is visit and own.memory.healthy:
+    if own is not None and own.step_context is visit and own.memory.healthy:
         with contextlib.suppress(RuntimeError):
             own.settle()

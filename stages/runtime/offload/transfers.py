@@ -126,7 +126,7 @@ class StepTransfers:
         made = torch.empty(0, dtype=dtype, device=self.device)
         return made.set_(whole.untyped_storage(), offset, tuple(shape), tuple(strides))
 
-    def vacate(self, name: int, tensor: torch.Tensor) -> None:
+    def release_storage(self, name: int, tensor: torch.Tensor) -> None:
         """The storage of a tensor, which was sent and comes back, gives its bytes back: all tensors
         of it stay what they are, and are not to be read until then."""
         if name in self.stays:
@@ -135,7 +135,7 @@ class StepTransfers:
         storage.resize_(0)
         self.empty[name] = storage
 
-    def refill(self, name: int) -> None:
+    def restore_storage(self, name: int) -> None:
         """A storage that gave its bytes back takes them anew, and begins to come back."""
         if name in self.stays:
             return

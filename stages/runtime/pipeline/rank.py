@@ -217,9 +217,13 @@ def _rank_interface(
         if ends
         else (),
         output_tree=interface.output_tree if ends else "null",
-        spaced=tuple(new[old] for old in interface.spaced if old in new),
-        copied=tuple(new[old] for old in interface.copied if old in new),
-        alike=tuple((new[one], new[other]) for one, other in interface.alike),
-        assigned=(),
-        cast=(),
+        stride_flexible_inputs=tuple(
+            new[old] for old in interface.stride_flexible_inputs if old in new
+        ),
+        copyable_inputs=tuple(new[old] for old in interface.copyable_inputs if old in new),
+        same_object_inputs=tuple(
+            (new[one], new[other]) for one, other in interface.same_object_inputs
+        ),
+        assigned_buffers=(),
+        cached_autocast_tensors=(),
     )

@@ -48,7 +48,7 @@ def _begin_second_tier(
     state: SimulatorState, updates: OptimizerPlan, steps: Sequence[ScheduleStep]
 ) -> None:
     """Fetches the first states that come from a third memory."""
-    link, far = state.link, updates.far
+    link, far = state.link, updates.second_tier
     if far is not None:
         states = far.states(updates.costs)
         if link is None or far.link.device != link.to:
@@ -80,14 +80,14 @@ def _simulate_update(state: SimulatorState, effect: Effect) -> int:
         raise state.refuse(
             f"parameter {value} is updated before its gradient is whole: {missing} are missing"
         )
-    if isinstance(action, AccumulateOnHost) is not updates.adds:
-        which = "is not the last" if updates.adds else "is the last"
+    if isinstance(action, AccumulateOnHost) is not updates.accumulates:
+        which = "is not the last" if updates.accumulates else "is the last"
         raise state.refuse(f"{ACTION_NAMES[type(action)]} of {value} in a microbatch that {which}")
     state.updated.append(value)
     if not isinstance(action, UpdateOnDevice):
         _update_on_host(state, updates, value, effect.moves)
         return state.live_bytes
-    if value in updates.elsewhere:
+    if value in updates.second_tier_parameters:
         raise state.refuse(f"parameter {value} is updated on the device, and its states are not")
     return _update_on_device(state, updates, value, cost, effect)
 
@@ -143,7 +143,7 @@ def _update_on_host(
 ) -> None:
     """An update in the other memory, in the lane of that."""
     away, beside = state.away, state.beside
-    if value not in updates.remote:
+    if value not in updates.offloaded:
         raise state.refuse(f"parameter {value} is updated in the other memory, and lives here")
     if value in updates.on_device:
         raise state.refuse(f"parameter {value} is updated there, and its states are here")
@@ -157,7 +157,7 @@ def _update_on_host(
     away.span = beside.run(value, state.clock)
     own, end = state.storage(value), away.span[1]
     away.moving[gradient] = end
-    if updates.adds:
+    if updates.accumulates:
         return
     away.ready[own] = end
     if own in state.allocated:
@@ -168,7 +168,7 @@ def _check_all_updated(state: SimulatorState) -> None:
     updates = state.updates
     if updates is None:
         return
-    due = updates.remote & updates.costs.keys() if updates.adds else updates.costs.keys()
+    due = updates.offloaded & updates.costs.keys() if updates.accumulates else updates.costs.keys()
     if missing := sorted(due - set(state.updated)):
         raise state.refuse(f"the parameters {missing} are never updated")
     if moving := sorted(state.remote.intersection(state.away.moving)):

@@ -172,8 +172,8 @@ class GuardRecorder:
             **self._structure,
             "hooks": hooks,
             "names": [[path, name, self._names(path, name)] for path, name in self._reader.named],
-            "holders": [self._describe(h, own) for h in (*self._holders(), *self._ran)],
-            "states": self._states(),
+            "sources": [self._describe(h, own) for h in (*self._holders(), *self._ran)],
+            "global_state": self._states(),
         }
 
     def _holders(self) -> Iterator[GuardSource]:
@@ -193,7 +193,7 @@ class GuardRecorder:
             if not encodings_match(before, later):
                 reads[name] = ["either", before, later]
         kind, shown = holder.kind, holder.shown
-        return {"place": place, "shown": shown, "kind": kind, "reads": reads}
+        return {"path": place, "label": shown, "kind": kind, "values": reads}
 
     def _names(self, path: str, name: str) -> list[str]:
         return list(vars(self.model.get_submodule(path))[name])

@@ -369,7 +369,9 @@ def describe_model_structure(model: nn.Module) -> dict[str, Any]:
         "modules": [[path, *original_class_name(module)] for path, module in modules],
         "tensors": tensors,
         "hooks": hooks,
-        "twins": _same_named_classes([(path, original_class(module)) for path, module in modules]),
+        "same_named_classes": _same_named_classes(
+            [(path, original_class(module)) for path, module in modules]
+        ),
     }
 
 

@@ -86,7 +86,7 @@ def test_every_artifact_is_read_and_damage_is_told_once(
     paths = sorted(Path("results").rglob("*.arrow"))
     assert {path.stem for path in paths} == {
         *("graph", "costs", "blocks", "options", "frontier"),
-        *("sequence", "schedule", "measurement", "line"),
+        *("sequence", "schedule", "measurement", "memory_timeline"),
     }
     for path in paths:
         whole = bytearray(path.read_bytes())
@@ -103,12 +103,12 @@ def test_every_artifact_is_read_and_damage_is_told_once(
 
 
 def test_another_version_and_another_kind(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    newer = store.ArtifactType(SCHEDULE.name, 2, SCHEDULE.schema)
+    newer = store.ArtifactType(SCHEDULE.name, 3, SCHEDULE.schema)
     store.write(f"{POINT}/schedule.arrow", newer, [])
     other = store.ArtifactType("tightfit.dream", 1, SCHEDULE.schema)
     store.write(f"{MODEL}/blocks.arrow", other, [])
     found = "\n".join(complaints(capsys))
-    assert "schedule.arrow: has version 2 of tightfit.schedule, this program reads" in found
+    assert "schedule.arrow: has version 3 of tightfit.schedule, this program reads" in found
     assert "blocks.arrow: is a 'tightfit.dream', which this program does not know" in found
 
 
@@ -195,7 +195,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no bound": (lambda: rewrite_plan(lower_bound=None, gap=None), "says no bound of its time"),
     "optimal": (
-        lambda: rewrite_plan(verdict="optimal", lower_bound=0.0, gap=1.0),
+        lambda: rewrite_plan(status="optimal", lower_bound=0.0, gap=1.0),
         "plan.json: is optimal, and 1.0 of its time is above its lower bound",
     ),
     "record of another": (
@@ -209,7 +209,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], str]] = {
         "is above the budget of 9 bytes",
     ),
     "words": (lambda: rewrite_plan(budget="70%"), "plan.json: the budget 70% is"),
-    "verdict": (lambda: rewrite_plan(verdict="infeasible"), "plan.json: is infeasible"),
+    "status": (lambda: rewrite_plan(status="infeasible"), "plan.json: is infeasible"),
     "no peak": (lambda: rewrite_plan(peak=None), "plan.json: is feasible without a peak"),
     "a figure": (lambda: rewrite_schedule(live=1), "schedule.arrow: step 2 has other figures"),
     "a step": (lambda: rewrite_schedule(drop=0), "schedule.arrow: cannot be run, step"),
@@ -243,8 +243,8 @@ CHANGES: dict[str, tuple[Callable[[], Any], str]] = {
         "graph.arrow: there is no record of how it was made",
     ),
     "gone": (
-        lambda: Path(f"{POINT}/line.arrow").unlink(),
-        "line.arrow: is gone, and the record of how it was made is still there",
+        lambda: Path(f"{POINT}/memory_timeline.arrow").unlink(),
+        "memory_timeline.arrow: is gone, and the record of how it was made is still there",
     ),
     "page": (lambda: edit(f"{MODEL}/report.html"), "report.html: was changed after it was made"),
     "input": (faster, "blocks.arrow: was made of another costs.arrow than is there now"),

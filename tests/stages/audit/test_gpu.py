@@ -35,7 +35,7 @@ def chosen(run: Path) -> Path:
 
 def choose(budget: str) -> Path:
     files = [f"--{kind}={PLACE / kind}.arrow" for kind in ("graph", "costs", "frontier")]
-    stage("choose", *files, "--budget", budget, "--out", PLACE / "plan")
+    stage("select", *files, "--budget", budget, "--out", PLACE / "plan")
     return PLACE / "plan" / "plan.json"
 
 
@@ -50,12 +50,14 @@ def rewrite(path: Path, **changes: Any) -> None:
 
 def test_nothing_is_wrong_with_a_plan_for_a_gpu(chosen: Path) -> None:
     assert complaints(chosen) == []
-    assert store.read_json(chosen)["verdict"] != "infeasible"
+    assert store.read_json(chosen)["status"] != "infeasible"
     assert complaints(choose("1kB")) == []
     assert complaints(choose("none")) == []
 
 
-@pytest.mark.parametrize("name", ["requested", "allocated", "reserved", "renewed", "workspaces"])
+@pytest.mark.parametrize(
+    "name", ["requested", "allocated", "reserved", "steady_reserved", "workspaces"]
+)
 def test_figures_that_the_schedule_does_not_take_are_told(chosen: Path, name: str) -> None:
     gpu = store.read_json(chosen)["gpu"]
     rewrite(chosen, gpu={**gpu, name: gpu[name] + 512})
@@ -71,7 +73,7 @@ def test_memory_ahead_that_the_schedule_was_not_planned_with_is_told(chosen: Pat
 
 def test_a_budget_that_what_is_reserved_exceeds_is_told(chosen: Path) -> None:
     document = store.read_json(chosen)
-    less = document["gpu"]["renewed"] - 1
+    less = document["gpu"]["steady_reserved"] - 1
     own = document["budget_bytes"] - (document["budget_total"] - less)
     rewrite(chosen, budget=f"{less}B", budget_total=less, budget_bytes=own)
     assert [said for said in complaints(chosen) if "reserves" in said] == [

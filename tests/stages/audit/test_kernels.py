@@ -61,9 +61,9 @@ def plan_step(folder: Path, kept: Path) -> None:
     files, blocks, options = files_of(folder), folder / "blocks.arrow", folder / "options.arrow"
     stage("profile", *SOURCE, *files[:2], "--library", kept, "--out", folder / "costs.arrow")
     stage("partition", *files, "--out", blocks)
-    stage("solve", "--blocks", blocks, "--store", kept, "--engine", "none", "--out", options)
+    stage("solve", "--blocks", blocks, "--store", kept, "--solver", "none", "--out", options)
     solved = ("--blocks", blocks, "--options", options)
-    for strategy in ("rotor", "unplanned"):
+    for strategy in ("rotor", "keep_all"):
         out = folder / strategy / "frontier.arrow"
         stage("combine", *files, *solved, "--strategy", strategy, "--out", out)
 
@@ -79,7 +79,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stage("trace", *named, "--out", model / "eager/graph.arrow")
     for folder in (model, model / "eager"):
         plan_step(folder, kept)
-    for strategy, budget, name in (("unplanned", "none", "none"), ("rotor", "1MB", "1MB")):
+    for strategy, budget, name in (("keep_all", "none", "none"), ("rotor", "1MB", "1MB")):
         made_at(model, strategy, budget, name)
     stage("report", "--model-dir", model, "--out", model / "report.html")
     return model
@@ -91,7 +91,7 @@ def made_at(model: Path, strategy: str, budget: str, name: str) -> None:
     files = ("--frontier", model / strategy / "frontier.arrow", *files_of(model))
     eager = ("--eager-frontier", model / "eager" / strategy / "frontier.arrow")
     eager += (*files_of(model / "eager", "eager-"), "--eager-out", beside)
-    stage("choose", *files, *eager, "--budget", budget, "--out", point)
+    stage("select", *files, *eager, "--budget", budget, "--out", point)
     graphs = ("--graph", model / "graph.arrow", model / "eager/graph.arrow")
     schedule, plan = ("--schedule", point / "schedule.arrow"), ("--plan", point / "plan.json")
     carried = [
@@ -105,7 +105,7 @@ def made_at(model: Path, strategy: str, budget: str, name: str) -> None:
     ]
     stage("generate", *graphs, *schedule, *plan, *carried, "--out", point / "module")
     stage("report", "--perfetto", point / "schedule.arrow", *graphs, "--out", point / "trace.json")
-    unplanned = ("--unplanned", model / "unplanned/none/module")
+    unplanned = ("--unplanned", model / "keep_all/none/module")
     module = ("--module", point / "module", *unplanned, "--pairs", 0)
     stage("validate", *SOURCE, *graphs, *plan, *module, "--out", point / "measurement.arrow")
 
@@ -121,10 +121,14 @@ def test_eagers_plan_is_taken_where_it_is_faster(finished: Path) -> None:
     plan = read_plan(finished / POINT / "plan.json")
     other = read_plan(finished / "eager" / POINT / "plan.json")
     assert (plan.kernels, plan.groups, plan.compiled, plan.budget) == ("eager", 0, 0, "1MB")
-    assert plan.rival is not None and plan.rival.kernels == "fused"
+    assert plan.competing_plan is not None and plan.competing_plan.kernels == "fused"
     assert plan.time == other.time
-    assert plan.rival.time is not None and plan.time is not None and plan.time < plan.rival.time
-    assert "; with eager's kernels, as fused ones would take" in plan.sentence
+    assert (
+        plan.competing_plan.time is not None
+        and plan.time is not None
+        and plan.time < plan.competing_plan.time
+    )
+    assert "; with eager's kernels, as fused ones would take" in plan.message
     assert "KERNELS = 'eager'" in (finished / POINT / "module/__init__.py").read_text()
 
 
@@ -134,17 +138,17 @@ def test_its_module_runs_eagers_kernels_alone(finished: Path) -> None:
     }
     found = read_measurement(finished / POINT / "measurement.arrow")
     assert found.bits_equal and found.peak_as_predicted
-    assert "ernels are" not in found.sentence
+    assert "ernels are" not in found.message
 
 
 def test_a_baseline_has_the_kernels_that_were_asked_for(finished: Path) -> None:
-    point = finished / "unplanned/none"
+    point = finished / "keep_all/none"
     plan = read_plan(point / "plan.json")
     assert plan.kernels == "fused"
     assert plan.groups and plan.compiled
-    assert plan.rival is not None and plan.rival.kernels == "eager"
+    assert plan.competing_plan is not None and plan.competing_plan.kernels == "eager"
     assert (point / "module/eager.py").exists()
-    found = read_measurement(point / "measurement.arrow").sentence
+    found = read_measurement(point / "measurement.arrow").message
     assert found.startswith("Fused kernels are ")
     assert "beside it has eager's bits and takes" in found
 
@@ -159,7 +163,7 @@ def test_the_page_says_which_kernels_a_plan_runs(finished: Path) -> None:
     taken = panels["rotor at 1MB, eager's kernels"]
     assert taken["Kernels"] == "eager's"
     assert "Predicted with fused kernels" in taken
-    assert panels["unplanned"]["Kernels"].startswith("fused, ")
+    assert panels["keep_all"]["Kernels"].startswith("fused, ")
     assert page.curve is not None
     assert "rotor, eager's kernels" in {series.strategy for series in page.curve.series}
     assert all(panel.memory is not None for panel in page.panels)
@@ -183,13 +187,29 @@ def doctored(folder: Path, **changes: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("place", "changes", "said"),
     [
-        (POINT, {"rival__time": 1e-9}, "is worse than the plan of fused kernels that it names"),
-        (POINT, {"rival__time": 1e9}, "with fused kernels a plan of theirs takes"),
-        ("unplanned/none", {"rival__time": None}, "with eager kernels a plan of theirs takes"),
-        (POINT, {"rival__keep_all_total": 10**6}, "keeping everything with fused kernels takes"),
-        (POINT, {"rival__kernels": "eager"}, "was compared with a plan of the same kernels"),
-        ("unplanned/none", {"groups": 99}, "runs 99 groups as"),
-        ("unplanned/none", {"kernels": "eager"}, "is the schedule of another graph"),
+        (
+            POINT,
+            {"competing_plan__time": 1e-9},
+            "is worse than the plan of fused kernels that it names",
+        ),
+        (POINT, {"competing_plan__time": 1e9}, "with fused kernels a plan of theirs takes"),
+        (
+            "keep_all/none",
+            {"competing_plan__time": None},
+            "with eager kernels a plan of theirs takes",
+        ),
+        (
+            POINT,
+            {"competing_plan__keep_all_total": 10**6},
+            "keeping everything with fused kernels takes",
+        ),
+        (
+            POINT,
+            {"competing_plan__kernels": "eager"},
+            "was compared with a plan of the same kernels",
+        ),
+        ("keep_all/none", {"groups": 99}, "runs 99 groups as"),
+        ("keep_all/none", {"kernels": "eager"}, "is the schedule of another graph"),
         (f"eager/{POINT}", {"kernels": "fused"}, "is a plan of fused kernels, "),
     ],
 )
@@ -215,15 +235,20 @@ def test_what_is_given_of_eagers_kernels_is_whole(
 ) -> None:
     words = [*files_of(model), "--frontier", model / "rotor/frontier.arrow", "--budget", "1MB"]
     words += ["--eager-out", "m", "--out", "n"]
-    assert main(["choose", *map(str, words)]) == 1
+    assert main(["select", *map(str, words)]) == 1
     assert "choose takes --eager-graph, --eager-costs," in capsys.readouterr().err
 
 
 def test_plans_from_before_are_read(model: Path) -> None:
     path = model / POINT / "plan.json"
     document = json.loads(path.read_text())
-    for key in ("kernels", "groups", "compiled", "rival"):
+    for key in ("kernels", "groups", "compiled", "competing_plan"):
         del document[key]
     store.write_json(path, document)
     plan: Plan = read_plan(path)
-    assert (plan.kernels, plan.groups, plan.compiled, plan.rival) == (None, None, None, None)
+    assert (plan.kernels, plan.groups, plan.compiled, plan.competing_plan) == (
+        None,
+        None,
+        None,
+        None,
+    )

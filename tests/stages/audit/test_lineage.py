@@ -17,7 +17,10 @@ from tightfit.util.code_fingerprint import stage_fingerprint
 FILES = [
     *(f"{MODEL}/{name}.arrow" for name in ("graph", "costs", "blocks", "options")),
     f"{MODEL}/rockmate/frontier.arrow",
-    *(f"{POINT}/{name}.arrow" for name in ("schedule", "sequence", "measurement", "line")),
+    *(
+        f"{POINT}/{name}.arrow"
+        for name in ("schedule", "sequence", "measurement", "memory_timeline")
+    ),
     f"{POINT}/plan.json",
     f"{POINT}/module",
     f"{MODEL}/report.html",

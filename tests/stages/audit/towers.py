@@ -51,7 +51,7 @@ def plan_everything(folder: Path) -> None:
     stage("combine", *files, *blocks, "--strategy", "rockmate", "--out", frontier)
     for budget, name in BUDGETS.items():
         point = model / "rockmate" / name
-        stage("choose", *files, "--frontier", frontier, "--budget", budget, "--out", point)
+        stage("select", *files, "--frontier", frontier, "--budget", budget, "--out", point)
         plan = ("--plan", point / "plan.json")
         schedule = ("--schedule", point / "schedule.arrow")
         stage("generate", *files[:2], *schedule, *plan, "--out", point / "module")

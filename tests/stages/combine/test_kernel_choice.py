@@ -17,7 +17,7 @@ def figures(time: float | None, smallest: int, kernels: Any = "fused", budget: s
     peak = None if time is None else smallest
     return Plan(
         "auto", budget, 9, 9, verdict, f"a plan of {kernels}", time=time, peak=peak,
-        smallest_budget=smallest, keep_all=PlanCost(1.0, 10), fixed=FIXED, solver="none",
+        smallest_budget=smallest, keep_all=PlanCost(1.0, 10), baseline=FIXED, solver="none",
         kernels=kernels,
     )  # fmt: skip
 
@@ -43,19 +43,19 @@ def test_which_kernels_are_better(
 def test_a_better_plan_of_eagers_kernels_is_for_the_budget_as_it_was_written() -> None:
     plan = choose_kernels(figures(2.0, 5), figures(1.0, 6, "eager", "9"))
     assert (plan.kernels, plan.budget, plan.time, plan.peak) == ("eager", "50%", 1.0, 6)
-    assert plan.rival == CompetingPlan("fused", 2.0, 5, 5, 12)
+    assert plan.competing_plan == CompetingPlan("fused", 2.0, 5, 5, 12)
     assert plan.full_budget_bytes == 12
-    assert plan.sentence.endswith("fused ones would take 2.000 times as long in these bytes")
+    assert plan.message.endswith("fused ones would take 2.000 times as long in these bytes")
 
 
 def test_a_plan_of_fused_kernels_names_that_of_eagers() -> None:
     plan = choose_kernels(figures(1.0, 5), figures(2.0, 6, "eager"))
-    assert (plan.kernels, plan.sentence) == ("fused", "a plan of fused")
-    assert plan.rival == CompetingPlan("eager", 2.0, 6, 6, 12)
+    assert (plan.kernels, plan.message) == ("fused", "a plan of fused")
+    assert plan.competing_plan == CompetingPlan("eager", 2.0, 6, 6, 12)
 
 
 def test_where_fused_kernels_do_not_fit_the_sentence_says_what_they_need() -> None:
-    assert choose_kernels(figures(None, 8), figures(1.0, 6, "eager")).sentence.endswith(
+    assert choose_kernels(figures(None, 8), figures(1.0, 6, "eager")).message.endswith(
         "; with eager's kernels, as fused ones need 8 bytes"
     )
 
@@ -63,4 +63,4 @@ def test_where_fused_kernels_do_not_fit_the_sentence_says_what_they_need() -> No
 def test_without_a_budget_the_kernels_are_those_that_are_asked_for() -> None:
     plan = choose_kernels(figures(2.0, 5, budget="none"), figures(1.0, 5, "eager", "none"))
     assert plan.kernels == "fused"
-    assert plan.rival is not None and plan.rival.time == 1.0
+    assert plan.competing_plan is not None and plan.competing_plan.time == 1.0

@@ -77,8 +77,8 @@ def test_what_is_reserved_is_within_the_budget_where_what_is_requested_is_not_en
         played = simulate_cuda_memory(graph, costs, steps, plan.gpu.arena)
         gpu = plan.gpu
         assert AllocatorBytes(gpu.requested, gpu.allocated, gpu.reserved) == played.most
-        assert (gpu.renewed, gpu.workspaces) == (played.renewed, 0)
-        assert gpu.reserved <= gpu.renewed <= total(plan)
+        assert (gpu.steady_reserved, gpu.workspaces) == (played.renewed, 0)
+        assert gpu.reserved <= gpu.steady_reserved <= total(plan)
         assert simulate(graph, costs, steps).peak == plan.peak == point.peak
         assert plan.time is not None and plan.lower_bound is not None
         assert plan.lower_bound <= plan.time
@@ -99,11 +99,11 @@ def test_memory_is_taken_ahead_only_where_a_plan_reserves_too_much_without(model
         plain = simulate_cuda_memory(graph, costs, steps)
         assert plan.gpu.requested == plain.most.requested
         if not plan.gpu.arena:
-            assert plan.gpu.renewed == plain.renewed
+            assert plan.gpu.steady_reserved == plain.renewed
             continue
         ahead += 1
-        assert plan.gpu.renewed <= total(plan) < plain.renewed
-        assert f"{plan.gpu.arena:,} of them at once, ahead of the first step" in plan.sentence
+        assert plan.gpu.steady_reserved <= total(plan) < plain.renewed
+        assert f"{plan.gpu.arena:,} of them at once, ahead of the first step" in plan.message
     assert ahead
 
 
@@ -128,16 +128,16 @@ def test_all_of_the_bytes_are_those_reserved_for_keeping_everything(model: Model
     plan = select_plan(*model, "100%")[0]
     assert plan.gpu is not None
     assert plan.budget_total == plan.gpu.keep_all == plan.keep_all_total
-    assert plan.gpu.keep_all > plan.fixed.bytes_before_step + plan.keep_all.peak
+    assert plan.gpu.keep_all > plan.baseline.bytes_before_step + plan.keep_all.peak
     assert plan.feasible
 
 
 def test_the_smallest_budget_that_is_named_works_and_none_below(model: Model) -> None:
     refused = select_plan(*model, "60MiB")[0]
-    assert refused.verdict == "infeasible" and refused.gpu is not None
+    assert refused.status == "infeasible" and refused.gpu is not None
     smallest = refused.smallest_budget
     assert smallest == refused.gpu.reserved
-    assert f"{smallest:,} bytes" in refused.sentence
+    assert f"{smallest:,} bytes" in refused.message
     assert select_plan(*model, str(smallest))[0].feasible
     least = select_plan(*model, str(smallest - 1))[0]
     assert not least.feasible or (least.gpu is not None and least.gpu.reserved < smallest)
@@ -150,7 +150,7 @@ def test_a_verdict_says_what_margin_the_allocator_needs(model: Model) -> None:
     assert (
         f"; PyTorch's allocator reserves {plan.gpu.reserved:,} bytes of the GPU, {more:,} more "
         f"than the {plan.gpu.requested:,} that are requested of it, and CUDA's context comes on top"
-    ) in plan.sentence
+    ) in plan.message
 
 
 def test_the_workspaces_of_libraries_are_within_the_budget(model: Model) -> None:
@@ -159,7 +159,7 @@ def test_the_workspaces_of_libraries_are_within_the_budget(model: Model) -> None
     plain, plan = select_plan(*model, "100%")[0], select_plan(*kept, "100%")[0]
     assert plan.gpu is not None and plain.gpu is not None
     assert plan.gpu.workspaces == size and plan.gpu.keep_all == plain.gpu.keep_all + size
-    assert f", {size:,} of them libraries' workspaces" in plan.sentence
+    assert f", {size:,} of them libraries' workspaces" in plan.message
 
 
 def test_a_baseline_says_what_it_takes(model: Model) -> None:
@@ -186,8 +186,8 @@ def test_the_settings_of_the_costs_decide_what_is_reserved(model: Model) -> None
 def test_on_the_cpu_budgets_bound_requested_bytes(tmp_path: Path, model: Model) -> None:
     graph, costs, problem, made = model_on("cpu")
     plan = select_plan(graph, costs, problem, made, "50%")[0]
-    assert plan.gpu is None and "allocator" not in plan.sentence
-    assert plan.keep_all_total == plan.fixed.bytes_before_step + plan.keep_all.peak
+    assert plan.gpu is None and "allocator" not in plan.message
+    assert plan.keep_all_total == plan.baseline.bytes_before_step + plan.keep_all.peak
     write_plan(tmp_path / "plan.json", plan)
     assert "gpu" not in json.loads((tmp_path / "plan.json").read_text())
     assert read_plan(tmp_path / "plan.json") == plan

@@ -1,4 +1,4 @@
-"""`choose` from a strategy's own plans, and what it goes on to where these lead to none."""
+"""`select` from a strategy's own plans, and what it goes on to where these lead to none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def solved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with the own plans and the whole frontier of a strategy."""
     folder = tmp_path_factory.mktemp("solved")
     solve_tower(folder, folder / "store")
-    for name, more in (("given", ["--given"]), ("frontier", [])):
+    for name, more in (("candidates", ["--no-local-search"]), ("frontier", [])):
         words = (*STRATEGY, *makings(folder), *more, "--out", folder / f"{name}.arrow")
         stage("combine", *files(folder), *words)
     return folder
@@ -39,7 +39,7 @@ def makings(folder: Path) -> tuple[object, ...]:
 
 def chosen(folder: Path, out: Path, name: str, budget: str, *more: object) -> Plan:
     words = ("--frontier", folder / f"{name}.arrow", "--budget", budget, "--out", out)
-    stage("choose", *files(folder), *words, *more)
+    stage("select", *files(folder), *words, *more)
     return read_plan(out / "plan.json")
 
 
@@ -50,15 +50,15 @@ def same(one: Path, other: Path) -> bool:
 def test_where_own_plans_lead_to_none_the_whole_frontier_is_made(
     solved: Path, tmp_path: Path
 ) -> None:
-    alone = chosen(solved, tmp_path / "alone", "given", LEAST)
+    alone = chosen(solved, tmp_path / "alone", "candidates", LEAST)
     whole = chosen(solved, tmp_path / "whole", "frontier", LEAST)
-    further = chosen(solved, tmp_path / "further", "given", LEAST, *makings(solved))
+    further = chosen(solved, tmp_path / "further", "candidates", LEAST, *makings(solved))
     assert alone.smallest_budget and whole.smallest_budget
     assert not alone.feasible and alone.smallest_budget > whole.smallest_budget
     assert further == whole and same(tmp_path / "further", tmp_path / "whole")
     assert further.smallest_budget is not None
     least = chosen(
-        solved, tmp_path / "least", "given", f"{further.smallest_budget}B", *makings(solved)
+        solved, tmp_path / "least", "candidates", f"{further.smallest_budget}B", *makings(solved)
     )
     assert least.feasible and least.peak == read_frontier(solved / "frontier.arrow").points[-1].peak
 
@@ -66,37 +66,45 @@ def test_where_own_plans_lead_to_none_the_whole_frontier_is_made(
 def test_where_they_lead_to_one_it_is_not_made(
     solved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = chosen(solved, tmp_path / "before", "given", "90%")
+    before = chosen(solved, tmp_path / "before", "candidates", "90%")
     assert before.gap is not None and before.gap <= FAR_GAP
     monkeypatch.setattr("tightfit.stages.combine.frontier_files.FrontierFiles.frontier", None)
-    found = chosen(solved, tmp_path / "found", "given", "90%", *makings(solved))
+    found = chosen(solved, tmp_path / "found", "candidates", "90%", *makings(solved))
     assert found.feasible and found == before and same(tmp_path / "found", tmp_path / "before")
-    unplanned = chosen(solved, tmp_path / "all", "given", "none", *makings(solved))
+    unplanned = chosen(solved, tmp_path / "all", "candidates", "none", *makings(solved))
     assert unplanned.feasible
-    unsearched = chosen(solved, tmp_path / "none", "given", LEAST, *makings(solved), "--no-search")
+    unsearched = chosen(
+        solved, tmp_path / "none", "candidates", LEAST, *makings(solved), "--no-search"
+    )
     assert not unsearched.feasible
 
 
 def test_a_plan_far_from_its_bound_is_compared_with_that_from_the_whole_frontier(
     solved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = chosen(solved, tmp_path / "alone", "given", "90%")
+    alone = chosen(solved, tmp_path / "alone", "candidates", "90%")
     whole = chosen(solved, tmp_path / "whole", "frontier", "90%")
     monkeypatch.setattr("tightfit.stages.combine.select_command.FAR_GAP", -1.0)
-    found = chosen(solved, tmp_path / "found", "given", "90%", *makings(solved))
+    found = chosen(solved, tmp_path / "found", "candidates", "90%", *makings(solved))
     assert alone.time is not None and whole.time is not None
     assert found == (whole if whole.time < alone.time else alone)
     made = FrontierFiles.frontier
-    monkeypatch.setattr(FrontierFiles, "frontier", lambda self, name: made(self, "unplanned"))
-    kept = chosen(solved, tmp_path / "kept", "given", "90%", *makings(solved))
+    monkeypatch.setattr(FrontierFiles, "frontier", lambda self, name: made(self, "keep_all"))
+    kept = chosen(solved, tmp_path / "kept", "candidates", "90%", *makings(solved))
     assert kept == alone and same(tmp_path / "kept", tmp_path / "alone")
 
 
 def test_what_a_frontier_is_made_of_is_read_and_recorded(solved: Path, tmp_path: Path) -> None:
-    chosen(solved, tmp_path / "plan", "given", "90%", *makings(solved))
+    chosen(solved, tmp_path / "plan", "candidates", "90%", *makings(solved))
     record = json.loads((tmp_path / "plan" / "lineage" / "plan.json.json").read_text())
     names = {Path(entry["path"]).name for entry in record["inputs"]}
-    assert names == {"graph.arrow", "costs.arrow", "given.arrow", "blocks.arrow", "options.arrow"}
+    assert names == {
+        "graph.arrow",
+        "costs.arrow",
+        "candidates.arrow",
+        "blocks.arrow",
+        "options.arrow",
+    }
 
 
 @pytest.mark.parametrize(
@@ -117,6 +125,13 @@ def test_what_is_not_whole_is_refused(
     words: tuple[str, ...],
     said: str,
 ) -> None:
-    given = ("--frontier", solved / "given.arrow", "--budget", "90%", "--out", tmp_path / "plan")
-    assert main([str(word) for word in ("choose", *files(solved), *given, *words)]) == 1
+    given = (
+        "--frontier",
+        solved / "candidates.arrow",
+        "--budget",
+        "90%",
+        "--out",
+        tmp_path / "plan",
+    )
+    assert main([str(word) for word in ("select", *files(solved), *given, *words)]) == 1
     assert said in capsys.readouterr().err and not (tmp_path / "plan").exists()

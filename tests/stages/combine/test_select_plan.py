@@ -55,13 +55,13 @@ def test_the_bound_is_that_of_the_budget_that_is_asked(step: Step) -> None:
     proven = prove_time_lower_bound(graph, costs, problem, plan.budget_bytes)
     assert (plan.lower_bound, proven.clock) == (proven.seconds, False)
     assert time_lower_bound(graph, costs, problem, plan.budget_bytes) < proven.seconds <= plan.time
-    assert "clock" not in plan.sentence and "fault" not in plan.sentence
+    assert "clock" not in plan.message and "fault" not in plan.message
 
 
 def test_shares_of_another_step_than_the_budgets_are_not_told(step: Step) -> None:
-    said = chosen(step, "1%").sentence
+    said = chosen(step, "1%").message
     assert "no plan takes less than" in said and said.count("%") > 2
-    said = chosen(step, "1%", total=1).sentence
+    said = chosen(step, "1%", total=1).message
     assert "no plan takes less than" in said and said.count("%") == 1
 
 
@@ -72,16 +72,16 @@ def test_a_bound_above_a_plan_is_not_believed(step: Step, monkeypatch: pytest.Mo
             room, "prove_time_lower_bound", lambda *_, wrong=wrong: ProvenBound(wrong, [], True)
         )
         plan = chosen(step)
-        assert plan.budget_bytes is not None and plan.verdict == "feasible"
+        assert plan.budget_bytes is not None and plan.status == "feasible"
         assert plan.lower_bound == time_lower_bound(graph, costs, problem, plan.budget_bytes)
-        assert "the plan is below a closer bound" in plan.sentence
+        assert "the plan is below a closer bound" in plan.message
 
 
 def test_a_bound_that_the_clock_ended_says_so(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "prove_time_lower_bound", lambda *_: ProvenBound(1.0, [], True))
     plan = chosen(step)
     assert plan.lower_bound == 1.0
-    assert plan.sentence.endswith("; the clock, not the work, ended the search for a bound")
+    assert plan.message.endswith("; the clock, not the work, ended the search for a bound")
 
 
 def test_polish_starts_from_seeds_where_the_captured_order_does_not_fit() -> None:

@@ -47,13 +47,13 @@ def frontier(planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def chosen(frontier: Frontier, budget: str) -> int:
     write_frontier("other.arrow", frontier)
-    return main(["choose", *FILES, "--frontier", "other.arrow", "--budget", budget, "--out", "p"])
+    return main(["select", *FILES, "--frontier", "other.arrow", "--budget", budget, "--out", "p"])
 
 
 def test_figures_are_replayed(frontier: Frontier, capsys: pytest.CaptureFixture[str]) -> None:
     first, *middle, last = frontier.points
-    small = replace(last, peak=last.peak - 1, polished=True)
-    quick = replace(first, seconds=first.seconds / 2, polished=True)
+    small = replace(last, peak=last.peak - 1, local_search=True)
+    quick = replace(first, seconds=first.seconds / 2, local_search=True)
     doctored = (
         replace(frontier, points=[first, *middle, small]),
         replace(frontier, points=[quick, *middle, last], lower_bound_seconds=0.0),
@@ -74,19 +74,17 @@ def test_the_verdict_is_printed_by_hand_alone(
         capsys.readouterr()
         assert chosen(frontier, budget) == 0
         plan = read_plan("p/plan.json")
-        assert (plan.verdict == "infeasible") == (budget == "1B")
-        assert capsys.readouterr().out.splitlines()[-1] == format_verdict(
-            plan.verdict, plan.sentence
-        )
+        assert (plan.status == "infeasible") == (budget == "1B")
+        assert capsys.readouterr().out.splitlines()[-1] == format_verdict(plan.status, plan.message)
     words = ("--frontier", "other.arrow", "--budget", "none", "--out", "p")
-    assert main(["choose", *FILES, *words, "--error-file", "errors.txt"]) == 0
-    assert plan.sentence not in capsys.readouterr().out
+    assert main(["select", *FILES, *words, "--error-file", "errors.txt"]) == 0
+    assert plan.message not in capsys.readouterr().out
 
 
 def test_times_are_numbers(frontier: Frontier, capsys: pytest.CaptureFixture[str]) -> None:
     first, *others = frontier.points
     for time in (float("inf"), float("nan")):
-        points = [replace(first, before_seconds=time), *others]
+        points = [replace(first, strategy_seconds=time), *others]
         assert chosen(replace(frontier, points=points), "none") == 1
         assert "a time that is no number" in capsys.readouterr().err
 
@@ -100,20 +98,20 @@ def test_points_are_held_to_what_is_said_of_all(
     frontier: Frontier, capsys: pytest.CaptureFixture[str]
 ) -> None:
     last = frontier.points[-1]
-    given = replace(last, before_peak=last.peak + 1, polished=False, in_place=False)
-    negative = replace(last, before_peak=-1, polished=True)
+    given = replace(last, strategy_peak=last.peak + 1, local_search=False, in_place=False)
+    negative = replace(last, strategy_peak=-1, local_search=True)
     doctored = (
         replace(frontier, lower_bound_peak=last.peak + 1),
         replace(frontier, lower_bound_seconds=frontier.points[0].seconds * 1.01),
         replace(frontier, lower_bound_seconds=float("nan")),
-        replace(frontier, clock=-1),
+        replace(frontier, timed_out_solves=-1),
         replace(frontier, points=[*frontier.points[:-1], given]),
         replace(frontier, points=[*frontier.points[:-1], negative]),
     )
     for other in doctored:
         capsys.readouterr()
         assert chosen(other, "none") == 1
-        assert capsys.readouterr().err.startswith("tightfit choose: other.arrow: ")
+        assert capsys.readouterr().err.startswith("tightfit select: other.arrow: ")
 
 
 def test_a_sequence_that_frees_what_it_has_not_made_is_refused() -> None:
@@ -173,7 +171,7 @@ def refused(
     write_block_options("more.arrow", [other if each is option else each for each in options])
     words = ("combine", *FILES, "--blocks", "blocks.arrow", "--options", "more.arrow")
     capsys.readouterr()
-    assert main([*words, "--strategy", "rotor", "--given", "--out", "g.arrow"]) == 1
+    assert main([*words, "--strategy", "rotor", "--no-local-search", "--out", "g.arrow"]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and f"more.arrow: option {option.option} of block" in said
     return said
@@ -187,7 +185,15 @@ def test_blocks_of_other_costs_are_refused(
     rows = [replace(row, **{figure: getattr(row, figure) * 2 + 1}) for row in costs.rows.values()]
     write_costs("other.arrow", Costs(rows, costs.device))
     files = ("--graph", "graph.arrow", "--costs", "other.arrow", "--blocks", "blocks.arrow")
-    words = ("combine", *files, "--options", "options.arrow", "--strategy", "rotor", "--given")
+    words = (
+        "combine",
+        *files,
+        "--options",
+        "options.arrow",
+        "--strategy",
+        "rotor",
+        "--no-local-search",
+    )
     assert main([*words, "--out", "g.arrow"]) == 1
     assert "make the blocks with these costs" in capsys.readouterr().err
 

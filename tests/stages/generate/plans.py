@@ -24,11 +24,11 @@ from tightfit.stages.torch_utils.model_factory import BuiltModel
 from tightfit.stages.trace.trace import trace
 
 PLAN = {
-    "strategy": "unplanned",
+    "strategy": "keep_all",
     "budget": "50%",
     "budget_bytes": 1000,
-    "verdict": "feasible",
-    "sentence": "",
+    "status": "feasible",
+    "message": "",
     "peak": 1000,
     "time": 0.5,
 }

@@ -232,7 +232,7 @@ def test_comments_cannot_be_broken(small: Planned, field: str) -> None:
     for op in graph.ops:
         graph = with_op_at(graph, op.id, **{field: EVIL})
     graph = replace(graph, model=EVIL)
-    files = build_package(graph, steps_of(graph), PLAN | {"budget": EVIL, "sentence": EVIL})
+    files = build_package(graph, steps_of(graph), PLAN | {"budget": EVIL, "message": EVIL})
     assert shape_of(files["step.py"].decode()) == shape_of(
         build_package(small.graph, steps_of(small.graph), PLAN)["step.py"].decode()
     )
@@ -280,28 +280,28 @@ def test_a_schedule_that_the_referee_refuses_is_not_written(small: Planned) -> N
         build_package(small.graph, steps[:position] + steps[position + 1 :], PLAN)
 
 
-@pytest.mark.parametrize("change", [{"peak": "big"}, {"time": float("nan")}, {"verdict": None}])
+@pytest.mark.parametrize("change", [{"peak": "big"}, {"time": float("nan")}, {"status": None}])
 def test_a_plan_of_other_form_is_refused(small: Planned, change: dict[str, Any]) -> None:
     with pytest.raises(ArtifactError, match=rf"plan\.json: {next(iter(change))!r}"):
         build_package(small.graph, steps_of(small.graph), {**PLAN, **change})
 
 
 REAL = Plan(
-    strategy="unplanned",
+    strategy="keep_all",
     budget="none",
     budget_total=None,
     budget_bytes=None,
-    verdict="feasible",
-    sentence="a baseline",
+    status="feasible",
+    message="a baseline",
     time=0.5,
     peak=1000,
     lower_bound=0.5,
     gap=0.0,
     optimal_in="",
     smallest_budget=None,
-    before_polish=None,
+    before_local_search=None,
     keep_all=PlanCost(0.5, 1000),
-    fixed=BaselineBytes(1, 1, 0, 1, 1),
+    baseline=BaselineBytes(1, 1, 0, 1, 1),
     recomputed=0,
     recomputed_time=0.0,
     solver="",
@@ -354,7 +354,7 @@ def test_a_backend_from_outside(
 
 
 def test_the_command_writes_an_infeasible_plan(small: Planned, tmp_path: Path) -> None:
-    impossible = replace(REAL, verdict="infeasible", time=None, peak=None)
+    impossible = replace(REAL, status="infeasible", time=None, peak=None)
     digest = write_graph(tmp_path / "graph.arrow", small.graph)
     write_schedule(tmp_path / "schedule.arrow", [], digest)
     write_plan(tmp_path / "plan.json", impossible)

@@ -238,17 +238,17 @@ def plan_of(
         budget=budget,
         budget_total=total,
         budget_bytes=budget_bytes,
-        verdict="infeasible" if result is None else "feasible",
-        sentence="a sentence of the plan",
+        status="infeasible" if result is None else "feasible",
+        message="a sentence of the plan",
         time=None if result is None else result.seconds,
         peak=None if result is None else result.peak,
         lower_bound=None if result is None else 0.95 * result.seconds,
         gap=None if result is None else 0.05,
         optimal_in="" if result is None else "sequences of options",
         smallest_budget=9_000_000,
-        before_polish=None if result is None else figures,
+        before_local_search=None if result is None else figures,
         keep_all=figures,
-        fixed=fixed,
+        baseline=fixed,
         recomputed=0 if result is None else result.repeated,
         recomputed_time=0.0 if result is None else result.repeated_seconds,
         solver="local search",
@@ -260,13 +260,14 @@ def measurement_of(plan: Plan, **changes: object) -> Measurement:
     time = plan.time or 0.0
     found = Measurement(
         model="small", device="cpu", strategy=plan.strategy, budget=plan.budget,
-        budget_bytes=plan.budget_bytes or 0, verdict=plan.verdict, sentence=plan.sentence,
+        budget_bytes=plan.budget_bytes or 0, status=plan.status, message=plan.message,
         gap=plan.gap, predicted_peak=plan.peak, measured_peak=plan.peak,
-        unplanned_peak=plan.keep_all.peak, accumulate_peak=plan.peak,
-        unplanned_accumulate_peak=plan.keep_all.peak, predicted_allocated=None, allocated_peak=None,
-        predicted_reserved=None, reserved_peak=None, context=None, budget_total=plan.budget_total,
+        original_peak=plan.keep_all.peak, accumulate_peak=plan.peak,
+        original_accumulate_peak=plan.keep_all.peak, predicted_allocated=None, allocated_peak=None,
+        predicted_reserved=None, reserved_peak=None, cuda_context=None,
+        budget_total=plan.budget_total,
         predicted_time=time,
-        measured_time=time, unplanned_time=plan.keep_all.time,
+        measured_time=time, original_time=plan.keep_all.time,
         time_ratio=time / plan.keep_all.time, time_ratio_first_quartile=1.0,
         time_ratio_third_quartile=1.4, pairs=15, output_difference=0.0, gradient_difference=0.0,
         buffer_difference=0.0, bits_equal=True, within_budget=True, peak_as_predicted=True,
@@ -288,7 +289,7 @@ def write_point(
     if measured is not None:
         write_measurement(folder / "measurement.arrow", measured)
         line = [TimelinePoint("planned", 2 * step.end, step.live) for step in steps]
-        write_memory_timeline(folder / "line.arrow", line)
+        write_memory_timeline(folder / "memory_timeline.arrow", line)
 
 
 def write_results(folder: Path, graph: Graph) -> None:
@@ -302,7 +303,7 @@ def write_results(folder: Path, graph: Graph) -> None:
     everything = played(graph, costs, keep_all(graph))
     again = played(graph, costs, run_again(graph))
     points = {
-        "unplanned": [_point(everything, keep_all(graph))],
+        "keep_all": [_point(everything, keep_all(graph))],
         "rockmate": pareto_points(
             [_point(everything, keep_all(graph)), _point(again, run_again(graph))]
         ),
@@ -313,8 +314,8 @@ def write_results(folder: Path, graph: Graph) -> None:
             chosen,
         )  # fmt: skip
         write_frontier(folder / strategy / "frontier.arrow", frontier)
-    plan = plan_of(graph, costs, "unplanned", "none", None, everything)
-    write_point(folder / "unplanned" / "none", plan, everything.steps, measurement_of(plan))
+    plan = plan_of(graph, costs, "keep_all", "none", None, everything)
+    write_point(folder / "keep_all" / "none", plan, everything.steps, measurement_of(plan))
     for budget, room, result in (
         ("50%", again.peak, again),
         ("90%", everything.peak + 1000, everything),
@@ -330,11 +331,11 @@ def _point(result: SimulationResult, executions: list[int]) -> ParetoPoint:
     return ParetoPoint(
         peak=result.peak,
         seconds=result.seconds,
-        before_peak=result.peak,
-        before_seconds=result.seconds,
-        polished=False,
+        strategy_peak=result.peak,
+        strategy_seconds=result.seconds,
+        local_search=False,
         in_place=False,
-        ceiling=0,
+        in_place_threshold=0,
         actions=[Compute(op) for op in executions],
         sequence=[],
         origin="",

@@ -38,7 +38,7 @@ def test_a_model_that_failed_has_a_page(tmp_path: Path) -> None:
         ("graph.arrow", ("path", "band")),
         ("costs.arrow", ("div", "tree")),
         ("blocks.arrow", ("table", "matrix")),
-        ("rockmate/50pct/line.arrow", ("nothing", "")),
+        ("rockmate/50pct/memory_timeline.arrow", ("nothing", "")),
         ("rockmate/50pct/schedule.arrow", ("nothing", "")),
         ("rockmate/50pct/sequence.arrow", ("nothing", "")),
         ("rockmate/50pct/measurement.arrow", ("nothing", "")),
@@ -77,10 +77,10 @@ def test_a_damaged_artifact_is_one_sentence(results: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("place", "stage", "outdated"),
     [
-        ("small", "trace", {"rockmate", "unplanned"}),
-        ("small", "solve", {"rockmate", "unplanned"}),
+        ("small", "trace", {"rockmate", "keep_all"}),
+        ("small", "solve", {"rockmate", "keep_all"}),
         ("small", "report", set()),
-        ("small/rockmate", "given", {"rockmate"}),
+        ("small/rockmate", "candidates", {"rockmate"}),
         ("small/rockmate", "frontier", set()),
     ],
 )
@@ -90,7 +90,7 @@ def test_a_plan_that_could_not_be_made_anew_does_not_fit(
     shutil.copytree(results, tmp_path / "results")
     write_error(tmp_path / "results" / place, "no operator", stage)
     plans = load_model_results(tmp_path / "results" / "small").plans
-    assert {plan.plan.strategy for plan in plans} == {"rockmate", "unplanned"}
+    assert {plan.plan.strategy for plan in plans} == {"rockmate", "keep_all"}
     for plan in plans:
         old = plan.plan.strategy in outdated
         assert plan.error == ("no operator (this plan is from an earlier run)" if old else "")
@@ -116,7 +116,7 @@ def test_index_has_a_row_for_every_plan_and_failure(results: Path, tmp_path: Pat
         ("small", "rockmate", "should fit"),
         ("small", "rockmate", "fits"),
         ("small", "rockmate", "infeasible"),
-        ("small", "unplanned", "baseline"),
+        ("small", "keep_all", "baseline"),
     ]
     assert dict(index.tally) == {
         "models": 2,
@@ -166,7 +166,7 @@ def test_what_was_planned_and_is_not_there_has_the_reason(results: Path, tmp_pat
         "hiremate/none": "partition: no cluster",
         "auto/50pct": NOT_PLANNED_YET,
     }
-    write_error(folder / "small" / "auto", "combine: no plan", "given")
+    write_error(folder / "small" / "auto", "combine: no plan", "candidates")
     assert load_model_results(folder / "small").failures == {"auto": "combine: no plan"}
     found = load_model_results(folder / "small", planned=PLANNED)
     assert found.failures["auto/50pct"] == "combine: no plan" and "auto" not in found.failures
@@ -178,7 +178,7 @@ def test_what_was_planned_and_is_not_there_has_the_reason(results: Path, tmp_pat
 def test_a_link_that_failed_is_told_of_older_plans_alone(results: Path, tmp_path: Path) -> None:
     folder = failing(results, tmp_path / "results") / "small"
     shutil.copytree(folder / "rockmate", folder / "offload")
-    made, log = folder / "offload" / "given.arrow", folder.parent / "logs" / "link.txt"
+    made, log = folder / "offload" / "candidates.arrow", folder.parent / "logs" / "link.txt"
     (folder / "offload" / "frontier.arrow").rename(made)
     for later, said in ((-1, "the disk is full"), (1, "")):
         os.utime(made, ns=(log.stat().st_mtime_ns + later,) * 2)

@@ -54,7 +54,7 @@ def test_a_plan_for_a_gpu_states_its_bytes_in_three_ways(results: Path, tmp_path
         read_measurement(place / "measurement.arrow"),
         predicted_allocated=gpu.allocated, allocated_peak=gpu.allocated,
         predicted_reserved=gpu.reserved, reserved_peak=gpu.reserved + 2_097_152,
-        context=300_000_000,
+        cuda_context=300_000_000,
     )  # fmt: skip
     write_measurement(place / "measurement.arrow", found)
     html = page_of(folder)[0]
@@ -184,7 +184,7 @@ def test_plans_are_shown_without_frontiers_where_that_is_asked(
         assert "unplanned, predicted" in said and "rockmate at 50%, measured" in said
         read = model_result_files(results / "small", not more)
         assert (results / "small/rockmate/frontier.arrow" in read) is shown
-        assert results / "small/unplanned/frontier.arrow" in read
+        assert results / "small/keep_all/frontier.arrow" in read
     assert "rockmate" in index.read_text()
 
 

@@ -38,9 +38,9 @@ OWN = {gradient.value: gradient.gradient for gradient in GRAPH.gradients}
 
 def updates() -> OptimizerPlan:
     """All states are in the other memory, and so is the last layer's parameter."""
-    cost = ParameterUpdateCost("", (250_000, 250_000), 0.002, 0, 0, (0, 0), away_seconds=0.003)
+    cost = ParameterUpdateCost("", (250_000, 250_000), 0.002, 0, 0, (0, 0), host_seconds=0.003)
     costs = {gradient.value: cost for gradient in GRAPH.gradients}
-    return OptimizerPlan(costs, LinkSpeed.of(LINK), 2, remote=frozenset([LAST]))
+    return OptimizerPlan(costs, LinkSpeed.of(LINK), 2, offloaded=frozenset([LAST]))
 
 
 def whole() -> SimulationResult:
@@ -78,7 +78,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_each_lane_has_its_spans_and_the_other_memory_its_line() -> None:
     found = whole()
-    plot = plot_streams(found.steps, found.passing, updates().stays(GRAPH))
+    plot = plot_streams(found.steps, found.passing, updates().host_bytes(GRAPH))
     assert plot is not None
     names = {lane.name: {mark.kind for mark in lane.marks} for lane in plot.lanes}
     assert names == {
@@ -112,7 +112,7 @@ def test_the_page_and_the_trace_show_them(results: Path, tmp_path: Path) -> None
     assert main(["report", "--perfetto", schedule, *given, "--out", str(trace)]) == 0
     events = json.loads(trace.read_text())["traceEvents"]
     spans = {event["name"] for event in events if event["ph"] == "X"}
-    assert {"optimise", "optimise_away", "states", "prefetch", "wait"} <= spans
+    assert {"update_on_device", "update_on_host", "states", "prefetch", "wait"} <= spans
     assert {event["name"] for event in events if event["ph"] == "C"} == {
         "cpu/memory",
         "host/memory",
@@ -124,10 +124,13 @@ RAN = [
         TimelinePoint("planned", when, live)
         for when, live in ((0.0, 0), (0.004, 900_000), (0.02, 0))
     ),
-    *(TimelinePoint("slow", when, live) for when, live in ((0.0, 0), (0.002, 250_000), (0.018, 0))),
-    *(TimelinePoint("leaving", when, live) for when, live in ((0.002, 250_000), (0.006, 0))),
-    *(TimelinePoint("returning", when, live) for when, live in ((0.01, 250_000), (0.015, 0))),
-    *(TimelinePoint("waiting", when, live) for when, live in ((0.012, 250_000), (0.015, 0))),
+    *(
+        TimelinePoint("offloaded", when, live)
+        for when, live in ((0.0, 0), (0.002, 250_000), (0.018, 0))
+    ),
+    *(TimelinePoint("offload", when, live) for when, live in ((0.002, 250_000), (0.006, 0))),
+    *(TimelinePoint("prefetch", when, live) for when, live in ((0.01, 250_000), (0.015, 0))),
+    *(TimelinePoint("wait", when, live) for when, live in ((0.012, 250_000), (0.015, 0))),
 ]
 
 
@@ -151,17 +154,22 @@ def test_measured_lanes_stand_beside_the_predicted_ones() -> None:
 def test_the_page_and_the_trace_show_what_was_measured(results: Path, tmp_path: Path) -> None:
     place = results / "rockmate/90pct"
     write_schedule(place / "schedule.arrow", whole().steps, "", LINK)
-    write_memory_timeline(place / "line.arrow", RAN)
+    write_memory_timeline(place / "memory_timeline.arrow", RAN)
     try:
         page, trace = tmp_path / "page.html", tmp_path / "trace.json"
         assert main(["report", "--model-dir", str(results), "--out", str(page)]) == 0
         assert "cpu/from-host, measured" in page.read_text()
         assert "time of all lanes, predicted and measured" in page.read_text()
-        files = ["--graph", str(results / "graph.arrow"), "--line", str(place / "line.arrow")]
+        files = [
+            "--graph",
+            str(results / "graph.arrow"),
+            "--timeline",
+            str(place / "memory_timeline.arrow"),
+        ]
         words = ["report", "--perfetto", str(place / "schedule.arrow"), *files]
         assert main([*words, "--out", str(trace)]) == 0
     finally:
-        (place / "line.arrow").unlink()
+        (place / "memory_timeline.arrow").unlink()
         write_schedule(place / "schedule.arrow", whole().steps, "", LINK, updates())
     events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["pid"] == 2]
     assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {

@@ -57,7 +57,7 @@ def test_the_exit_code_is_that_of_the_verdicts_that_are_named(
     config.write_text(yaml.safe_dump(document))
     assert main(["summary", "--configuration", str(config)]) == code[0]
     measured = folder / "small/rockmate/50pct/measurement.arrow"
-    found = replace(read_measurement(measured), verdict="failed", sentence="It differs.")
+    found = replace(read_measurement(measured), status="failed", message="It differs.")
     write_measurement(measured, found)
     assert main(["summary", "--configuration", str(config)]) == code[1]
     assert main(["summary", str(folder)]) == 0

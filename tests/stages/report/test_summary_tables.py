@@ -60,7 +60,7 @@ def test_what_plans_take_of_a_gpu_is_a_table_of_its_own(
     gpu = GpuMemory(8_000_001, 8_100_000, 8_300_000, 10_000_000, 0, 9_000_000, 2_097_152)
     write_plan(place / "plan.json", replace(read_plan(place / "plan.json"), gpu=gpu))
     measured = read_measurement(place / "measurement.arrow")
-    taken = {"allocated_peak": 8_200_000, "reserved_peak": 8_400_000, "context": 300_000_000}
+    taken = {"allocated_peak": 8_200_000, "reserved_peak": 8_400_000, "cuda_context": 300_000_000}
     write_measurement(place / "measurement.arrow", replace(measured, **taken))  # type: ignore[arg-type]
     summary_command.run(plans)
     told = capsys.readouterr().out
@@ -80,8 +80,12 @@ def test_what_plans_send_is_a_table_of_its_own(
     sent = TransferTotals(5_000_000, 5_000_000, 3_000_000, 0.004)
     write_plan(place / "plan.json", replace(read_plan(place / "plan.json"), transfers=sent))
     measured = read_measurement(place / "measurement.arrow")
-    more = {"slow_memory": "disk", "predicted_slow": 3_000_000, "slow_peak": 3_000_000}
-    waits = {"predicted_waited": 0.004, "waited": 0.006}
+    more = {
+        "offload_target": "disk",
+        "predicted_offload_peak": 3_000_000,
+        "offload_peak": 3_000_000,
+    }
+    waits = {"predicted_wait_seconds": 0.004, "wait_seconds": 0.006}
     write_measurement(place / "measurement.arrow", replace(measured, **more, **waits))  # type: ignore[arg-type]
     summary_command.run(plans)
     told = capsys.readouterr().out

@@ -65,7 +65,7 @@ def test_a_plan_of_fused_kernels_is_predicted_at_their_pace_and_says_how_far_the
     eager = result(PLAN, measured=False).relative
     assert eager is not None and fused.relative == pytest.approx(0.5 * eager)
     said = "Fused kernels are near."
-    measured = replace(result(PLAN, sentence=said), fused=True)
+    measured = replace(result(PLAN, message=said), fused=True)
     assert plan_outcome(measured).sentence.endswith(f"the unplanned step. {said}")
 
 
@@ -119,14 +119,14 @@ def test_a_plan_that_reserves_more_of_a_gpu_than_its_budget() -> None:
 
 
 def test_a_measurement_that_contradicts_the_plan() -> None:
-    found = plan_outcome(result(PLAN, verdict="failed", sentence="the gradient of w differs by 1"))
+    found = plan_outcome(result(PLAN, status="failed", message="the gradient of w differs by 1"))
     assert (found.state, found.word) == ("bad", "failed")
     assert found.sentence == "Failed: the gradient of w differs by 1"
 
 
 def test_results_that_are_not_reproducible_are_told() -> None:
     why = "The original model's results differ from run to run."
-    found = plan_outcome(result(PLAN, bits_equal=False, sentence=why))
+    found = plan_outcome(result(PLAN, bits_equal=False, message=why))
     assert (found.state, found.word) == ("good", "fits")
     assert found.sentence.endswith(f"the unplanned step. {why}")
 
@@ -162,7 +162,7 @@ def test_a_budget_that_is_missed_by_little_is_told_to_the_byte() -> None:
 
 
 def test_a_baseline_has_no_budget_to_meet() -> None:
-    plan = plan_of(GRAPH, COSTS, "unplanned", "none", None, EVERYTHING)
+    plan = plan_of(GRAPH, COSTS, "keep_all", "none", None, EVERYTHING)
     assert plan_outcome(result(plan)).word == "baseline"
     assert plan_outcome(result(plan)).state == "good"
     assert build_cards([result(plan)], {}) == []
@@ -171,7 +171,7 @@ def test_a_baseline_has_no_budget_to_meet() -> None:
 def test_bounds_in_words() -> None:
     assert "below 46.6 ms; this one takes 49.0 ms, 5.3% more" in describe_bound(result(PLAN))
     assert optimality_label(PLAN) == "within 5.0% of the bound"
-    best = replace(PLAN, verdict="optimal", optimal_in="all plans of this graph", gap=0.0)
+    best = replace(PLAN, status="optimal", optimal_in="all plans of this graph", gap=0.0)
     assert describe_bound(result(best)).endswith("among all plans of this graph.")
     assert optimality_label(best) == "optimal"
     assert "No bound" in describe_bound(result(replace(PLAN, lower_bound=None)))
@@ -180,7 +180,7 @@ def test_bounds_in_words() -> None:
 def test_the_best_plan_fits_and_is_fastest() -> None:
     quick = result(replace(PLAN, strategy="quick"), time_ratio=1.1)
     slow = result(replace(PLAN, strategy="slow"), time_ratio=1.3)
-    broken = result(replace(PLAN, strategy="broken"), time_ratio=0.5, verdict="failed")
+    broken = result(replace(PLAN, strategy="broken"), time_ratio=0.5, status="failed")
     unmeasured = result(replace(PLAN, strategy="unmeasured", time=0.001), measured=False)
     assert best_plan([slow, broken, unmeasured, quick]) is quick
     assert best_plan([broken, unmeasured]) is unmeasured
@@ -197,13 +197,13 @@ def test_where_nothing_fits_the_least_demanding_plan_speaks() -> None:
 def test_cards_from_the_largest_budget_with_all_that_competes() -> None:
     loose = replace(PLAN, budget="90%", budget_bytes=(PLAN.peak or 0) + 10_000)
     rotor = replace(PLAN, strategy="rotor")
-    unplanned = plan_of(GRAPH, COSTS, "unplanned", "none", None, EVERYTHING)
+    unplanned = plan_of(GRAPH, COSTS, "keep_all", "none", None, EVERYTHING)
     made = build_cards(
         [result(PLAN), result(loose), result(rotor, time_ratio=1.5), result(unplanned)], {}
     )
     assert [card.budget for card in made] == ["90%", "50%"]
     assert made[1].best.plan.strategy == "rockmate"
-    assert [other.plan.strategy for other in made[1].others] == ["rotor", "unplanned"]
+    assert [other.plan.strategy for other in made[1].others] == ["rotor", "keep_all"]
 
 
 @pytest.mark.parametrize("with_line", [True, False])
@@ -218,7 +218,7 @@ def test_breakdown_fills_the_budget(with_line: bool) -> None:
     assert sum(part.bytes for part in parts) == plan.budget_total
     assert sum(part.share for part in parts) == pytest.approx(100)
     assert {part.key: part.bytes for part in parts}["free"] == room
-    assert {part.key: part.bytes for part in parts}["parameters"] == plan.fixed.parameters
+    assert {part.key: part.bytes for part in parts}["parameters"] == plan.baseline.parameters
 
 
 def test_breakdown_of_nothing() -> None:

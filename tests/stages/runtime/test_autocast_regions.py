@@ -168,7 +168,7 @@ def test_without_a_cache_calls_share_a_region(
 def test_a_weight_that_changes_inside_the_region_is_refused(tmp_path: Path) -> None:
     model = perceptron()
     package = planned_under(cast, model, tmp_path / "plan")
-    planned = package.load(copy.deepcopy(model), otherwise="original")
+    planned = package.load(copy.deepcopy(model), on_mismatch="original")
     optimizer = torch.optim.SGD(planned.parameters(), lr=0.1)
     with cast():
         planned(ROWS).square().sum().backward()

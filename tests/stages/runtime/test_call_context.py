@@ -76,7 +76,7 @@ def test_it_is_refused_or_the_original_runs(use: Use, sentence: str, tmp_path: P
     x = built.samples[0][0][0]
     with pytest.raises(package.PlanMismatch, match=sentence):
         use(package.load(copy.deepcopy(model)), x)
-    other = package.load(copy.deepcopy(model), otherwise="original")
+    other = package.load(copy.deepcopy(model), on_mismatch="original")
     mine, theirs = (torch.utils._pytree.tree_leaves(use(each, x)) for each in (other, model))
     assert len(mine) == len(theirs)
     assert all(torch.equal(*pair) for pair in zip(mine, theirs, strict=True))

@@ -43,7 +43,7 @@ def test_a_call_inside_a_mode_is_refused_or_the_original_runs(mode: Any, tmp_pat
     graph, built = traced(layer())
     package, x = generated(graph, tmp_path / "plan"), built.samples[0][0][0]
     planned = package.load(copy.deepcopy(built.model))
-    other = package.load(copy.deepcopy(built.model), otherwise="original")
+    other = package.load(copy.deepcopy(built.model), on_mismatch="original")
     with mode():
         with pytest.raises(package.PlanMismatch, match=f"inside the mode {mode.__name__}"):
             planned(x)

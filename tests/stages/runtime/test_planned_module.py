@@ -193,7 +193,7 @@ def test_the_whole_module_is_saved_and_loaded(
     import planned_small
 
     file = io.BytesIO()
-    torch.save(planned_small.load(small.model(2), otherwise="original"), file)
+    torch.save(planned_small.load(small.model(2), on_mismatch="original"), file)
     file.seek(0)
     planned = torch.load(file, weights_only=False)
     assert isinstance(planned, Small)

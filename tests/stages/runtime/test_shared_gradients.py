@@ -91,7 +91,7 @@ def test_what_others_hold_stays_as_it_was(use: Callable[..., None], tmp_path: Pa
 
 
 def test_what_nobody_holds_is_not_copied() -> None:
-    layout = OutputGradientSpec((2,), (1,), "float32", "refused", True)
+    layout = OutputGradientSpec((2,), (1,), "float32", "reject", True)
     tangents = [torch.ones(2)]
     place = tangents[0].data_ptr()
     copy_shared_gradients(tangents, [layout])

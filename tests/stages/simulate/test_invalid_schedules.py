@@ -186,7 +186,7 @@ def test_a_buffer_is_updated_exactly_once() -> None:
     refused(graph, costs, steps, r"the buffer updates \[4\] never run")
     refused(graph, costs, [*before, update, update, *after], r"op 4 .* runs again")
     compute = [*before, ScheduleStep(Compute(4)), *after]
-    refused(graph, costs, compute, "op 4 .* is a write, not a compute")
+    refused(graph, costs, compute, "op 4 .* is a write_buffer, not a compute")
     refused(graph, costs, [update, *steps], "of the backward runs before the loss")
 
 

@@ -52,34 +52,34 @@ def lanes() -> list[TimedOperation]:
 def test_plain_lanes_are_added_up() -> None:
     assert check_streams(lanes()) == StreamTotals(5.0, 0.0, 5, 4, 4, 4)
     waiting = lanes()
-    waiting[3] = replace(waiting[3], waited=0.5)
+    waiting[3] = replace(waiting[3], wait_seconds=0.5)
     assert check_streams(waiting).waited == 0.5
     soon = lanes()
     soon[4] = replace(soon[4], start=2.0)
     assert check_streams(soon) == check_streams(lanes())
     assert check_streams([]) == StreamTotals(0.0, 0.0, 0, 0, 0, 0)
     kept, _, freed, *_ = lanes()
-    alone = [replace(kept, end=0.25), replace(freed, start=0.25, end=0.25, host=0)]
+    alone = [replace(kept, end=0.25), replace(freed, start=0.25, end=0.25, host_bytes=0)]
     assert check_streams(alone) == StreamTotals(0.25, 0.0, 4, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
     ("place", "changes", "sentence"),
     [
-        (0, {"lane": "cpu/to-host"}, "is in cpu/to-host, not in compute"),
-        (0, {"lane": "compute"}, "is in compute, not in compute"),
-        (1, {"lane": "cpu/from-host"}, "is in cpu/from-host, not in to-"),
-        (4, {"lane": "cpu/compute"}, "is in cpu/compute, not in from-"),
+        (0, {"stream": "cpu/to-host"}, "is in cpu/to-host, not in compute"),
+        (0, {"stream": "compute"}, "is in compute, not in compute"),
+        (1, {"stream": "cpu/from-host"}, "is in cpu/from-host, not in to-"),
+        (4, {"stream": "cpu/compute"}, "is in cpu/compute, not in from-"),
         (3, {"start": 1.5}, r"step 3 \(loss\) begins before its lane is free"),
         (1, {"live": 3}, "changes the memory of the device by -1 bytes"),
-        (1, {"host": -4}, "takes 4 bytes from the host"),
+        (1, {"host_bytes": -4}, "takes 4 bytes from the host"),
         (2, {"end": 1.5}, "frees what is still on its way"),
         (2, {"live": 1}, "frees 3 bytes where 4 left"),
-        (3, {"host": 5}, "brings 1 bytes to the host"),
+        (3, {"host_bytes": 5}, "brings 1 bytes to the host"),
         (4, {"operation": ChainOperation("prefetch_all", 2)}, "brings back what did not leave"),
         (4, {"start": 1.0}, "begins before it is on the host"),
         (4, {"live": 6}, "takes 5 bytes where 4 left"),
-        (4, {"host": 3}, "changes the memory of the host by -1 bytes"),
+        (4, {"host_bytes": 3}, "changes the memory of the host by -1 bytes"),
         (5, {"start": 3.5}, "reads what has not come back"),
     ],
 )

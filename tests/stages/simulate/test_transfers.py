@@ -100,7 +100,9 @@ def test_lanes_have_clocks_and_memory_follows_the_order() -> None:
     assert (back.lane, back.start, back.end) == ("cpu/from-host", 4.5, 7.0)
     assert (back.memory, back.live) == ("cpu/memory", 16)
     assert (rows[FreeHostCopy].memory, rows[FreeHostCopy].live) == ("host/memory", 0)
-    assert found.transfers == TransferTotals(left=4, returned=4, host_peak=4, waited=3.0)
+    assert found.transfers == TransferTotals(
+        offloaded_bytes=4, prefetched_bytes=4, host_peak=4, wait_seconds=3.0
+    )
     assert (found.seconds, found.saved) == (8.0, 8)
     for bandwidth in (0.1, 100.0, float("inf")):
         other = played(away, with_fields(LINK, bandwidth=bandwidth))
@@ -118,7 +120,7 @@ def test_a_transfer_takes_its_overhead_of_the_computations() -> None:
         if isinstance(step.action, Offload | Prefetch | Wait)
     ]
     assert spans == [(1.5, 4.0), (2.5, 4.0), (5.5, 8.0), (6.5, 8.0)]
-    assert found.transfers is not None and found.transfers.waited == 3.0
+    assert found.transfers is not None and found.transfers.wait_seconds == 3.0
     assert (found.seconds, found.overhead) == (9.0, 1.0) and played(away).overhead == 0.0
     assert [step.live for step in found.steps] == [step.live for step in played(away).steps]
 
@@ -245,7 +247,7 @@ def test_opening_adds_waits_views_and_frees_of_copies() -> None:
         place = [step.action for step in steps].index(Free(0))
         assert isinstance(steps[place - 1].action, Wait)
         found = simulate(graph, costs, steps, link=LINK)
-        assert found.transfers == TransferTotals(4, 4, 4, found.transfers.waited)  # type: ignore[union-attr]
+        assert found.transfers == TransferTotals(4, 4, 4, found.transfers.wait_seconds)  # type: ignore[union-attr]
         kept = simulate(graph, costs, opener.schedule(ops, False))
         assert found.peak <= kept.peak and found.seconds >= kept.seconds
         assert len([s for s in steps if isinstance(s.action, Compute)]) == len(

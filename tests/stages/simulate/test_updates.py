@@ -35,10 +35,10 @@ from tightfit.util.errors import ArtifactError, ScheduleError
 LINK = HostLink(bandwidth=2.0, shared=False, room=100, device="cpu")
 PARAMETER, GRADIENT, END, UPDATED = 6, 5, 10, 9
 """The parameter, 1 byte, its gradient, the end of the schedule, and where the gradient is whole."""
-COST = ParameterUpdateCost("weight", (8,), 2.0, 3, 0, (5, 1), away_seconds=7.0)
+COST = ParameterUpdateCost("weight", (8,), 2.0, 3, 0, (5, 1), host_seconds=7.0)
 OPTIMIZER = OptimizerPlan({PARAMETER: COST}, LinkSpeed.of(LINK), 4)
-AWAY = with_fields(OPTIMIZER, remote=frozenset([PARAMETER]))
-THERE = with_fields(AWAY, there=AWAY.remote)
+AWAY = with_fields(OPTIMIZER, offloaded=frozenset([PARAMETER]))
+THERE = with_fields(AWAY, resident=AWAY.offloaded)
 COMES: list[Action] = [Prefetch(PARAMETER), Wait(PARAMETER)]
 SENT: list[Action] = [Offload(GRADIENT), Wait(GRADIENT), Free(GRADIENT)]
 SETTLED: list[Action] = [Wait(GRADIENT), FreeHostCopy(GRADIENT)]
@@ -113,7 +113,7 @@ def test_a_parameter_of_the_other_memory_is_brought_dropped_and_sent_back() -> N
     sizes = [step.live for step in found.steps if isinstance(step.action, Prefetch | Free)]
     assert sizes[:2] == [9, 12]
     assert found.transfers is not None
-    assert (found.transfers.left, found.transfers.returned) == (8 + 1, 8 + 2)
+    assert (found.transfers.offloaded_bytes, found.transfers.prefetched_bytes) == (8 + 1, 8 + 2)
     there = played(*SENT, UpdateOnHost(PARAMETER), *SETTLED, Free(PARAMETER), *COMES, updates=THERE)
     come = [step for step in there.steps if isinstance(step.action, Prefetch)]
     assert come[0].start == 14.0 and there.steps[0].live == 5
@@ -164,9 +164,9 @@ def test_a_parameter_that_leaves_is_sent_back_once_it_is_updated() -> None:
 def test_updates_in_the_other_memory_that_could_not_be() -> None:
     update = UpdateOnHost(PARAMETER)
     refused("and lives here", *SENT, update, FreeHostCopy(GRADIENT))
-    here = with_fields(AWAY, on_device=AWAY.remote)
+    here = with_fields(AWAY, on_device=AWAY.offloaded)
     refused("its states are here", *SENT, update, *SETTLED, updates=here)
-    nobody = with_fields(AWAY, costs={PARAMETER: with_fields(COST, away_seconds=float("inf"))})
+    nobody = with_fields(AWAY, costs={PARAMETER: with_fields(COST, host_seconds=float("inf"))})
     refused("where nothing computes", *SENT, update, *SETTLED, updates=nobody)
     refused("its gradient is not there", update, updates=AWAY)
     refused("gradient is on its way", Offload(GRADIENT), update, updates=AWAY)
@@ -181,7 +181,7 @@ def test_updates_in_the_other_memory_that_could_not_be() -> None:
 
 def test_microbatches_add_their_gradients_up_and_the_last_one_updates() -> None:
     cost = with_fields(COST, add_seconds=3.0)
-    adds = with_fields(AWAY, costs={PARAMETER: cost}, adds=True)
+    adds = with_fields(AWAY, costs={PARAMETER: cost}, accumulates=True)
     found = played(*SENT, AccumulateOnHost(PARAMETER), *SETTLED, updates=adds)
     step = next(step for step in found.steps if isinstance(step.action, AccumulateOnHost))
     assert (step.lane, step.start, step.end, step.live) == (
@@ -190,11 +190,11 @@ def test_microbatches_add_their_gradients_up_and_the_last_one_updates() -> None:
         10.0,
         1 + 8 + 1 + 4,
     )
-    last = with_fields(adds, adds=False, summed=True)
+    last = with_fields(adds, accumulates=False, has_sums=True)
     found = played(*SENT, UpdateOnHost(PARAMETER), *SETTLED, updates=last)
     assert found.seconds == 7.0 + 3.0 + 7.0
-    refused("accumulate of 6 in a microbatch that is the last", *SENT, AccumulateOnHost(PARAMETER),
-            updates=last)  # fmt: skip
+    refused("accumulate_on_host of 6 in a microbatch that is the last", *SENT,
+            AccumulateOnHost(PARAMETER), updates=last)  # fmt: skip
     for update in (UpdateOnHost(PARAMETER), UpdateOnDevice(PARAMETER)):
         refused("in a microbatch that is not the last", *SENT, update, updates=adds)
     refused("are never updated", updates=adds)
@@ -202,11 +202,11 @@ def test_microbatches_add_their_gradients_up_and_the_last_one_updates() -> None:
     refused(r"the storages \[\d+\] are never freed", *unfreed, updates=adds)
     nobody = with_fields(adds, costs={PARAMETER: COST})
     refused("where nothing computes", *SENT, AccumulateOnHost(PARAMETER), *SETTLED, updates=nobody)
-    there = with_fields(adds, there=adds.remote)
+    there = with_fields(adds, resident=adds.offloaded)
     brought = played(*SENT, AccumulateOnHost(PARAMETER), *SETTLED, updates=there)
     assert brought.steps[0].live == 5
     assert parse_optimizer_plan(adds.text(), "it") == adds
-    kept = with_fields(OPTIMIZER, adds=True)
+    kept = with_fields(OPTIMIZER, accumulates=True)
     assert played(updates=kept).steps[-1].live == 8
     assert played(updates=with_fields(kept, first=True)).steps[-1].live == 12
 
@@ -224,12 +224,12 @@ def test_a_memory_that_is_too_small_and_a_link_that_is_none() -> None:
 
 DISK = HostLink(bandwidth=2.0, shared=False, room=8, device="host", to="disk")
 FAR = SecondTierStates(DISK, frozenset([PARAMETER]), 4)
-BEYOND = with_fields(AWAY, far=FAR)
+BEYOND = with_fields(AWAY, second_tier=FAR)
 UPDATE: list[Action] = [*SENT, UpdateOnHost(PARAMETER), *SETTLED]
 
 
 def beyond(**link: Any) -> OptimizerPlan:
-    return with_fields(BEYOND, far=with_fields(FAR, link=with_fields(DISK, **link)))
+    return with_fields(BEYOND, second_tier=with_fields(FAR, link=with_fields(DISK, **link)))
 
 
 def test_states_of_a_third_memory_pass_through_buffers_of_the_other_one() -> None:
@@ -252,12 +252,14 @@ def test_an_update_waits_for_states_that_come_slowly() -> None:
     assert [begin for lane, begin, _ in pieces.passing if lane == "host/to-disk"] == [11.5, 19.5]
     assert pieces.seconds == 27.5
     summed = with_fields(halves, add_seconds=3.0)
-    last = with_fields(beyond(bandwidth=0.5), costs={PARAMETER: summed}, summed=True)
+    last = with_fields(beyond(bandwidth=0.5), costs={PARAMETER: summed}, has_sums=True)
     assert played(*UPDATE, updates=last).seconds == 29.5
 
 
 def test_microbatches_that_only_add_bring_no_states() -> None:
-    adds = with_fields(BEYOND, costs={PARAMETER: with_fields(COST, add_seconds=3.0)}, adds=True)
+    adds = with_fields(
+        BEYOND, costs={PARAMETER: with_fields(COST, add_seconds=3.0)}, accumulates=True
+    )
     found = played(*SENT, AccumulateOnHost(PARAMETER), *SETTLED, updates=adds)
     assert not found.passing and found.seconds == 10.0
 
@@ -269,7 +271,7 @@ def test_a_third_memory_that_could_not_be() -> None:
     refused("take 33 bytes in host/memory", *UPDATE, updates=BEYOND, link=small)
     elsewhere = beyond(device="x")
     refused("in disk/memory, to which no link leads", *UPDATE, updates=elsewhere)
-    here = with_fields(BEYOND, there=AWAY.remote)
+    here = with_fields(BEYOND, resident=AWAY.offloaded)
     refused("on the device, and its states are not", UpdateOnDevice(PARAMETER), updates=here)
 
 
@@ -278,7 +280,7 @@ def test_an_optimizer_is_written_and_read() -> None:
     for updates in (OPTIMIZER, THERE, BEYOND, on_device):
         assert parse_optimizer_plan(updates.text(), "it") == updates
     good = THERE.text()
-    bad = [("2.0", '"a"'), ('"there": [6]', '"x": 1'), ('"remote": [6]', '"remote": []')]
+    bad = [("2.0", '"a"'), ('"resident": [6]', '"x": 1'), ('"offloaded": [6]', '"offloaded": []')]
     wrong = [good.replace(*each) for each in (*bad, ("[8]", "[-8]"))]
     far = (('{"buffers": 4', '{"buffers": 0'), ('"values": [6]', '"values": [7]'))
     wrong += [BEYOND.text().replace(*each) for each in far]

@@ -205,7 +205,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "--out",
         tmp_path / "options.out",
     ]
-    settings = ["--engine", "cbc", "--peaks", "2", "--saves", "2", "--jobs", "1"]
+    settings = ["--solver", "cbc", "--peaks", "2", "--saves", "2", "--jobs", "1"]
     run(parser.parse_args([*map(str, files), *settings]))
     options = read_block_options(tmp_path / "options.out")
     assert list(options) == [digest]

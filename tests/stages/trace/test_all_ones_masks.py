@@ -34,7 +34,10 @@ def test_a_mask_of_ones_is_left_out_where_a_plan_may_rest_on_that() -> None:
     resting, plain = traced(ones, True), traced(ones, False)
     padded = traced(ones.tril(), True)
     found = {
-        name: (len(graph.ops), *map(json.loads(graph.guards).get, ("ones", "wished")))
+        name: (
+            len(graph.ops),
+            *map(json.loads(graph.guards).get, ("all_ones_inputs", "all_ones_samples")),
+        )
         for name, graph in (("resting", resting), ("plain", plain), ("padded", padded))
     }
     assert found["resting"][1:] == ([1], []) and found["plain"][1:] == ([], [1])
@@ -69,8 +72,11 @@ def test_the_command_rests_on_ones_where_it_is_told_to(tmp_path: Path) -> None:
         "--name",
         "llama",
     ]
-    for name, further in (("plain", []), ("resting", ["--ones"])):
+    for name, further in (("plain", []), ("resting", ["--assume-all-ones-masks"])):
         assert main([*words, *further, "--out", str(tmp_path / name)]) == 0
     plain, resting = (read_graph(tmp_path / name) for name in ("plain", "resting"))
-    assert json.loads(resting.guards)["ones"] == [1] and json.loads(plain.guards)["ones"] == []
+    assert (
+        json.loads(resting.guards)["all_ones_inputs"] == [1]
+        and json.loads(plain.guards)["all_ones_inputs"] == []
+    )
     assert len(resting.ops) < len(plain.ops)

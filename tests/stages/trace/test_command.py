@@ -65,7 +65,8 @@ from tightfit.stages.trace.command import run
 from argparse import Namespace
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 run(Namespace(factory="data.models:gpt2", arguments={json.dumps(big)!r}, name="big", device="cpu",
-              out={str(tmp_path / "graph")!r}, search_path=[], operators=[], ones=False,
+              out={str(tmp_path / "graph")!r}, search_path=[], operators=[],
+              assume_all_ones_masks=False,
               channels_last=False))
 print("grown by", (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, "MiB")
 """

@@ -59,9 +59,9 @@ def test_a_plan_without_the_kernels_of_a_library_may_round_otherwise(
 ) -> None:
     peak = judged(graph, built, Rounded(built.model)).measured_peak
     found = validate(graph, built, {**PLAN, "peak": peak}, Rounded(built.model), 0).measurement
-    assert found.verdict == "feasible" and found.bits_equal is False
+    assert found.status == "feasible" and found.bits_equal is False
     assert found.output_difference is not None and found.output_difference > 0
-    assert found.sentence.startswith(
+    assert found.message.startswith(
         f"The original model runs {EAGER}, whose kernels the plan does not have; its results "
         "differ by up to "
     )
@@ -74,7 +74,7 @@ def test_what_is_beyond_the_tolerance_fails(
 ) -> None:
     monkeypatch.setattr(Rounded, "part", 1e-2)
     found = judged(graph, built, Rounded(built.model))
-    assert found.verdict == "failed" and "differs from the original model" in found.sentence
+    assert found.status == "failed" and "differs from the original model" in found.message
     assert "differs from the original model" in check_planned_module(
         graph, built, Rounded(built.model)
     )

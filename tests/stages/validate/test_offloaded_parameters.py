@@ -60,7 +60,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
         assert main(["machine", *machine]) == 0
         whole = ["--graph", graph, "--costs", costs, "--machine", str(folder / "machine.json")]
         whole += ["--out", str(folder / "plan"), "--budget", "330kB"]
-        assert main(["whole", *whole, "--updates", str(folder / "updates.json")]) == 0
+        assert main(["optimizer-offload", *whole, "--updates", str(folder / "updates.json")]) == 0
         plan = str(folder / "plan" / "plan.json")
         written = ["--schedule", str(folder / "plan" / "schedule.arrow"), "--plan", plan]
         module = str(folder / "module")
@@ -82,7 +82,7 @@ def test_the_module_is_judged_to_the_byte(
     assert main(["validate", *words, "--out", out, "--pairs", "2"]) == 0
     found = read_measurement(out)
     *lines, last = capsys.readouterr().out.splitlines()
-    assert last == f"feasible: {found.sentence.removeprefix('feasible: ')}"
+    assert last == f"feasible: {found.message.removeprefix('feasible: ')}"
     told = {line.partition(" of 13 steps at most: ")[2] for line in lines}
     assert {
         "timing",
@@ -90,9 +90,9 @@ def test_the_module_is_judged_to_the_byte(
         PLANNED_OPTIMIZER_STEP,
         f"the memory of {PLANNED_OPTIMIZER_STEP}",
     } <= told
-    assert found.verdict == "feasible" and found.peak_as_predicted and found.within_budget
+    assert found.status == "feasible" and found.peak_as_predicted and found.within_budget
     assert found.bits_equal and found.pairs == 2
-    assert "waits for the other memory for" in found.sentence
+    assert "waits for the other memory for" in found.message
 
 
 @pytest.mark.parametrize("what", ["plan", "graph"])
@@ -131,8 +131,8 @@ def test_what_is_wrong_with_a_step_is_told(
     monkeypatch.setattr(inside.PiecewiseOptimizer, "update", wrong)
     assert main(["validate", *words, "--out", out, "--pairs", "0"]) == 1
     found = read_measurement(out)
-    assert found.verdict == "failed" and not found.bits_equal
-    assert found.sentence.startswith("In 3 steps of AdamW, an output of step 2 differs")
+    assert found.status == "failed" and not found.bits_equal
+    assert found.message.startswith("In 3 steps of AdamW, an output of step 2 differs")
 
 
 def test_a_package_is_loaded_as_what_it_is(made: Any) -> None:
@@ -156,7 +156,7 @@ def test_a_package_is_loaded_as_what_it_is(made: Any) -> None:
         load_offloaded_module(module, other, torch.optim.AdamW(other.parameters()), None)
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(ArtifactError, match="needs all parameters on the device"):
-        load_offloaded_module(module, model, optimizer, None, otherwise="original")
+        load_offloaded_module(module, model, optimizer, None, on_mismatch="original")
     assert all(type(parameter) is torch.nn.Parameter for parameter in model.parameters())
     assert read_optimizer_costs(folder / "updates.json").optimizer == "AdamW"
 
@@ -170,10 +170,15 @@ def test_described_updates_are_not_run(
         ["--costs", str(folder / "costs.arrow")],
     )
     where = ["--machine", str(folder / "machine.json"), "--budget", "1MB"]
-    assert main(["whole", *graph, *costs, *where, "--out", str(tmp_path / "plan")]) == 1
+    assert main(["optimizer-offload", *graph, *costs, *where, "--out", str(tmp_path / "plan")]) == 1
     assert "cpu has no flops, so that no time is known" in capsys.readouterr().err
     updates = ["--updates", str(folder / "updates.json"), "--optimizer", "adamw"]
-    assert main(["whole", *graph, *costs, *where, *updates, "--out", str(tmp_path / "plan")]) == 1
+    assert (
+        main(
+            ["optimizer-offload", *graph, *costs, *where, *updates, "--out", str(tmp_path / "plan")]
+        )
+        == 1
+    )
     assert "says of which optimizer it is" in capsys.readouterr().err
     machine = json.loads((folder / "machine.json").read_text())
     machine["devices"][0] |= {"flops": 1e12, "bandwidth": 1e10}
@@ -183,7 +188,10 @@ def test_described_updates_are_not_run(
         patch.setattr(
             "tightfit.stages.combine.optimizer_offload.command.MIN_OFFLOAD_BYTES", 1 << 10
         )
-        assert main(["whole", *graph, *costs, *where, "--out", str(tmp_path / "plan")]) == 0
+        assert (
+            main(["optimizer-offload", *graph, *costs, *where, "--out", str(tmp_path / "plan")])
+            == 0
+        )
     plan = ["--plan", str(tmp_path / "plan" / "plan.json"), "--out", str(tmp_path / "module")]
     schedule = ["--schedule", str(tmp_path / "plan" / "schedule.arrow")]
     assert main(["generate", *graph, *schedule, *plan]) == 1
@@ -195,13 +203,13 @@ def test_a_check_leaves_all_as_it_was(made: Any) -> None:
     built = build_from_factory("data.models:gpt2", MODEL)
     graph, module = read_graph(folder / "graph.arrow"), folder / "module"
     before = [parameter.detach().clone() for parameter in built.model.parameters()]
-    lodging: Any = load_package(module).LODGING
+    offload_plan: Any = load_package(module).OFFLOAD_PLAN
     state = torch.get_rng_state()
     said = check_offloaded_step(
         graph,
         built,
         lambda model, own: load_offloaded_module(module, model, own, None),
-        build_optimizer(lodging, built.model),
+        build_optimizer(offload_plan, built.model),
     )
     assert said == "" and torch.equal(state, torch.get_rng_state())
     assert all(map(torch.equal, before, built.model.parameters()))
@@ -215,10 +223,10 @@ def away(made: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     own = tmp_path_factory.mktemp("away")
     known = read_optimizer_costs(folder / "updates.json")
     costs = {
-        path: replace(cost, seconds=1.0, away_seconds=1e-6, add_seconds=1e-6)
+        path: replace(cost, seconds=1.0, host_seconds=1e-6, add_seconds=1e-6)
         for path, cost in known.costs.items()
     }
-    assert all(cost.away_seconds < 1 for cost in known.costs.values())
+    assert all(cost.host_seconds < 1 for cost in known.costs.values())
     write_optimizer_costs(own / "updates.json", replace(known, costs=costs, spare=True))
     graph = ["--graph", str(folder / "graph.arrow"), "--costs", str(folder / "costs.arrow")]
     given = [*graph, "--machine", str(folder / "machine.json"), "--budget", "420kB"]
@@ -227,7 +235,10 @@ def away(made: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         patch.setattr(
             "tightfit.stages.combine.optimizer_offload.command.MIN_OFFLOAD_BYTES", 1 << 10
         )
-        assert main(["whole", *given, "--out", str(own / "plan"), "--microbatches", "3"]) == 0
+        assert (
+            main(["optimizer-offload", *given, "--out", str(own / "plan"), "--microbatches", "3"])
+            == 0
+        )
     return own / "plan", folder / "plan", graph[:2], words[:-6]
 
 
@@ -249,7 +260,7 @@ def parts(away: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         out = folder / "measurement.arrow"
         code = main(["validate", *words, "--out", str(out), "--pairs", str(pairs)])
         found = read_measurement(out)
-        assert code == int(found.verdict == "failed")
+        assert code == int(found.status == "failed")
         return found
 
     return load_package(module), judged
@@ -257,15 +268,17 @@ def parts(away: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_updates_on_disk_are_judged_to_the_byte(parts: Any, tmp_path: Path) -> None:
     package, judged = parts
-    lodging = package.LODGING
-    assert len(lodging.away) > 4 and lodging.microbatches == 3
+    offload_plan = package.OFFLOAD_PLAN
+    assert len(offload_plan.host_updated) > 4 and offload_plan.microbatches == 3
     found = judged(tmp_path, 1)
-    assert found.verdict == "feasible", found.sentence
+    assert found.status == "feasible", found.message
     assert found.peak_as_predicted and found.within_budget and found.bits_equal
-    assert found.slow_peak == found.predicted_slow
-    assert found.accumulate_peak == max(lodging.adding_peak, lodging.first_adding_peak)
-    assert "measured, each of its 3 microbatches takes the bytes predicted; a st" in found.sentence
-    assert "waits for the other memory for" in found.sentence
+    assert found.offload_peak == found.predicted_offload_peak
+    assert found.accumulate_peak == max(
+        offload_plan.microbatch_peak, offload_plan.first_microbatch_peak
+    )
+    assert "measured, each of its 3 microbatches takes the bytes predicted; a st" in found.message
+    assert "waits for the other memory for" in found.message
 
 
 def test_other_bytes_of_a_microbatch_are_told(
@@ -273,8 +286,8 @@ def test_other_bytes_of_a_microbatch_are_told(
 ) -> None:
     """Of a step whose bits are those of the optimizer: these are compared elsewhere."""
     package, judged = parts
-    said, lodge = package.LODGING, package.offload_parameters
-    facts = ("first_adding_peak", "adding_peak", "peak", "first_peak", "sums")
+    said, lodge = package.OFFLOAD_PLAN, package.offload_parameters
+    facts = ("first_microbatch_peak", "microbatch_peak", "peak", "first_peak", "gradient_sum_bytes")
     wrong = {fact: getattr(said, fact) + 64 for fact in facts}
     monkeypatch.setattr(
         "tightfit.stages.validate.offloaded_parameters.check_offloaded_step", lambda *_: ""
@@ -282,10 +295,10 @@ def test_other_bytes_of_a_microbatch_are_told(
     monkeypatch.setattr(
         package, "offload_parameters", lambda one, other, _, *disks: lodge(one, other, said, *disks)
     )
-    monkeypatch.setattr(package, "LODGING", replace(said, **wrong))
+    monkeypatch.setattr(package, "OFFLOAD_PLAN", replace(said, **wrong))
     found = judged(tmp_path)
-    assert found.verdict == "failed" and not found.peak_as_predicted
-    told = re.sub(r"\d+ bytes where \d+ were predicted", "", found.sentence.lower())
+    assert found.status == "failed" and not found.peak_as_predicted
+    told = re.sub(r"\d+ bytes where \d+ were predicted", "", found.message.lower())
     others = ["microbatch 1 takes", "microbatch 2 takes"] * 2
     steps = ["the first step takes", "a step takes", *others, "the other memory has "]
     assert told.rstrip(".").split(" ; ") == steps
@@ -303,8 +316,8 @@ def test_gradients_that_add_up_otherwise_are_told(
 
     monkeypatch.setattr(lane.UpdateWorkspace, "add", forgetting)
     found = judged(tmp_path)
-    assert found.verdict == "failed" and not found.bits_equal and found.peak_as_predicted
-    assert found.sentence.startswith("In 3 steps of AdamW, an output of step 2 differs")
+    assert found.status == "failed" and not found.bits_equal and found.peak_as_predicted
+    assert found.message.startswith("In 3 steps of AdamW, an output of step 2 differs")
 
 
 def test_plans_of_microbatches_replay_to_what_they_say(made: Any, away: Any) -> None:
@@ -347,7 +360,7 @@ def test_schedules_of_microbatches_that_do_not_belong_together_are_refused(
     digest = read(adding, SCHEDULE).metadata["graph"]
     steps = read_schedule(adding)
     assert updates is not None and host_updated_parameters(steps)
-    for changed in (replace(updates, there=frozenset()), replace(updates, microbatches=4)):
+    for changed in (replace(updates, resident=frozenset()), replace(updates, microbatches=4)):
         path = tmp_path / "other.arrow"
         write_schedule(path, steps, digest, link, changed)
         refused("is that of another step", plan, "--microbatch", str(path))
@@ -359,9 +372,9 @@ def test_updates_of_the_past_have_no_lane(made: Any, tmp_path: Path) -> None:
     document = json.loads((folder / "updates.json").read_text())
     found = json.loads(document["updates"])
     for cost in found["costs"]:
-        cost |= {"away_seconds": None, "add_seconds": None}
-        del cost["away_peak"]
+        cost |= {"host_seconds": None, "add_seconds": None}
+        del cost["host_peak"]
     document["updates"] = json.dumps(found)
     (tmp_path / "updates.json").write_text(json.dumps(document))
     costs = read_optimizer_costs(tmp_path / "updates.json").costs.values()
-    assert all(cost.away_seconds == float("inf") for cost in costs)
+    assert all(cost.host_seconds == float("inf") for cost in costs)

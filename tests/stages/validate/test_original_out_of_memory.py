@@ -88,13 +88,13 @@ def test_a_plan_is_measured_where_its_original_does_not_fit(
     plan = {**PLAN, "peak": peak}
     result = validate(graph, built, plan, Planned(built.model), pairs=3)
     found = result.measurement
-    assert found.verdict == "feasible"
-    assert found.sentence == (
+    assert found.status == "feasible"
+    assert found.message == (
         "fits Not compared, since the original model's step does not fit on cpu."
     )
     assert found.measured_peak == peak and found.peak_as_predicted
     assert found.bits_equal is None and found.output_difference is None
-    assert found.unplanned_peak is None and found.time_ratio is None
+    assert found.original_peak is None and found.time_ratio is None
     assert found.measured_time is not None and found.measured_time > 0
     assert {point.run for point in result.line} == {"planned"}
 
@@ -105,9 +105,9 @@ def test_rounds_for_which_there_is_no_memory_are_named(
     peak = validate(graph, built, PLAN, Planned(built.model), pairs=0).measurement.measured_peak
     no_memory(monkeypatch, after=4, error=OF_LIBRARY)
     found = validate(graph, built, {**PLAN, "peak": peak}, Planned(built.model), 0).measurement
-    assert found.verdict == "feasible" and found.bits_equal is True
-    assert "Not compared with two forwards before their backwards, on other" in found.sentence
-    assert "the original model is not measured beside the plan on cpu" in found.sentence
+    assert found.status == "feasible" and found.bits_equal is True
+    assert "Not compared with two forwards before their backwards, on other" in found.message
+    assert "the original model is not measured beside the plan on cpu" in found.message
 
 
 def test_a_check_without_memory_for_the_original_warns(
@@ -126,7 +126,7 @@ def test_a_plan_that_does_not_fit_fails(
 
     monkeypatch.setattr(Planned, "forward", full)
     found = validate(graph, built, PLAN, Planned(built.model), pairs=0).measurement
-    assert found.verdict == "failed" and "OutOfMemoryError" in found.sentence
+    assert found.status == "failed" and "OutOfMemoryError" in found.message
 
 
 def test_taken_memory_is_that_of_the_named_device_and_changes_nothing(
@@ -172,15 +172,15 @@ def test_what_is_allocated_and_reserved_stands_beside_what_was_predicted(
     found = judged(graph, built, monkeypatch, 900)
     assert (found.predicted_allocated, found.allocated_peak) == (790, 800)
     assert (found.predicted_reserved, found.reserved_peak) == (890, 900)
-    assert found.verdict == "feasible" and found.within_budget
+    assert found.status == "feasible" and found.within_budget
 
 
 def test_a_plan_that_reserves_more_than_its_budget_fails(
     graph: Graph, built: BuiltModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = judged(graph, built, monkeypatch, 899)
-    assert found.verdict == "failed" and not found.within_budget
-    assert found.sentence.startswith(
+    assert found.status == "failed" and not found.within_budget
+    assert found.message.startswith(
         "PyTorch's allocator reserves 900 bytes, over the budget of 899, where 890 were predicted"
     )
 

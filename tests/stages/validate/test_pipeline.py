@@ -113,7 +113,7 @@ def _bad_input(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert said.count("\n") == 1
         return said
 
-    assert "expected 1 to 4096" in refused("split", microbatches="0")
+    assert "expected 1 to 4096" in refused("pipeline", microbatches="0")
     machine(folder / "machine.json", 2, 20)
     assert main(["chain", *words["chain"]]) == 0
-    assert "there is no pipeline to split: The chain does not fit" in refused("split")
+    assert "there is no pipeline to split: The chain does not fit" in refused("pipeline")

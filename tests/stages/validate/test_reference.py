@@ -74,14 +74,14 @@ def test_the_model_is_not_run_beside_a_plan_that_gives_the_same(
     measurement = found.measurement
     assert told and not any(what.startswith(ORIGINAL_STEP) for what in told)
     assert not any("model's own" in what for what in told)
-    assert (measurement.verdict, measurement.bits_equal) == ("feasible", True)
+    assert (measurement.status, measurement.bits_equal) == ("feasible", True)
     assert measurement.output_difference == measurement.gradient_difference == 0.0
-    assert measurement.measured_peak == measurement.unplanned_peak == original.reference.peak
-    assert measurement.unplanned_accumulate_peak == original.reference.accumulate_peak
+    assert measurement.measured_peak == measurement.original_peak == original.reference.peak
+    assert measurement.original_accumulate_peak == original.reference.accumulate_peak
     assert measurement.pairs == 3 and len(original.reference.seconds) == 3
     ratios = (measurement.time_ratio_first_quartile, measurement.time_ratio)
     assert 0 < ratios[0] <= ratios[1] <= measurement.time_ratio_third_quartile
-    assert [point for point in found.line if point.run == "unplanned"] == list(original.line)
+    assert [point for point in found.line if point.run == "original"] == list(original.line)
     assert original.line
 
 
@@ -108,7 +108,7 @@ def test_a_plan_that_differs_is_compared_with_the_model_itself(
     assert any(what.startswith(ORIGINAL_STEP) for what in told) or body.startswith("model.calls")
     for name in ("output_difference", "gradient_difference", "buffer_difference", "bits_equal"):
         assert getattr(found.measurement, name) == getattr(alone.measurement, name)
-    beginnings = [each.measurement.sentence.partition(";")[0] for each in (found, alone)]
+    beginnings = [each.measurement.message.partition(";")[0] for each in (found, alone)]
     assert beginnings[0] == beginnings[1].removesuffix(".") or found.measurement.bits_equal
 
 
@@ -188,11 +188,11 @@ def test_the_commands_share_one_reference(
     reference = tmp_path / "own/reference.arrow"
     run([*commands, "--reference", str(reference)], capsys)
     found, known = read_measurement(tmp_path / "measurement.arrow"), read_reference(reference)
-    assert found.bits_equal and found.unplanned_peak == known.peak
-    assert found.unplanned_time in (*known.seconds, sum(known.seconds) / 2)
-    lines = read_memory_timeline(tmp_path / "line.arrow")
-    assert [point for point in lines if point.run == "unplanned"] == read_memory_timeline(
-        tmp_path / "own/line.arrow"
+    assert found.bits_equal and found.original_peak == known.peak
+    assert found.original_time in (*known.seconds, sum(known.seconds) / 2)
+    lines = read_memory_timeline(tmp_path / "memory_timeline.arrow")
+    assert [point for point in lines if point.run == "original"] == read_memory_timeline(
+        tmp_path / "own/memory_timeline.arrow"
     )
 
 
@@ -205,8 +205,8 @@ def test_a_reference_of_other_threads_is_not_used(
     write_reference(reference, replace(known, device=threads, peak=1, seconds=(1e6, 1e6)))
     run([*commands, "--reference", str(reference)], capsys)
     found = read_measurement(tmp_path / "measurement.arrow")
-    assert found.bits_equal and found.unplanned_peak == known.peak
-    assert found.unplanned_time is not None and found.unplanned_time < 1e6
+    assert found.bits_equal and found.original_peak == known.peak
+    assert found.original_time is not None and found.original_time < 1e6
 
 
 def test_a_reference_of_another_model_is_refused(

@@ -34,7 +34,7 @@ def test_states_of_a_third_memory_are_judged_to_the_byte(
     far.mkdir()
     costs = tmp_path / "costs.arrow"
     measured = [*graph, "--library", str(tmp_path / "store"), "--optimizer", "adamw"]
-    measured += ["--link", str(path), "--disk", str(near), "--far-disk", str(far)]
+    measured += ["--link", str(path), "--disk", str(near), "--second-disk", str(far)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "TIMING_SECONDS", 0.0)
         patch.setattr("tightfit.stages.profile.link_cache.CACHED_LINK_BYTES", 4 << 20)
@@ -54,29 +54,37 @@ def test_states_of_a_third_memory_are_judged_to_the_byte(
         patch.setattr(
             "tightfit.stages.combine.optimizer_offload.state_placement.EXTRA_TIER_SHARES", (0.15,)
         )
-        assert main(["whole", *given, "--out", str(plan)]) == 0
+        assert main(["optimizer-offload", *given, "--out", str(plan)]) == 0
     assert generated(plan, graph, module) == 0
-    lodging = load_package(module).LODGING
-    assert lodging.far and lodging.far_states > 4096
+    offload_plan = load_package(module).OFFLOAD_PLAN
+    assert offload_plan.second_tier and offload_plan.second_tier_bytes > 4096
     out = ["--out", str(tmp_path / "measurement.arrow"), "--pairs", "1"]
     model = [*source, *graph, "--plan", str(plan / "plan.json"), "--module", str(module)]
     assert main(["validate", *model, *out]) == 1
-    assert "--far-disk: the plan has states in a third memory" in capsys.readouterr().err
-    out += ["--far-disk", str(far), "--disk"]
+    assert "--second-disk: the plan has states in a third memory" in capsys.readouterr().err
+    out += ["--second-disk", str(far), "--disk"]
     assert main(["validate", *model, *out, "/nowhere"]) == 1
     assert "/nowhere" in capsys.readouterr().out
     assert main(["validate", *model, *out, str(near)]) == 0
     found = read_measurement(tmp_path / "measurement.arrow")
-    assert found.verdict == "feasible", found.sentence
+    assert found.status == "feasible", found.message
     assert found.peak_as_predicted and found.within_budget and found.bits_equal
-    assert found.slow_peak == found.predicted_slow and (found.slow_peak or 0) <= 300_000
-    assert f"{lodging.far_states:,} bytes of states are in the third memory" in found.sentence
+    assert (
+        found.offload_peak == found.predicted_offload_peak and (found.offload_peak or 0) <= 300_000
+    )
+    assert (
+        f"{offload_plan.second_tier_bytes:,} bytes of states are in the third memory"
+        in found.message
+    )
     steps, updates = plan / "schedule.arrow", schedule_optimizer_plan(plan / "schedule.arrow")
-    assert updates is not None and updates.far is not None
-    one = frozenset([min(updates.far.values)])
+    assert updates is not None and updates.second_tier is not None
+    one = frozenset([min(updates.second_tier.values)])
     for said, wrong in (
         ("and its states are here", replace(updates, on_device=one)),
-        ("pass through 9 buffers in the", replace(updates, far=replace(updates.far, buffers=9))),
+        (
+            "pass through 9 buffers in the",
+            replace(updates, second_tier=replace(updates.second_tier, buffers=9)),
+        ),
     ):
         write_schedule(steps, read_schedule(steps), "", schedule_link(steps), wrong)
         assert generated(plan, graph, tmp_path / "other") == 1

@@ -44,7 +44,7 @@ def measured(body: str, folder: Path, **plan: Any) -> Measurement:
     assert own is not None
     module = written(folder / "module", body)
     found = validate(graph, built, {**PLAN, "peak": own, **plan}, module, pairs=0).measurement
-    assert found.unplanned_peak == own and found.bits_equal
+    assert found.original_peak == own and found.bits_equal
     if found.peak_as_predicted:
         return found
     again = {**PLAN, "peak": found.measured_peak, **plan}
@@ -54,22 +54,22 @@ def measured(body: str, folder: Path, **plan: Any) -> Measurement:
 def test_a_plan_that_takes_more_than_the_model_fails(tmp_path: Path) -> None:
     found = measured(WITHOUT, tmp_path)
     assert found.peak_as_predicted and found.within_budget
-    assert found.verdict == "failed"
-    assert found.sentence.startswith("The model, which checkpoints itself, takes less as it is, ")
+    assert found.status == "failed"
+    assert found.message.startswith("The model, which checkpoints itself, takes less as it is, ")
 
 
 def test_a_plan_that_takes_no_more_says_what_it_replaces(tmp_path: Path) -> None:
     found = measured("return model", tmp_path)
-    assert found.verdict == "feasible"
+    assert found.status == "feasible"
     told = f"The plan replaces the model's own checkpointing, with which it takes {own_of(found):,}"
-    assert told in found.sentence
+    assert told in found.message
 
 
 def test_a_baseline_that_takes_more_is_told_and_no_failure(tmp_path: Path) -> None:
     found = measured(WITHOUT, tmp_path, budget="none", budget_bytes=None)
-    assert found.verdict == "feasible" and "takes less as it is" in found.sentence
+    assert found.status == "feasible" and "takes less as it is" in found.message
 
 
 def own_of(found: Measurement) -> int:
-    assert found.unplanned_peak is not None
-    return found.unplanned_peak
+    assert found.original_peak is not None
+    return found.original_peak

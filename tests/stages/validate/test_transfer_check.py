@@ -36,9 +36,9 @@ def made(
     costs = zero_time_costs(graph)
     found = simulate(graph, costs, leaves(graph, costs, 2, 1.0), link=LINK)
     folder = tmp_path_factory.mktemp("sent") / "module"
-    assert found.transfers is not None and found.transfers.left > 0
+    assert found.transfers is not None and found.transfers.offloaded_bytes > 0
     plan = {**PLAN, "peak": found.peak, "budget_bytes": None, "gap": None, "time": 0.5}
-    plan |= {"transfers": asdict(replace(found.transfers, waited=0.25))}
+    plan |= {"transfers": asdict(replace(found.transfers, wait_seconds=0.25))}
     write_directory(folder, build_package(graph, found.steps, plan))
     return graph, built, plan, folder
 
@@ -56,19 +56,27 @@ def test_bytes_and_waits_are_those_of_the_run(made: Any) -> None:
     graph, built, plan, folder = made
     found = validate(graph, built, plan, folder, pairs=2)
     measured, said = found.measurement, moved(plan)
-    assert (measured.slow_memory, measured.slow_peak) == ("disk", said.host_peak)
-    assert measured.predicted_slow == said.host_peak and measured.predicted_waited == 0.25
-    assert measured.waited is not None and measured.measured_time is not None
-    assert 0 < measured.waited < measured.measured_time
-    assert f"has {said.host_peak:,} bytes in the disk at most, as predicted, and waits for" in (
-        measured.sentence
+    assert (measured.offload_target, measured.offload_peak) == ("disk", said.host_peak)
+    assert (
+        measured.predicted_offload_peak == said.host_peak
+        and measured.predicted_wait_seconds == 0.25
     )
-    assert "where 250.0 ms were predicted" in measured.sentence
-    lines = {run: [p for p in found.line if p.run == run] for run in ("slow", "leaving", "waiting")}
-    assert max(point.live for point in lines["slow"]) == said.host_peak
-    assert lines["slow"][-1].live == 0 and sum(p.live for p in lines["leaving"]) == said.left
+    assert measured.wait_seconds is not None and measured.measured_time is not None
+    assert 0 < measured.wait_seconds < measured.measured_time
+    assert f"has {said.host_peak:,} bytes in the disk at most, as predicted, and waits for" in (
+        measured.message
+    )
+    assert "where 250.0 ms were predicted" in measured.message
+    lines = {
+        run: [p for p in found.line if p.run == run] for run in ("offloaded", "offload", "wait")
+    }
+    assert max(point.live for point in lines["offloaded"]) == said.host_peak
+    assert (
+        lines["offloaded"][-1].live == 0
+        and sum(p.live for p in lines["offload"]) == said.offloaded_bytes
+    )
     assert all(point.live >= 0 for point in found.line if point.run != "planned")
-    waited = sum(b.seconds - a.seconds for a, b in zip(*[iter(lines["waiting"])] * 2, strict=True))
+    waited = sum(b.seconds - a.seconds for a, b in zip(*[iter(lines["wait"])] * 2, strict=True))
     assert waited < measured.measured_time * 10
 
 
@@ -76,8 +84,8 @@ def test_bytes_and_waits_are_those_of_the_run(made: Any) -> None:
     ("changes", "said"),
     [
         ({"host_peak": 8}, "bytes where 8 were predicted"),
-        ({"left": 8}, "a step sends to the disk"),
-        ({"returned": 8}, "a step brings back from the disk"),
+        ({"offloaded_bytes": 8}, "a step sends to the disk"),
+        ({"prefetched_bytes": 8}, "a step brings back from the disk"),
     ],
 )
 def test_other_bytes_than_predicted_are_told(made: Any, changes: dict[str, int], said: str) -> None:
@@ -92,21 +100,21 @@ def test_other_bytes_than_predicted_are_told(made: Any, changes: dict[str, int],
 def test_a_module_that_sends_what_no_plan_says_fails(made: Any) -> None:
     graph, built, plan, folder = made
     found = validate(graph, built, {**plan, "transfers": None}, folder, pairs=0).measurement
-    assert found.verdict == FAILED_VERDICT and "bytes where 0 were predicted" in found.sentence
-    assert (found.predicted_slow, found.slow_peak) == (0, moved(plan).host_peak)
+    assert found.status == FAILED_VERDICT and "bytes where 0 were predicted" in found.message
+    assert (found.predicted_offload_peak, found.offload_peak) == (0, moved(plan).host_peak)
 
 
 @pytest.mark.parametrize(
     "transfers",
     [
-        {"left": 1},
+        {"offloaded_bytes": 1},
         [],
-        {"left": 1, "returned": 1, "host_peak": 1.5, "waited": 0.0},
-        {"left": 1, "returned": 1, "host_peak": 1, "waited": "long"},
-        {"left": 1, "returned": 1, "host_peak": 10**30, "waited": 0.0},
-        {"left": -1, "returned": 1, "host_peak": 1, "waited": 0.0},
-        {"left": 1, "returned": 1, "host_peak": True, "waited": 0.0},
-        {"left": 1, "returned": 1, "host_peak": 1, "waited": 10**400},
+        {"offloaded_bytes": 1, "prefetched_bytes": 1, "host_peak": 1.5, "wait_seconds": 0.0},
+        {"offloaded_bytes": 1, "prefetched_bytes": 1, "host_peak": 1, "wait_seconds": "long"},
+        {"offloaded_bytes": 1, "prefetched_bytes": 1, "host_peak": 10**30, "wait_seconds": 0.0},
+        {"offloaded_bytes": -1, "prefetched_bytes": 1, "host_peak": 1, "wait_seconds": 0.0},
+        {"offloaded_bytes": 1, "prefetched_bytes": 1, "host_peak": True, "wait_seconds": 0.0},
+        {"offloaded_bytes": 1, "prefetched_bytes": 1, "host_peak": 1, "wait_seconds": 10**400},
     ],
 )
 def test_a_plan_that_does_not_say_what_it_sends(transfers: Any) -> None:
@@ -120,5 +128,5 @@ def test_the_folder_is_the_one_that_load_is_given(made: Any, tmp_path: Path) -> 
     other.mkdir()
     planned = load_planned_module(folder, built.model, disk=str(other))
     for module in (planned, copy.deepcopy(planned)):
-        sending: Any = module._tightfit_sending
+        sending: Any = module._tightfit_transfers
         assert sending.folder == str(other)

@@ -38,11 +38,11 @@ from tightfit.util.errors import ArtifactError, ConfigError, ModelError
 torch.set_num_threads(1)
 
 PLAN = {
-    "strategy": "unplanned",
+    "strategy": "keep_all",
     "budget": "1KB",
     "budget_bytes": 10**9,
-    "verdict": "feasible",
-    "sentence": "fits",
+    "status": "feasible",
+    "message": "fits",
     "time": 0.1,
     "peak": 0,
     "gap": None,
@@ -97,7 +97,7 @@ def graph() -> Graph:
 def written(folder: Path, body: str) -> Path:
     """A package with a `load` of the given body."""
     folder.mkdir(exist_ok=True)
-    text = "import torch\n\n\ndef load(model, otherwise='error'):\n"
+    text = "import torch\n\n\ndef load(model, on_mismatch='error'):\n"
     (folder / "__init__.py").write_text(
         text + "".join(f"    {line}\n" for line in body.splitlines())
     )
@@ -107,8 +107,8 @@ def written(folder: Path, body: str) -> Path:
 def peak_of(graph: Graph, built: BuiltModel, folder: Path) -> int:
     """The peak of the model itself, found by a plan that promises nothing."""
     unplanned = validate(graph, built, PLAN, written(folder / "same", "return model"), pairs=0)
-    assert unplanned.measurement.unplanned_peak is not None
-    return unplanned.measurement.unplanned_peak
+    assert unplanned.measurement.original_peak is not None
+    return unplanned.measurement.original_peak
 
 
 def test_a_module_that_does_the_same_passes(
@@ -122,16 +122,16 @@ def test_a_module_that_does_the_same_passes(
     assert [what for _, _, what in told[:2]] == ["the model's own step", "the planned step"]
     assert [what for _, _, what in told[-3:]] == ["timing"] * 3
     assert [done for done, _, _ in told] == list(range(len(told))) and told[-1][0] < told[-1][1]
-    assert (measured.verdict, measured.sentence) == ("feasible", "fits")
+    assert (measured.status, measured.message) == ("feasible", "fits")
     assert measured.output_difference == measured.gradient_difference == 0.0
     assert measured.buffer_difference == 0.0 and measured.bits_equal is True
-    assert measured.measured_peak == measured.unplanned_peak == plan["peak"]
-    assert measured.accumulate_peak == measured.unplanned_accumulate_peak
+    assert measured.measured_peak == measured.original_peak == plan["peak"]
+    assert measured.accumulate_peak == measured.original_accumulate_peak
     assert measured.within_budget and measured.peak_as_predicted
     assert measured.pairs == 3 and measured.plan_seconds == 1.5
     ratios = (measured.time_ratio_first_quartile, measured.time_ratio)
     assert 0 < ratios[0] <= ratios[1] <= measured.time_ratio_third_quartile  # type: ignore[operator]
-    assert {point.run for point in result.line} == {"planned", "unplanned"}
+    assert {point.run for point in result.line} == {"planned", "original"}
     assert max(point.live for point in result.line) == measured.measured_peak
 
 
@@ -161,7 +161,7 @@ def test_other_numbers_fail(
     graph: Graph, built: BuiltModel, tmp_path: Path, body: str, sentence: str, field: str
 ) -> None:
     measured = validate(graph, built, PLAN, written(tmp_path / "m", body), 0).measurement
-    assert measured.verdict == "failed" and measured.sentence.startswith(sentence)
+    assert measured.status == "failed" and measured.message.startswith(sentence)
     assert getattr(measured, field) >= 0.4 and measured.bits_equal is False
     assert measured.time_ratio is None and measured.pairs == 0
 
@@ -172,7 +172,7 @@ def test_one_bit_is_enough(graph: Graph, built: BuiltModel, tmp_path: Path) -> N
         "lambda m, i, o: torch.where(o == 0, o, o * (1 + 2**-23)))\nreturn model"
     )
     measured = validate(graph, built, PLAN, written(tmp_path / "m", body), 0).measurement
-    assert measured.verdict == "failed" and measured.output_difference is not None
+    assert measured.status == "failed" and measured.output_difference is not None
     assert 0 < measured.output_difference < 1e-6
 
 
@@ -181,7 +181,7 @@ def test_another_draw_of_random_numbers_is_noticed(
 ) -> None:
     body = "model.register_forward_hook(lambda m, i, o: torch.rand(1) and None)\nreturn model"
     measured = validate(graph, built, PLAN, written(tmp_path / "m", body), 0).measurement
-    assert measured.verdict == "failed" and "step 1" in measured.sentence
+    assert measured.status == "failed" and "step 1" in measured.message
 
 
 def test_a_missed_prediction_and_a_missed_budget_fail(
@@ -190,11 +190,11 @@ def test_a_missed_prediction_and_a_missed_budget_fail(
     folder = written(tmp_path / "m", "return model")
     peak = peak_of(graph, built, tmp_path)
     over = validate(graph, built, {**PLAN, "peak": peak, "budget_bytes": peak - 1}, folder, 0)
-    assert over.measurement.verdict == "failed" and over.measurement.within_budget is False
-    assert f"{peak} bytes, over its budget of {peak - 1}" in over.measurement.sentence
+    assert over.measurement.status == "failed" and over.measurement.within_budget is False
+    assert f"{peak} bytes, over its budget of {peak - 1}" in over.measurement.message
     missed = validate(graph, built, {**PLAN, "peak": peak + 1}, folder, 0).measurement
-    assert missed.verdict == "failed" and missed.peak_as_predicted is False
-    assert f"{peak} bytes where {peak + 1} were predicted" in missed.sentence
+    assert missed.status == "failed" and missed.peak_as_predicted is False
+    assert f"{peak} bytes where {peak + 1} were predicted" in missed.message
 
 
 def test_a_step_that_raises_fails_with_its_reason(
@@ -202,15 +202,15 @@ def test_a_step_that_raises_fails_with_its_reason(
 ) -> None:
     body = "model.second.register_forward_hook(lambda m, i, o: o.view(17))\nreturn model"
     measured = validate(graph, built, PLAN, written(tmp_path / "m", body), 0).measurement
-    assert measured.verdict == "failed" and measured.measured_peak is None
-    assert "The planned step fails with RuntimeError" in measured.sentence
+    assert measured.status == "failed" and measured.measured_peak is None
+    assert "The planned step fails with RuntimeError" in measured.message
 
 
 def test_an_infeasible_plan_is_not_run(graph: Graph, built: BuiltModel, tmp_path: Path) -> None:
-    plan = {**PLAN, "verdict": "infeasible", "sentence": "Too small.", "time": None, "peak": None}
+    plan = {**PLAN, "status": "infeasible", "message": "Too small.", "time": None, "peak": None}
     result = validate(graph, built, plan, tmp_path / "absent", 3)
     assert result.line == [] and result.measurement.measured_peak is None
-    assert (result.measurement.verdict, result.measurement.sentence) == ("infeasible", "Too small.")
+    assert (result.measurement.status, result.measurement.message) == ("infeasible", "Too small.")
 
 
 def test_wrong_packages_and_plans_are_named(
@@ -262,7 +262,7 @@ def test_replay_predicts_the_peak_to_the_byte(
         folder = tmp_path / f"module_{len(executions)}_{in_place}"
         write_directory(folder, build_package(graph, played.steps, plan))
         measured = validate(graph, built, plan, folder, 0).measurement
-        assert (measured.verdict, measured.sentence) == ("feasible", "fits")
+        assert (measured.status, measured.message) == ("feasible", "fits")
         assert measured.accumulate_peak == simulate(graph, costs, opened, accumulate=True).peak
 
 
@@ -307,19 +307,19 @@ def validate_command(
 
 def test_the_command_builds_no_model_for_an_infeasible_plan(graph: Graph, tmp_path: Path) -> None:
     """Its budget may be smaller than what is there before the step."""
-    refused = {"verdict": "infeasible", "sentence": "Too small.", "budget_bytes": -57112}
+    refused = {"status": "infeasible", "message": "Too small.", "budget_bytes": -57112}
     plan = {**PLAN, **refused, "time": None, "peak": None}
     parser, words = validate_command(graph, plan, tmp_path)
     command.run(parser.parse_args([*words, "--factory", "nowhere:net"]))
     measured = read_measurement(tmp_path / "measurement.arrow")
-    assert (measured.verdict, measured.sentence) == ("infeasible", "Too small.")
-    assert not read_memory_timeline(tmp_path / "line.arrow")
+    assert (measured.status, measured.message) == ("infeasible", "Too small.")
+    assert not read_memory_timeline(tmp_path / "memory_timeline.arrow")
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"sentence": None}, "the plan lacks the key 'sentence'"),
+        ({"message": None}, "the plan lacks the key 'message'"),
         ({"peak": "large"}, "peak is 'large', which a plan cannot have"),
         ({"budget_bytes": True}, "budget_bytes is True, which a plan cannot have"),
         ({"budget_bytes": -(1 << 62)}, f"budget_bytes is {-(1 << 62)}, which a plan cannot have"),
@@ -332,8 +332,8 @@ def test_the_command_builds_no_model_for_an_infeasible_plan(graph: Graph, tmp_pa
 def test_what_is_wrong_with_a_plan_names_its_file(
     changes: dict[str, Any], said: str, graph: Graph, tmp_path: Path
 ) -> None:
-    plan = {key: value for key, value in {**PLAN, **changes}.items() if key != "sentence"}
-    plan |= {} if "sentence" in changes else {"sentence": ""}
+    plan = {key: value for key, value in {**PLAN, **changes}.items() if key != "message"}
+    plan |= {} if "message" in changes else {"message": ""}
     parser, words = validate_command(graph, plan, tmp_path)
     with pytest.raises(ArtifactError, match=f"^{tmp_path}/plan.json: {said}"):
         command.run(parser.parse_args(words))
@@ -346,10 +346,10 @@ def test_the_command_writes_measurement_and_line(
     parser, words = validate_command(graph, PLAN, tmp_path)
     assert command.run(parser.parse_args(words)) == 1
     measured = read_measurement(tmp_path / "measurement.arrow")
-    assert measured.bits_equal and measured.verdict == "failed"
-    assert {point.run for point in read_memory_timeline(tmp_path / "line.arrow")} == {
+    assert measured.bits_equal and measured.status == "failed"
+    assert {point.run for point in read_memory_timeline(tmp_path / "memory_timeline.arrow")} == {
         "planned",
-        "unplanned",
+        "original",
     }
     with pytest.raises(ConfigError, match="--pairs"):
         command.run(parser.parse_args([*words, "--pairs", "-1"]))

@@ -100,7 +100,7 @@ def _missing_cause(job: WorkflowJob) -> str:
         return "it is new"
     if job.rule in ("own_plans", "frontier"):
         return f"the strategy {strategy} is new"
-    if job.rule in ("choose", "choose_kernels"):
+    if job.rule in ("select", "select_kernels"):
         return f"the budget {job.wildcards['budget']} is new for {strategy}"
     if job.rule == "compile_search":
         return ""

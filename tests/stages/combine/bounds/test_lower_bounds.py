@@ -107,7 +107,7 @@ def test_blocks_of_another_graph_are_refused() -> None:
             [other],
             keep_all,
         )
-    frees = Candidate([*keep_all.actions, Free(0)], [], "frees")
+    frees = Candidate([*keep_all.actions, Free(0)], [], "early_free")
     about = load_strategy("rotor").about
     with pytest.raises(ScheduleError, match="has a Free"):
         build_frontier(FrontierProblem(graph, "", costs, condensed), about, [frees], keep_all)
@@ -124,7 +124,7 @@ def test_blocks_of_another_graph_are_refused() -> None:
     with pytest.raises(ScheduleError, match="checkpoint makes no plan"):
         build_frontier(
             FrontierProblem(graph, "", costs, condensed),
-            load_strategy("checkpoint").about,
+            load_strategy("checkpoint_all").about,
             [],
             keep_all,
         )

@@ -49,7 +49,7 @@ def layers(count: int, size: int = 1_000_003) -> Chain:
 
 def test_a_known_case_is_optimal_without_a_gap(tmp_path: Path) -> None:
     plan = rotor(tmp_path, chain_of_case(SOLVED), SOLVED["memory"])
-    assert plan["verdict"] == "optimal"
+    assert plan["status"] == "optimal"
     assert plan["optimal_in"] == "persistent sequences of the chain"
     assert plan["time"] == plan["lower_bound"] == SOLVED["expected_persistent_opt"]
     assert plan["gap"] == 0.0
@@ -62,9 +62,9 @@ def test_a_known_case_is_optimal_without_a_gap(tmp_path: Path) -> None:
 
 def test_a_rounded_plan_says_its_slots_and_its_gap(tmp_path: Path) -> None:
     plan = rotor(tmp_path, layers(30), "40%", "--slots", "200")
-    assert plan["verdict"] == "optimal"
+    assert plan["status"] == "optimal"
     assert plan["optimal_in"] == "persistent sequences of the chain at 200 slots"
-    assert plan["sentence"].endswith("% faster, and none at 200 slots is faster.")
+    assert plan["message"].endswith("% faster, and none at 200 slots is faster.")
     assert 0 < plan["lower_bound"] < plan["time"]
     assert plan["gap"] == pytest.approx(1 - plan["lower_bound"] / plan["time"])
     assert plan["peak"] <= plan["budget_bytes"] < plan["keep_all"]["peak"]
@@ -74,7 +74,7 @@ def test_a_rounded_plan_says_its_slots_and_its_gap(tmp_path: Path) -> None:
 
 def test_room_enough_keeps_everything(tmp_path: Path) -> None:
     plan = rotor(tmp_path, layers(12), "1GB")
-    assert plan["verdict"] == "optimal"
+    assert plan["status"] == "optimal"
     assert (plan["recomputed"], plan["gap"]) == (0, 0.0)
     words = [str(action) for action in read_sequence(tmp_path / "out" / "sequence.arrow")]
     assert words[0] == "F_all 1" and words[12] == "loss" and words[-1] == "B 1"
@@ -85,21 +85,21 @@ def test_too_small_a_budget_names_the_smallest_that_works(
 ) -> None:
     chain = layers(12)
     plan = rotor(tmp_path, chain, 1000)
-    assert capsys.readouterr().out == f"infeasible: {plan['sentence']}\n"
-    assert plan["verdict"] == "infeasible"
+    assert capsys.readouterr().out == f"infeasible: {plan['message']}\n"
+    assert plan["status"] == "infeasible"
     assert plan["time"] is None and plan["peak"] is None and plan["optimal_in"] == ""
-    assert f"{plan['smallest_budget']:,} bytes" in plan["sentence"]
+    assert f"{plan['smallest_budget']:,} bytes" in plan["message"]
     assert read_sequence(tmp_path / "out" / "sequence.arrow") == []
     smallest = rotor(tmp_path, chain, plan["smallest_budget"])
-    assert smallest["verdict"] in ("optimal", "feasible")
-    assert capsys.readouterr().out == f"{smallest['verdict']}: {smallest['sentence']}\n"
+    assert smallest["status"] in ("optimal", "feasible")
+    assert capsys.readouterr().out == f"{smallest['status']}: {smallest['message']}\n"
     assert smallest["peak"] == plan["smallest_budget"]
-    assert rotor(tmp_path, chain, plan["smallest_budget"] - 1)["verdict"] == "infeasible"
+    assert rotor(tmp_path, chain, plan["smallest_budget"] - 1)["status"] == "infeasible"
 
 
 def test_less_budget_is_never_a_higher_peak_or_less_time(tmp_path: Path) -> None:
     plans = [rotor(tmp_path, layers(14), f"{share}%") for share in range(100, 20, -5)]
-    feasible = [plan for plan in plans if plan["verdict"] != "infeasible"]
+    feasible = [plan for plan in plans if plan["status"] != "infeasible"]
     assert len(feasible) > 8
     for more, less in pairwise(feasible):
         assert less["peak"] <= more["peak"]
@@ -122,7 +122,7 @@ def test_rockmate_runs_blocks_with_the_options_of_their_label(tmp_path: Path) ->
     chain = layers(6)
     arguments = ["--strategy", "rockmate", "--options", str(tmp_path / "options.arrow")]
     plan = combine(tmp_path, chain, *arguments, "--budget", "70%")
-    assert plan["verdict"] == "optimal"
+    assert plan["status"] == "optimal"
     words = [str(action) for action in read_sequence(tmp_path / "out" / "sequence.arrow")]
     assert "F 2 option 2" in words and "F_all 3" in words
 

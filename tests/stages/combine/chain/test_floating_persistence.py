@@ -78,15 +78,21 @@ def test_every_step_of_the_time_is_a_sequence_of_that_time_and_peak(chain: Chain
 def test_a_chain_from_a_file(tmp_path: Path) -> None:
     case = cases()[0]
     write_chain(tmp_path / "chain.arrow", chain_of_case(case))
-    asked = ["chain", "--chain", str(tmp_path / "chain.arrow"), "--strategy", "floating"]
+    asked = [
+        "chain",
+        "--chain",
+        str(tmp_path / "chain.arrow"),
+        "--strategy",
+        "floating_persistence",
+    ]
     assert main([*asked, "--budget", str(case["memory"]), "--out", str(tmp_path)]) == 0
     plan = read_plan(tmp_path / "plan.json")
-    assert plan.time == plan.lower_bound == 12 and plan.verdict == "optimal"
+    assert plan.time == plan.lower_bound == 12 and plan.status == "optimal"
     assert plan.optimal_in.endswith("in which the last stored output may move on")
     least = FloatingProgram(build_chain_problem(chain_of_case(case))).whole.bytes[0]
     assert main([*asked, "--budget", str(least - 1), "--out", str(tmp_path)]) == 0
     plan = read_plan(tmp_path / "plan.json")
-    assert plan.verdict == "infeasible" and plan.smallest_budget == least
+    assert plan.status == "infeasible" and plan.smallest_budget == least
 
 
 def test_a_long_chain_is_refused() -> None:

@@ -61,24 +61,26 @@ def test_a_chain_from_a_file_beats_the_persistent_optimum(tmp_path: Path) -> Non
     case = max(cases(), key=lambda case: case["L"])
     write_chain(tmp_path / "chain.arrow", chain_of_case(case))
     asked = ["--chain", str(tmp_path / "chain.arrow"), "--budget", str(case["memory"])]
-    for strategy in ("frees", "rotor"):
+    for strategy in ("early_free", "rotor"):
         words = ["chain", *asked, "--strategy", strategy, "--out", str(tmp_path / strategy)]
         assert main(words) == 0
-    plan, persistent = (read_plan(tmp_path / name / "plan.json") for name in ("frees", "rotor"))
+    plan, persistent = (
+        read_plan(tmp_path / name / "plan.json") for name in ("early_free", "rotor")
+    )
     assert plan.time == case["expected_opt_free_discard"] < case["expected_persistent_opt"]
     assert persistent.time == case["expected_persistent_opt"]
-    assert (plan.verdict, plan.optimal_in) == ("optimal", "all sequences of the chain")
-    assert plan.sentence.endswith("; no possible sequence is faster.")
-    sequence = read_sequence(tmp_path / "frees" / "sequence.arrow")
+    assert (plan.status, plan.optimal_in) == ("optimal", "all sequences of the chain")
+    assert plan.message.endswith("; no possible sequence is faster.")
+    sequence = read_sequence(tmp_path / "early_free" / "sequence.arrow")
     assert {"free", "free_all"} & {operation.action for operation in sequence}
 
 
 def test_a_join_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_chain(tmp_path / "chain.arrow", chain_of_case(cases()[0]))
     twice = ["--chain", str(tmp_path / "chain.arrow")] * 2
-    words = ["chain", *twice, "--budget", "50%", "--strategy", "frees", "--out", str(tmp_path)]
+    words = ["chain", *twice, "--budget", "50%", "--strategy", "early_free", "--out", str(tmp_path)]
     assert main(words) == 1
-    assert "--strategy frees plans one chain, and no join" in capsys.readouterr().err
+    assert "--strategy early_free plans one chain, and no join" in capsys.readouterr().err
 
 
 def test_a_search_that_gives_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_a_plan_is_written_as_its_referee_plays_it(name: str, tmp_path: Path) ->
     made, out = read_plan(tmp_path / "out" / "plan.json"), tmp_path / "out"
     sequence, lanes = (
         read_sequence(out / "sequence.arrow"),
-        read_operation_timeline(out / "lanes.arrow"),
+        read_operation_timeline(out / "streams.arrow"),
     )
     link = HostLink(BANDWIDTH, 0.01, False, 10**9)
     played = simulate_chain_offload(
@@ -77,15 +77,18 @@ def test_a_plan_is_written_as_its_referee_plays_it(name: str, tmp_path: Path) ->
     )
     assert made.peak is not None and made.budget_bytes is not None
     assert made.peak <= made.budget_bytes < made.keep_all.peak
-    assert made.verdict == "feasible" and made.lower_bound is not None and made.time is not None
+    assert made.status == "feasible" and made.lower_bound is not None and made.time is not None
     assert made.keep_all.time <= made.lower_bound <= made.time
     assert made.gap == pytest.approx(1 - made.lower_bound / made.time)
     moved = made.transfers
-    assert moved is not None and (moved.left, moved.waited) == (played.left, played.waited)
-    assert moved.host_peak <= moved.left == moved.returned
-    assert moved.left > 0 or name == "opportunist"
-    ways = ("compute", "to-host", "from-host") if moved.left else ("compute",)
-    assert {step.lane for step in lanes} == {f"cuda:0/{way}" for way in ways}
+    assert moved is not None and (moved.offloaded_bytes, moved.wait_seconds) == (
+        played.left,
+        played.waited,
+    )
+    assert moved.host_peak <= moved.offloaded_bytes == moved.prefetched_bytes
+    assert moved.offloaded_bytes > 0 or name == "opportunist"
+    ways = ("compute", "to-host", "from-host") if moved.offloaded_bytes else ("compute",)
+    assert {step.stream for step in lanes} == {f"cuda:0/{way}" for way in ways}
     assert main(["audit", str(out)]) == 0
 
 
@@ -93,7 +96,7 @@ def test_the_same_files_make_the_same_bytes(tmp_path: Path) -> None:
     files = []
     for _ in range(2):
         assert plan(tmp_path, "pofo", "50%") == 0
-        names = ("plan.json", "lanes.arrow", "sequence.arrow")
+        names = ("plan.json", "streams.arrow", "sequence.arrow")
         files.append([(tmp_path / "out" / name).read_bytes() for name in names])
     assert files[0] == files[1]
 
@@ -101,8 +104,8 @@ def test_the_same_files_make_the_same_bytes(tmp_path: Path) -> None:
 def test_room_enough_moves_nothing(tmp_path: Path) -> None:
     assert plan(tmp_path, "offload_greedy", "100%") == 0
     made = read_plan(tmp_path / "out" / "plan.json")
-    assert (made.verdict, made.gap) == ("optimal", 0.0)
-    assert made.transfers is not None and made.transfers.left == 0
+    assert (made.status, made.gap) == ("optimal", 0.0)
+    assert made.transfers is not None and made.transfers.offloaded_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -130,12 +133,12 @@ def test_what_does_not_fit_is_told_by_name(
 ) -> None:
     assert plan(tmp_path, name, budget, **changed) == 0
     made = read_plan(tmp_path / "out" / "plan.json")
-    assert capsys.readouterr().out == f"infeasible: {made.sentence}\n"
-    assert made.verdict == "infeasible" and sentence in made.sentence
-    assert f"{made.smallest_budget:,} bytes" in made.sentence
-    assert read_operation_timeline(tmp_path / "out" / "lanes.arrow") == []
+    assert capsys.readouterr().out == f"infeasible: {made.message}\n"
+    assert made.status == "infeasible" and sentence in made.message
+    assert f"{made.smallest_budget:,} bytes" in made.message
+    assert read_operation_timeline(tmp_path / "out" / "streams.arrow") == []
     assert plan(tmp_path, name, str(made.smallest_budget), **changed) == 0
-    assert read_plan(tmp_path / "out" / "plan.json").verdict != "infeasible"
+    assert read_plan(tmp_path / "out" / "plan.json").status != "infeasible"
     assert main(["audit", str(tmp_path / "out")]) == 0
 
 
@@ -144,8 +147,8 @@ def test_what_does_not_fit_is_told_by_name(
     [
         ("pofo", ["--period", "3"], {}, "takes no --period"),
         ("pofo", ["--k", "2"], {}, "takes no --k"),
-        ("pofo", ["--inside", "rotor"], {}, "takes no --inside"),
-        ("pofo", ["--engine", "cbc"], {}, "takes no --engine"),
+        ("pofo", ["--stage-recompute", "rotor"], {}, "takes no --stage-recompute"),
+        ("pofo", ["--solver", "cbc"], {}, "takes no --solver"),
         ("pofo", ["--slots", "0"], {}, "--slots 0: expected 1 or more"),
         ("pofo", ["--chain", "other.arrow"], {}, "plans one chain, and no join"),
         ("pofo", ["--budget", "2GB"], {}, "cuda:0 has 1,000,000,000"),
@@ -204,22 +207,22 @@ def changed(action: str, **figures: Any) -> Doctor:
 @pytest.mark.parametrize(
     ("doctor", "sentence"),
     [
-        (changed("F_all", lane=lambda s: "cuda:0/to-host"), "not in compute"),
+        (changed("F_all", stream=lambda s: "cuda:0/to-host"), "not in compute"),
         (changed("prefetch_all", start=lambda s: 0.0), "begins before"),
         (changed("prefetch_all", live=lambda s: s.live + 1), "bytes where"),
         (changed("free_all", live=lambda s: s.live + 1), "bytes where"),
         (changed("free_all", end=lambda s: s.start), "frees what is still on its way"),
         (changed("offload_all", live=lambda s: s.live + 1), "changes the memory of the device"),
-        (changed("B", host=lambda s: s.host + 1), "bytes to the host"),
+        (changed("B", host_bytes=lambda s: s.host_bytes + 1), "bytes to the host"),
         (lambda steps: steps[:-1], "has other operations than sequence.arrow"),
-        (changed("B", waited=lambda s: s.waited + 1), "where the lanes come to"),
+        (changed("B", wait_seconds=lambda s: s.wait_seconds + 1), "where the lanes come to"),
     ],
 )
 def test_doctored_lanes_are_told(
     doctor: Doctor, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert plan(tmp_path, "offload_greedy", "40%") == 0
-    lanes = tmp_path / "out" / "lanes.arrow"
+    lanes = tmp_path / "out" / "streams.arrow"
     digest = read_header(lanes).metadata["chain"]
     write_operation_timeline(lanes, doctor(read_operation_timeline(lanes)), digest)
     assert main(["audit", str(tmp_path / "out")]) == 1
@@ -228,12 +231,15 @@ def test_doctored_lanes_are_told(
 
 def test_doctored_plans_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(tmp_path, "offload_greedy", "40%") == 0
-    path, lanes = tmp_path / "out" / "plan.json", tmp_path / "out" / "lanes.arrow"
+    path, lanes = tmp_path / "out" / "plan.json", tmp_path / "out" / "streams.arrow"
     made = read_plan(path)
     assert made.transfers is not None and made.time is not None
     for wrong, sentence in (
         (replace(made, time=made.time / 2), "time is"),
-        (replace(made, transfers=replace(made.transfers, left=1)), "left is 1"),
+        (
+            replace(made, transfers=replace(made.transfers, offloaded_bytes=1)),
+            "offloaded_bytes is 1",
+        ),
         (replace(made, transfers=None), "says nothing of the transfers"),
         (replace(made, peak=1), "peak is 1"),
     ):
@@ -246,7 +252,7 @@ def test_doctored_plans_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "is of another chain than sequence.arrow" in capsys.readouterr().out
     lanes.unlink()
     assert main(["audit", str(tmp_path / "out")]) == 1
-    assert "there is no lanes.arrow beside it" in capsys.readouterr().out
+    assert "there is no streams.arrow beside it" in capsys.readouterr().out
 
 
 def test_the_readme_tells_of_all_planners() -> None:

@@ -47,11 +47,11 @@ def test_lanes_wait_where_the_order_has_them_wait() -> None:
     steps = {str(step.operation): step for step in found.steps}
     assert (steps["offload 0"].start, steps["offload 0"].end) == (0.0, 2.0)
     assert (steps["offload_all 1"].start, steps["offload_all 1"].end) == (2.0, 5.5)
-    assert steps["offload_all 1"].waited == 1.0
+    assert steps["offload_all 1"].wait_seconds == 1.0
     assert (steps["free_all 1"].start, steps["free_all 1"].end) == (2.0, 5.5)
     assert steps["loss"].end == 7.5
     assert (steps["prefetch_all 1"].start, steps["prefetch_all 1"].end) == (7.5, 11.0)
-    assert (steps["B 2"].start, steps["B 2"].waited) == (11.0, 3.5)
+    assert (steps["B 2"].start, steps["B 2"].wait_seconds) == (11.0, 3.5)
     assert (steps["prefetch 0"].start, steps["prefetch 0"].end) == (13.0, 15.0)
     assert found.seconds == 17.0
     assert found.waited == 3.5 + 3.5 + 2.0
@@ -63,8 +63,8 @@ def test_a_transfer_takes_its_overhead_of_the_computations() -> None:
     found = played(GOOD, replace(LINK, overhead=0.25, overhead_per_byte=0.0))
     steps = {str(step.operation): step for step in found.steps}
     assert (steps["offload 0"].start, steps["offload 0"].end) == (0.25, 2.25)
-    assert (steps["F_all 1"].start, steps["F_all 1"].waited) == (0.25, 0.0)
-    assert (steps["offload_all 1"].start, steps["offload_all 1"].waited) == (2.25, 0.75)
+    assert (steps["F_all 1"].start, steps["F_all 1"].wait_seconds) == (0.25, 0.0)
+    assert (steps["offload_all 1"].start, steps["offload_all 1"].wait_seconds) == (2.25, 0.75)
     assert (steps["free_all 1"].start, steps["free_all 1"].end) == (2.5, 5.75)
     assert (found.overhead, found.waited) == (1.0, 3.25 + 3.5 + 2.0)
     assert found.seconds == 17.75

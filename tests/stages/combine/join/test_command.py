@@ -50,7 +50,7 @@ def test_the_plan_is_what_the_referee_plays(tmp_path: Path) -> None:
     played = simulate_join(build_join_problem(two()), sequence)
     assert (played.seconds, played.peak) == (plan["time"], plan["peak"])
     assert plan["peak"] <= plan["budget_bytes"] < plan["keep_all"]["peak"]
-    assert plan["verdict"] == "optimal"
+    assert plan["status"] == "optimal"
     assert plan["optimal_in"].startswith("nested sequences of the join")
     assert plan["lower_bound"] <= plan["time"] and plan["recomputed"] > 0
     assert {action.branch for action in sequence} == {0, 1, 2}
@@ -60,21 +60,21 @@ def test_the_plan_is_what_the_referee_plays(tmp_path: Path) -> None:
 
 def test_room_enough_keeps_everything(tmp_path: Path) -> None:
     plan = combine(tmp_path, two(), "--budget", "1GB")
-    assert (plan["verdict"], plan["recomputed"], plan["gap"]) == ("optimal", 0, 0.0)
+    assert (plan["status"], plan["recomputed"], plan["gap"]) == ("optimal", 0, 0.0)
     assert plan["optimal_in"] == "nested sequences of the join"
     assert plan["time"] == 10 * 3.0
-    assert plan["fixed"]["inputs"] == 4000
+    assert plan["baseline"]["inputs"] == 4000
 
 
 def test_too_small_a_budget_names_the_smallest_that_works(tmp_path: Path) -> None:
     plan = combine(tmp_path, two(), "--budget", "5000")
-    assert plan["verdict"] == "infeasible"
-    assert plan["sentence"].startswith("No nested sequence fits 5,000 bytes")
+    assert plan["status"] == "infeasible"
+    assert plan["message"].startswith("No nested sequence fits 5,000 bytes")
     assert read_sequence(tmp_path / "out" / "sequence.arrow") == []
     smallest = combine(tmp_path, two(), "--budget", str(plan["smallest_budget"]))
     assert smallest["peak"] == plan["smallest_budget"]
     below = combine(tmp_path, two(), "--budget", str(plan["smallest_budget"] - 1))
-    assert below["verdict"] == "infeasible"
+    assert below["status"] == "infeasible"
 
 
 def test_a_chain_may_be_named_twice(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_chain_may_be_named_twice(tmp_path: Path) -> None:
 
 def test_branches_that_are_only_a_loss_are_planned(tmp_path: Path) -> None:
     plan = combine(tmp_path, [layers(0), layers(0)], "--budget", "1GB")
-    assert plan["verdict"] == "optimal"
+    assert plan["status"] == "optimal"
     assert [str(step) for step in read_sequence(tmp_path / "out" / "sequence.arrow")] == ["loss"]
 
 

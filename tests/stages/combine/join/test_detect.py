@@ -61,7 +61,7 @@ def test_all_plans_are_valid_and_take_the_time_and_no_more_memory_than_planned(n
 
 @pytest.mark.parametrize("name", JOINS)
 def test_nothing_is_run_again_where_everything_is_kept(name: str) -> None:
-    [everything] = played(name, "unplanned")
+    [everything] = played(name, "keep_all")
     assert played(name, "join")[0].seconds == pytest.approx(everything.seconds)
 
 

@@ -65,7 +65,7 @@ def model(
     """Graph, costs, problem and frontier of `rockmate`."""
     graph, costs, step = traced_step
     chosen = load_strategy("rockmate")
-    [everything] = load_strategy("unplanned").candidates(step)
+    [everything] = load_strategy("keep_all").candidates(step)
     candidates = chosen.candidates(step)
     made = build_frontier(
         FrontierProblem(graph, "digest", costs, step.problem), chosen.about, candidates, everything
@@ -216,10 +216,10 @@ def test_where_a_form_in_place_takes_longer_only_memory_asks_for_it(
         position = {node.op: index for index, node in enumerate(problem.nodes)}
         sequence = [position[op] for op in point.executions]
         plain = simulate_executions(problem, sequence, in_place=False)
-        chosen = simulate_executions(problem, sequence, point.in_place, point.ceiling)
+        chosen = simulate_executions(problem, sequence, point.in_place, point.in_place_threshold)
         overwriting = [(a, b) for a, b in zip(chosen, plain, strict=True) if a.reuse is not None]
         for run, otherwise in overwriting:
-            assert run.seconds <= otherwise.seconds or otherwise.peak > point.ceiling
+            assert run.seconds <= otherwise.seconds or otherwise.peak > point.in_place_threshold
 
 
 def test_only_a_plan_of_the_strategy_itself_is_optimal_in_its_class(
@@ -229,6 +229,6 @@ def test_only_a_plan_of_the_strategy_itself_is_optimal_in_its_class(
         fixed = baseline_bytes(model[0])
         plan, chosen, _ = select_plan(*model, f"{point.peak + fixed.bytes_before_step}B")
         assert chosen is not None and chosen.seconds <= point.seconds
-        if plan.verdict != "optimal":
-            own = chosen == point and not point.polished and not point.in_place
+        if plan.status != "optimal":
+            own = chosen == point and not point.local_search and not point.in_place
             assert plan.optimal_in == (model[-1].optimal_in if own else "")

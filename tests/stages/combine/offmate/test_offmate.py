@@ -188,7 +188,7 @@ def test_options_for_another_link_are_refused(tmp_path: Path) -> None:
 
 
 def frontier_of(name: str, step: PlanningProblem, subject: FrontierProblem) -> Frontier:
-    [keep_all] = load_strategy("unplanned").candidates(step)
+    [keep_all] = load_strategy("keep_all").candidates(step)
     about = replace(load_strategy(name).about, name="strategy", optimal_in="")
     return build_frontier(subject, about, load_strategy(name).candidates(step), keep_all)
 

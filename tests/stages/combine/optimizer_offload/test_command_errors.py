@@ -29,7 +29,10 @@ OWNERS = [gradient.value for gradient in GRAPH.gradients]
 def given(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("tightfit.stages.combine.optimizer_offload.command.MIN_OFFLOAD_BYTES", 1)
     words = {"graph": files / "graph.arrow", "costs": files / "costs.arrow", "out": tmp_path}
-    return ["whole", *(word for name, path in words.items() for word in (f"--{name}", str(path)))]
+    return [
+        "optimizer-offload",
+        *(word for name, path in words.items() for word in (f"--{name}", str(path))),
+    ]
 
 
 def updates(folder: Path, optimizer: str, change: Callable[[list[Any]], None]) -> Path:

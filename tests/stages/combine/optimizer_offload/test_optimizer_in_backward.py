@@ -86,8 +86,12 @@ def test_the_order_in_which_autograd_takes_gradients_up(count: int) -> None:
 
 def test_states_that_come_and_go_while_others_are_updated_cost_no_time() -> None:
     found = whole(cost(1, 1, 1, seconds=9.0))
-    assert found.transfers is not None and found.transfers.waited == 0.0
-    assert (found.transfers.left, found.transfers.returned, found.transfers.host_peak) == (3, 3, 3)
+    assert found.transfers is not None and found.transfers.wait_seconds == 0.0
+    assert (
+        found.transfers.offloaded_bytes,
+        found.transfers.prefetched_bytes,
+        found.transfers.host_peak,
+    ) == (3, 3, 3)
     assert found.seconds == pytest.approx(5.0 + 9.0 + 1.0)
 
 
@@ -96,9 +100,9 @@ def test_updates_wait_for_a_slow_link() -> None:
     found = whole(cost(*[8] * 6, seconds=0.6))
     assert found.transfers is not None
     assert found.seconds == pytest.approx(5.1 + 6 * 8.0)
-    assert found.transfers.waited > 10.0
+    assert found.transfers.wait_seconds > 10.0
     first = whole(cost(*[8] * 6, seconds=0.6), first=True)
-    assert first.transfers is not None and first.transfers.returned == 0
+    assert first.transfers is not None and first.transfers.prefetched_bytes == 0
 
 
 def test_without_states_nothing_waits() -> None:

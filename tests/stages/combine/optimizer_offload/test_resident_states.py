@@ -43,7 +43,10 @@ def test_states_stay_where_there_is_room_and_no_plan_is_slower() -> None:
         states = len(own.resident) * STATES
         assert own.fixed == search.task.fixed + states
         played = found.replay
-        assert own.fixed + played.peak + found.updates.staging + found.updates.bench <= budget
+        assert (
+            own.fixed + played.peak + found.updates.staging + found.updates.workspace_bytes
+            <= budget
+        )
         again = simulate(GRAPH, COSTS, played.steps, link=own.link, updates=found.updates)
         assert again.steps == played.steps
         here = {s.action.value for s in played.steps if isinstance(s.action, UpdateOnDevice)}
@@ -51,7 +54,7 @@ def test_states_stay_where_there_is_room_and_no_plan_is_slower() -> None:
         assert lower_bound_seconds(replace(own, resident=frozenset())) <= found.seconds
         said = (
             f"{states:,} of them for states that stay there"
-            in build_offload_plan(own, found, "").sentence
+            in build_offload_plan(own, found, "").message
         )
         assert said == bool(states)
         stays = found.updates.offloaded_state_bytes
@@ -68,4 +71,4 @@ def test_states_stay_where_that_takes_no_time_but_moves_less() -> None:
     assert len(own.resident) == 6 and found.seconds <= best.seconds * (1 + TIME_TOLERANCE)
     sent, more = (each.replay.transfers for each in (found, best))
     assert more is not None
-    assert (0 if sent is None else sent.left) + 6 * STATES <= more.left
+    assert (0 if sent is None else sent.offloaded_bytes) + 6 * STATES <= more.offloaded_bytes

@@ -80,7 +80,7 @@ def check(planned: OffloadProblem, found: OffloadSearchResult) -> None:
     once = planned.microbatches * sum(node.least_seconds for node in planned.problem.nodes)
     least = once + sum(planned.updates[value].seconds for value in here)
     assert found.seconds >= least * (1 - 1e-9)
-    assert ("updates are done beside" in build_offload_plan(planned, found, "").sentence) == (
+    assert ("updates are done beside" in build_offload_plan(planned, found, "").message) == (
         len(here) < len(updated)
     )
     if found.adding is not None:
@@ -237,10 +237,10 @@ def test_the_command_writes_a_plan_and_its_schedule(
     given += ["--machine", str(machine(files)), "--out", str(files / "plan")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tightfit.stages.combine.optimizer_offload.command.MIN_OFFLOAD_BYTES", 1)
-        assert main(["whole", *given, "--budget", "7MB"]) == 0
+        assert main(["optimizer-offload", *given, "--budget", "7MB"]) == 0
         plan = read_plan(files / "plan/plan.json")
-        assert plan.sentence.startswith("feasible: ")
-        assert capsys.readouterr().out == f"{plan.sentence}\n"
+        assert plan.message.startswith("feasible: ")
+        assert capsys.readouterr().out == f"{plan.message}\n"
         steps = read_schedule(files / "plan/schedule.arrow")
         updates = schedule_optimizer_plan(files / "plan/schedule.arrow")
         link = schedule_link(files / "plan/schedule.arrow")
@@ -248,23 +248,28 @@ def test_the_command_writes_a_plan_and_its_schedule(
         assert (played.seconds, played.peak) == (plan.time, plan.peak)
         assert plan.lower_bound is not None and plan.lower_bound <= played.seconds
         twice = ["--graph", given[1], "--costs", given[3], "--microbatches", "2"]
-        assert main(["whole", *given, *twice, "--microbatches", "1", "--budget", "7MB"]) == 0
+        assert (
+            main(["optimizer-offload", *given, *twice, "--microbatches", "1", "--budget", "7MB"])
+            == 0
+        )
         assert not (files / "plan/microbatch.arrow").exists()
-        assert main(["whole", *given, "--microbatches", "2", "--budget", "7MB"]) == 0
-        assert "in 2 microbatches" in read_plan(files / "plan/plan.json").sentence
+        assert main(["optimizer-offload", *given, "--microbatches", "2", "--budget", "7MB"]) == 0
+        assert "in 2 microbatches" in read_plan(files / "plan/plan.json").message
         adds = schedule_optimizer_plan(files / "plan/microbatch.arrow")
-        assert adds is not None and adds.adds
+        assert adds is not None and adds.accumulates
         for words, more in (
             ("1 --graph, 1 --costs and 2 --microbatches", ["2", "--microbatches", "1"]),
             ("--microbatches is 0", ["0"]),
         ):
-            assert main(["whole", *given, "--budget", "7MB", "--microbatches", *more]) == 1
+            assert (
+                main(["optimizer-offload", *given, "--budget", "7MB", "--microbatches", *more]) == 1
+            )
             assert words in capsys.readouterr().err
         for budget, words in (("50", "no plan fits in 50 bytes"), ("2GB", "less than the budget")):
-            assert main(["whole", *given, "--budget", budget]) == 1
+            assert main(["optimizer-offload", *given, "--budget", budget]) == 1
             assert words in capsys.readouterr().err
         given[given.index("--machine") + 1] = str(small)
-        assert main(["whole", *given, "--budget", "6MB"]) == 1
+        assert main(["optimizer-offload", *given, "--budget", "6MB"]) == 1
         assert "take 4,500,000 bytes in host/memory" in capsys.readouterr().err
 
 
@@ -273,7 +278,7 @@ def test_the_engine_that_is_asked_for_solves(files: Path, tmp_path: Path) -> Non
     command.add_arguments(parser)
     traced, paid = files / "graph.arrow", files / "costs.arrow"
     given = ["--graph", str(traced), "--costs", str(paid), "--machine", str(machine(tmp_path))]
-    options = parser.parse_args([*given, "--budget", "7MB", "--engine", "cbc", "--out", "plan"])
+    options = parser.parse_args([*given, "--budget", "7MB", "--solver", "cbc", "--out", "plan"])
     own, _ = command.read_offload_problem(options, traced, paid, 1)
     assert own.engine == "cbc"
     search = OffloadSearch(replace(task(6_500_000), engine=own.engine))

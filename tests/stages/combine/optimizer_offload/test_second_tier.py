@@ -174,12 +174,12 @@ def test_the_command_plans_with_a_third_memory(
     given += ["--machine", str(path), "--out", str(files / "far"), "--budget", "9MB"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tightfit.stages.combine.optimizer_offload.command.MIN_OFFLOAD_BYTES", 1)
-        assert main(["whole", *given]) == 0
+        assert main(["optimizer-offload", *given]) == 0
     updates = schedule_optimizer_plan(files / "far/schedule.arrow")
-    assert updates is not None and updates.far is not None
-    assert updates.stays(GRAPH) <= PARAMETERS + STATES // 2
-    states = updates.far.states(updates.costs)
-    assert f"and {states:,} in disk/memory" in read_plan(files / "far/plan.json").sentence
+    assert updates is not None and updates.second_tier is not None
+    assert updates.host_bytes(GRAPH) <= PARAMETERS + STATES // 2
+    states = updates.second_tier.states(updates.costs)
+    assert f"and {states:,} in disk/memory" in read_plan(files / "far/plan.json").message
     tape, more = {"name": "tape", "memory": 10**12}, document["links"]
     document["memories"].append(tape)
     for link, words in (
@@ -189,10 +189,10 @@ def test_the_command_plans_with_a_third_memory(
     ):
         document["links"] = [*more, {"between": link, "bandwidth": 5e8}]
         path.write_text(json.dumps(document))
-        assert main(["whole", *given]) == 1
+        assert main(["optimizer-offload", *given]) == 1
         assert words in capsys.readouterr().err
     document["memories"], document["links"] = [document["memories"][0], tape], more[:1]
     path.write_text(json.dumps(document))
-    assert main(["whole", *given]) == 1
+    assert main(["optimizer-offload", *given]) == 1
     words = 'leave the rest out of a copy of it, or add "links": [{"between": ["host", "tape"]'
     assert words in capsys.readouterr().err

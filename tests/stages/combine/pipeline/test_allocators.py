@@ -205,7 +205,7 @@ def test_an_allocator_from_outside_is_one_file_and_one_line(
     plan, pattern, sequence = plan_pipeline(
         chain, fleet, "two", load_allocator("alone"), PipelineSettings()
     )
-    assert pattern is not None and not sequence and plan.verdict == "feasible"
+    assert pattern is not None and not sequence and plan.status == "feasible"
     assert plan.period == sum(case["u_f"]) + sum(case["u_b"])
     assert [(stage.first, stage.last) for stage in plan.stages] == [(1, 4)]
     assert [device.busy for device in plan.devices] == [1.0, 0.0]

@@ -63,20 +63,20 @@ def test_every_allocator_plans_from_files(
     tmp_path: Path, strategy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = plan_of(tmp_path, chain_of_case(CASE), strategy, 2, CASE["memory"])
-    assert capsys.readouterr().out == f"{plan.verdict}: {plan.sentence}\n"
+    assert capsys.readouterr().out == f"{plan.status}: {plan.message}\n"
     expected = {"pipedream": None, "one_f_one_b": 42, "k_periodic": 42, "pipeline_ilp": 35}
     assert plan.period == pytest.approx({**expected, "madpipe": 35}[strategy])
     pattern = tmp_path / strategy / "pattern.arrow"
     assert pattern.exists() == (plan.period is not None)
     if plan.period is None:
-        assert plan.verdict == "infeasible" and plan.smallest_memory is not None
+        assert plan.status == "infeasible" and plan.smallest_memory is not None
         return
     found = read_pipeline_pattern(pattern)
     assert found.period / found.batches == plan.period
     assert plan.lower_bound is not None and plan.lower_bound <= plan.period
     assert all(device.peak <= device.memory == CASE["memory"] for device in plan.devices)
     assert [plan.stages[0].first, plan.stages[-1].last] == [1, CASE["L"]]
-    assert (plan.optimal_in != "") == (plan.verdict == "optimal")
+    assert (plan.optimal_in != "") == (plan.status == "optimal")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -85,7 +85,7 @@ def test_the_engine_that_is_asked_for_solves(
     tmp_path: Path, strategy: str, engine: SolverEngine
 ) -> None:
     with engines_asked() as asked:
-        given = (chain_of_case(CASE), strategy, 2, CASE["memory"], "--engine", engine)
+        given = (chain_of_case(CASE), strategy, 2, CASE["memory"], "--solver", engine)
         plan = plan_of(tmp_path, *given)
     assert plan.period == pytest.approx(35)
     assert asked == {engine} and ENGINE_TITLES[engine] in plan.solver
@@ -104,8 +104,8 @@ def test_a_period_and_a_k_that_are_asked(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, chain, "one_f_one_b", 2, CASE["memory"], "--period", "50")
     assert plan.period == pytest.approx(50) and plan.lower_bound == 42
     late = plan_of(tmp_path, chain, "one_f_one_b", 2, CASE["memory"], "--period", "41.5")
-    assert late.verdict == "infeasible" and late.smallest_period == 42
-    assert "least period known to work is 42 s" in late.sentence
+    assert late.status == "infeasible" and late.smallest_period == 42
+    assert "least period known to work is 42 s" in late.message
     assert not (tmp_path / "one_f_one_b" / "pattern.arrow").exists()
     turns = plan_of(tmp_path, chain, "k_periodic", 2, 1000, "--k", "2")
     assert turns.batches == 2 and turns.period == pytest.approx(20 * 3 / 2)
@@ -131,12 +131,12 @@ def test_copies_of_weights_and_buffers_count(tmp_path: Path) -> None:
 def test_what_does_not_fit_says_what_is_known_to_work(tmp_path: Path) -> None:
     for strategy in ALLOCATORS:
         plan = plan_of(tmp_path, chain_of_case(CASE), strategy, 2, 5)
-        assert plan.verdict == "infeasible" and plan.period is None
+        assert plan.status == "infeasible" and plan.period is None
         assert plan.smallest_memory is not None and plan.smallest_devices is None
-        assert "no number of devices of 5 bytes is" in plan.sentence
+        assert "no number of devices of 5 bytes is" in plan.message
         works = plan_of(tmp_path, chain_of_case(CASE), strategy, 2, plan.smallest_memory)
         assert works.period is not None or strategy == "pipedream"
-        assert (" with one_f_one_b" in plan.sentence) == (strategy == "pipedream")
+        assert (" with one_f_one_b" in plan.message) == (strategy == "pipedream")
     plan = plan_of(tmp_path, chain_of_case(CASE), "one_f_one_b", 2, 13)
     assert plan.smallest_devices is not None
     works = plan_of(tmp_path, chain_of_case(CASE), "one_f_one_b", plan.smallest_devices, 13)
@@ -155,13 +155,13 @@ def test_more_devices_than_layers(tmp_path: Path, strategy: str) -> None:
 @pytest.mark.parametrize("strategy", ALLOCATORS)
 def test_a_single_device_does_one_batch_after_the_other(tmp_path: Path, strategy: str) -> None:
     plan = plan_of(tmp_path, chain_of_case(CASE), strategy, 1, 1000)
-    assert plan.verdict == "optimal"
+    assert plan.status == "optimal"
     assert plan.period == sum(CASE["u_f"]) + sum(CASE["u_b"])
     small = plan_of(tmp_path, chain_of_case(CASE), strategy, 1, 13)
-    assert small.verdict == "infeasible" and small.smallest_devices is not None
+    assert small.status == "infeasible" and small.smallest_devices is not None
     assert small.smallest_memory == plan.devices[0].peak
     tiny = plan_of(tmp_path, chain_of_case(CASE), strategy, 1, 1)
-    assert "can compute again instead of storing: plan with --inside rotor" in tiny.sentence
+    assert "can compute again instead of storing: plan with --stage-recompute rotor" in tiny.message
 
 
 @pytest.mark.parametrize("strategy", ALLOCATORS)
@@ -169,7 +169,7 @@ def test_a_single_device_does_one_batch_after_the_other(tmp_path: Path, strategy
 def test_layers_that_take_no_time(tmp_path: Path, strategy: str, times: tuple[int, ...]) -> None:
     rows = [ChainPosition(n, u, u, 1, 1, 1, 0, 0, 1, 0, "") for n, u in enumerate(times, start=1)]
     plan = plan_of(tmp_path, Chain(rows, 1, 1), strategy, 2, 1000)
-    assert plan.verdict != "infeasible" and plan.period is not None
+    assert plan.status != "infeasible" and plan.period is not None
     assert plan.period == pytest.approx(2 * sum(times), abs=1e-9)
 
 
@@ -180,18 +180,21 @@ def test_wrong_options_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[st
     known = [*files, "--machine", str(path), "--strategy", "madpipe"]
     for given, words in (
         (["--budget", "1GB"], "--budget is not for pipelines: the memory is that of the machine"),
-        (["--options", "o.arrow"], "--options and --inside rockmate are given together"),
-        (["--inside", "rockmate"], "--options and --inside rockmate are given together"),
-        (["--inside", "rockmate", "--options", "o.arrow"], "o.arrow"),
+        (["--options", "o.arrow"], "--options and --stage-recompute rockmate are given together"),
         (
-            ["--inside", "rotor", "--strategy", "pipedream"],
-            "--strategy pipedream takes no --inside",
+            ["--stage-recompute", "rockmate"],
+            "--options and --stage-recompute rockmate are given together",
+        ),
+        (["--stage-recompute", "rockmate", "--options", "o.arrow"], "o.arrow"),
+        (
+            ["--stage-recompute", "rotor", "--strategy", "pipedream"],
+            "--strategy pipedream takes no --stage-recompute",
         ),
         (["--k", "2"], "--strategy madpipe takes no --k"),
         (["--k", "0"], "--k 0: expected 1 to 1000"),
         (
-            ["--engine", "cbc", "--strategy", "k_periodic"],
-            "--strategy k_periodic takes no --engine: it solves no integer program",
+            ["--solver", "cbc", "--strategy", "k_periodic"],
+            "--strategy k_periodic takes no --solver: it solves no integer program",
         ),
         (["--period", "0"], "--period 0.0: expected a number of seconds above 0"),
         (["--period", "nan"], "--period nan: expected a number of seconds above 0"),
@@ -207,10 +210,10 @@ def test_wrong_options_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for given in (
         ["--k", "1"],
         ["--buffers"],
-        ["--inside", "rotor"],
+        ["--stage-recompute", "rotor"],
         ["--period", "1"],
         ["--weight-copies", "1"],
-        ["--engine", "highs"],
+        ["--solver", "highs"],
     ):
         said = refusal(capsys, [*rotor, "--budget", "1GB", *given])
         assert f"{given[0]} is for pipelines, and needs --machine" in said
@@ -272,11 +275,11 @@ def test_links_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_stages_that_compute_again_fit_where_others_do_not(tmp_path: Path, strategy: str) -> None:
     rows = [ChainPosition(n, 1, 2, 1, 10, 1, 0, 0, 0, 0, "") for n in range(1, 9)]
     chain, bare = Chain(rows, 1, 1), plan_of(tmp_path, Chain(rows, 1, 1), strategy, 2, 30)
-    assert bare.verdict == "infeasible" and not (tmp_path / strategy / "sequence.arrow").exists()
-    plan = plan_of(tmp_path, chain, strategy, 2, 30, "--inside", "rotor")
-    assert plan.period is not None and plan.inside == "rotor"
+    assert bare.status == "infeasible" and not (tmp_path / strategy / "sequence.arrow").exists()
+    plan = plan_of(tmp_path, chain, strategy, 2, 30, "--stage-recompute", "rotor")
+    assert plan.period is not None and plan.stage_recompute == "rotor"
     assert all(device.peak <= 30 for device in plan.devices)
-    assert sum(stage.again for stage in plan.stages) > 0
+    assert sum(stage.recompute_seconds for stage in plan.stages) > 0
     sequence = read_sequence(tmp_path / strategy / "sequence.arrow")
     assert {operation.branch for operation in sequence} == {stage.stage for stage in plan.stages}
     for stage in plan.stages:
@@ -284,13 +287,15 @@ def test_stages_that_compute_again_fit_where_others_do_not(tmp_path: Path, strat
         backward = [operation.block for operation in own if operation.action == "B"]
         assert backward == list(range(stage.last, stage.first - 1, -1))
         forwards = sum(operation.action != "B" for operation in own)
-        assert forwards - len(backward) == pytest.approx(stage.again)
+        assert forwards - len(backward) == pytest.approx(stage.recompute_seconds)
     assert audit(tmp_path / strategy).complaints == []
-    assert plan_of(tmp_path, chain, strategy, 2, 30).inside == ""
+    assert plan_of(tmp_path, chain, strategy, 2, 30).stage_recompute == ""
     assert not (tmp_path / strategy / "sequence.arrow").exists()
-    tiny = plan_of(tmp_path, chain, strategy, 2, 5, "--inside", "rotor")
+    tiny = plan_of(tmp_path, chain, strategy, 2, 5, "--stage-recompute", "rotor")
     assert tiny.smallest_memory is not None
-    works = plan_of(tmp_path, chain, strategy, 2, tiny.smallest_memory, "--inside", "rotor")
+    works = plan_of(
+        tmp_path, chain, strategy, 2, tiny.smallest_memory, "--stage-recompute", "rotor"
+    )
     assert works.period is not None
 
 
@@ -303,10 +308,12 @@ def test_options_of_blocks_from_a_file(tmp_path: Path) -> None:
         BlockOption("block", 2, "", 4, 10, 10, 1.0, 2.5, 0.0, [], []),
     ]
     write_block_options(tmp_path / "options.arrow", ways)
-    rotor = plan_of(tmp_path, chain, "one_f_one_b", 2, 27, "--inside", "rotor")
-    given = ["--inside", "rockmate", "--options", str(tmp_path / "options.arrow")]
+    rotor = plan_of(tmp_path, chain, "one_f_one_b", 2, 27, "--stage-recompute", "rotor")
+    given = ["--stage-recompute", "rockmate", "--options", str(tmp_path / "options.arrow")]
     plan = plan_of(tmp_path, chain, "one_f_one_b", 2, 27, *given)
-    assert plan.period is not None and rotor.period is not None and plan.inside == "rockmate"
+    assert (
+        plan.period is not None and rotor.period is not None and plan.stage_recompute == "rockmate"
+    )
     assert plan.period < rotor.period
     sequence = read_sequence(tmp_path / "one_f_one_b" / "sequence.arrow")
     assert {operation.option for operation in sequence if operation.action == "F"} >= {2}

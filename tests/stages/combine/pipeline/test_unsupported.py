@@ -35,7 +35,11 @@ def drawing(graph: Graph, phase: str, target: str) -> Graph:
 CHANGES: dict[str, tuple[Callable[[Graph], Graph], str]] = {
     "input": (of_an_input, "the input tokens requires a gradient|the input .* requires"),
     "autocast": (lambda g: guarded(g, autocast={"enabled": True}), "was traced under autocast"),
-    "assigned": (lambda g: guarded(g, assigned=["norm.x"]), r"in the place of norm\.x"),
+    "assigned_buffers": (
+        lambda g: guarded(g, assigned_buffers=["norm.x"]),
+        r"in the place of "
+        "norm\.x",
+    ),
     "guards": (lambda g: replace(g, guards="[]"), "the guards are not JSON"),
     "backward": (lambda g: drawing(g, "backward", ""), "in the backward, which come in another"),
     "draws": (lambda g: drawing(g, "forward", "aten.multinomial.default"), "draw ahead of it"),

@@ -89,14 +89,17 @@ def test_a_strategy_with_a_link_from_outside(
     assert main([*words, "--machine", str(linked)]) == 0
     [chosen] = read_frontier(frontier).points
     assert chosen.transfers
-    words = ["choose", *files, "--frontier", str(frontier), "--budget", "none"]
+    words = ["select", *files, "--frontier", str(frontier), "--budget", "none"]
     monkeypatch.setattr(progress, "PRINT_INTERVAL", 0.0)
     assert main([*words, "--out", str(point)]) == 0
     assert "tower: one_leaves at 1 of " in capsys.readouterr().out
     plan, steps = read_plan(point / "plan.json"), read_schedule(point / "schedule.arrow")
-    assert plan.transfers is not None and plan.transfers.left == plan.transfers.returned > 0
+    assert (
+        plan.transfers is not None
+        and plan.transfers.offloaded_bytes == plan.transfers.prefetched_bytes > 0
+    )
     assert plan.peak is not None and plan.time is not None
-    assert "bytes wait in disk/memory, and computations wait " in plan.sentence
+    assert "bytes wait in disk/memory, and computations wait " in plan.message
     assert plan.peak <= plan.keep_all.peak and plan.time > plan.keep_all.time
     lanes = {step.lane for step in steps}
     assert lanes == {"cpu/compute", "cpu/to-disk", "cpu/from-disk"}
@@ -108,12 +111,12 @@ def test_a_strategy_with_a_link_from_outside(
     trace = ["--graph", f"{model}/graph.arrow", "--out", "trace.json"]
     assert main(["report", "--perfetto", str(point / "schedule.arrow"), *trace]) == 0
     named = {event["name"] for event in json.loads(Path("trace.json").read_text())["traceEvents"]}
-    assert {"offload", "prefetch", "wait", "free_copy", "disk/memory"} <= named
+    assert {"offload", "prefetch", "wait", "free_host_copy", "disk/memory"} <= named
     assert main(["report", "--model-dir", str(model), "--out", "report.html"]) == 0
     capsys.readouterr()
     made = ["--schedule", str(point / "schedule.arrow"), "--plan", str(point / "plan.json")]
     assert main(["generate", *files[:2], *made, "--out", "module"]) == 0
-    assert SOURCE and "transfers.refill(" in Path("module/step.py").read_text()
+    assert SOURCE and "transfers.restore_storage(" in Path("module/step.py").read_text()
     found = read_frontier(frontier)
     write_frontier(frontier, replace(found, link=replace(link, bandwidth=2e9)))
     assert main([*words, "--out", str(point)]) == 1

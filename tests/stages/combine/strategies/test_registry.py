@@ -96,7 +96,7 @@ def test_a_strategy_from_outside(
     place = types.ModuleType("tightfit.stages.combine.strategies.halves")
     monkeypatch.setitem(sys.modules, place.__name__, place)
     monkeypatch.setattr(place, "STRATEGY", Halves(), raising=False)
-    tower = {"factory": "towers:tower", "strategies": ["unplanned", "halves"]}
+    tower = {"factory": "towers:tower", "strategies": ["keep_all", "halves"]}
     [_, asked] = parse_config({"models": {"tower": tower}}).requests("tower")
     assert (asked.strategy, asked.budget) == ("halves", "50%")
     monkeypatch.chdir(tmp_path)
@@ -106,7 +106,7 @@ def test_a_strategy_from_outside(
     assert main(["combine", *files, *blocks, "--strategy", "halves", "--out", "f.arrow"]) == 0
     assert read_frontier("f.arrow").strategy == "halves"
     budget = ["--budget", asked.budget]
-    assert main(["choose", *files, "--frontier", "f.arrow", *budget, "--out", "p"]) == 0
+    assert main(["select", *files, "--frontier", "f.arrow", *budget, "--out", "p"]) == 0
     assert read_plan("p/plan.json").strategy == "halves"
     monkeypatch.setattr(Halves, "supports", lambda self, step: "it has no halves")
     assert main(["combine", *files, *blocks, "--strategy", "halves", "--out", "g.arrow"]) == 1

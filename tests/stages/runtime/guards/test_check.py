@@ -52,7 +52,7 @@ def strided(model: Small) -> None:
     model.middle.weight = nn.Parameter(torch.zeros(8, 8).t())
 
 
-ORIGINAL = 'or load the plan with otherwise="original"'
+ORIGINAL = 'or load the plan with on_mismatch="original"'
 REMEDY = f"undo it, plan again with it, {ORIGINAL}"
 REMEDIES = {
     "strides": (
@@ -116,7 +116,7 @@ def test_autocast_is_named(small: Planned) -> None:
 
 
 def test_the_original_runs_where_asked(small: Planned) -> None:
-    planned, model = small.package.load(small.model(), otherwise="original"), small.model()
+    planned, model = small.package.load(small.model(), on_mismatch="original"), small.model()
     outputs = []
     for module in (planned, model):
         torch.manual_seed(3)
@@ -177,12 +177,12 @@ def test_a_model_that_is_another_one_is_refused_at_once(small: Planned) -> None:
     vars(model)["forward"] = torch.neg
     with pytest.raises(RuntimeError, match="forward was replaced on the instance"):
         small.package.load(model)
-    with pytest.raises(ValueError, match="otherwise is 'maybe'"):
-        small.package.load(small.model(), otherwise="maybe")
+    with pytest.raises(ValueError, match="on_mismatch is 'maybe'"):
+        small.package.load(small.model(), on_mismatch="maybe")
 
 
 def test_a_planned_module_can_be_planned_anew(small: Planned) -> None:
-    planned = small.package.load(small.package.load(small.model()), otherwise="original")
+    planned = small.package.load(small.package.load(small.model()), on_mismatch="original")
     assert type(planned).__mro__[1] is Small
     assert is_planned(planned(X, 2.0))
 
@@ -191,10 +191,10 @@ def test_an_infeasible_plan_says_so(tmp_path: Path) -> None:
     from tightfit.stages.generate.package import infeasible_package, write_directory
 
     sentence = 'no plan fits into 1MB, "2MB" is the least that works'
-    plan = {**PLAN, "verdict": "infeasible", "sentence": sentence, "peak": None, "time": None}
+    plan = {**PLAN, "status": "infeasible", "message": sentence, "peak": None, "time": None}
     write_directory(tmp_path / "module", infeasible_package(plan))
     package = load_package(tmp_path / "module")
-    assert package.VERDICT == "infeasible" and package.BUDGET == "50%"
+    assert package.STATUS == "infeasible" and package.BUDGET == "50%"
     with pytest.raises(RuntimeError) as caught:
         package.load(nn.Linear(1, 1))
     assert str(caught.value) == sentence

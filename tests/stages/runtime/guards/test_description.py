@@ -21,12 +21,12 @@ X = torch.ones(2, 3)
 
 MALFORMED = [
     "[]",
-    '{"watch": []}',
-    '{"watch": {"modules": [["a"]]}}',
-    '{"watch": {"modules": [], "tensors": [], "holders": [{}], "names": [], "hooks": [], '
-    '"twins": [], "states": {}}}',
-    '{"watch": {"modules": [], "tensors": [], "holders": [], "names": [], "hooks": [], '
-    '"twins": [], "states": {"a": []}}}',
+    '{"guards": []}',
+    '{"guards": {"modules": [["a"]]}}',
+    '{"guards": {"modules": [], "tensors": [], "sources": [{}], "names": [], "hooks": [], '
+    '"same_named_classes": [], "global_state": {}}}',
+    '{"guards": {"modules": [], "tensors": [], "sources": [], "names": [], "hooks": [], '
+    '"same_named_classes": [], "global_state": {"a": []}}}',
 ]
 
 
@@ -40,11 +40,11 @@ def test_malformed_guards_are_one_sentence(guards: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("alike", 3),
-        ("alike", [[0, 1]]),
-        ("alike", [[0]]),
-        ("asked", [["leaf"]]),
-        ("asked", [[[], 1]]),
+        ("same_object_inputs", 3),
+        ("same_object_inputs", [[0, 1]]),
+        ("same_object_inputs", [[0]]),
+        ("tensor_queries", [["leaf"]]),
+        ("tensor_queries", [[[], 1]]),
     ],
 )
 def test_malformed_answers_are_one_sentence(name: str, value: Any) -> None:
@@ -60,13 +60,13 @@ def test_a_package_without_its_description_is_refused(tmp_path: Path) -> None:
     assert is_planned(module.load(built.model)(X))
     file = tmp_path / "linear" / "guards.json"
     document = json.loads(file.read_text())
-    document["watch"]["holders"][0]["place"] = [["module"]]
+    document["guards"]["sources"][0]["path"] = [["module"]]
     file.write_text(json.dumps(document))
     with pytest.raises(RuntimeError, match=r"guards\.json is not what was generated"):
         module.load(built.model)
-    document["watch"]["holders"][0] |= {"place": [["python", "builtins"], ["global", "len"]]}
+    document["guards"]["sources"][0] |= {"path": [["python", "builtins"], ["global", "len"]]}
     for kind in ("defaults", "cells", "names"):
-        document["watch"]["holders"][0] |= {"kind": kind, "reads": {"x": 1}}
+        document["guards"]["sources"][0] |= {"kind": kind, "values": {"x": 1}}
         file.write_text(json.dumps(document))
         with pytest.raises(RuntimeError, match=r"the plan was made|is not what was generated"):
             module.load(built.model)

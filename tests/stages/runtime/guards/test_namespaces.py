@@ -210,8 +210,8 @@ def test_a_file_never_imports(tmp_path: Path) -> None:
     path = tmp_path / "module/guards.json"
     document = json.loads(path.read_text())
     place, reads = [["python", "antigravity"]], {"x": 1}
-    document["watch"]["holders"] += [
-        {"place": place, "shown": "", "kind": "fields", "reads": reads}
+    document["guards"]["sources"] += [
+        {"path": place, "label": "", "kind": "fields", "values": reads}
     ]
     path.write_text(json.dumps(document))
     with pytest.raises(RuntimeError, match="module antigravity, which the forward reads, is not"):

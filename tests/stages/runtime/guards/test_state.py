@@ -34,7 +34,7 @@ def names(part: Any) -> str:
 
 @pytest.mark.parametrize(("change", "sentence"), CHANGES, ids=names)
 def test_what_moved_since_is_named_at_the_call(whole: Any, change: Any, sentence: str) -> None:
-    planned, other = whole.load(Whole()), whole.load(Whole(), otherwise="original")
+    planned, other = whole.load(Whole()), whole.load(Whole(), on_mismatch="original")
     assert is_planned(planned(X)) and is_planned(other(X))
     change(planned)
     with pytest.raises(whole.PlanMismatch) as caught:
@@ -183,7 +183,7 @@ def test_what_does_not_matter_may_move(whole: Any) -> None:
 
 
 def test_training_as_people_do_is_planned_throughout(whole: Any) -> None:
-    planned = whole.load(Whole(), otherwise="error")
+    planned = whole.load(Whole(), on_mismatch="error")
     optimizer = torch.optim.AdamW(planned.parameters())
     for _ in range(3):
         planned(X).sum().backward()

@@ -88,7 +88,7 @@ def test_a_graph_that_names_other_leaves_is_refused() -> None:
     assert unread_arguments(graph) == [1]
     for wrong in ("[0]", "[2]", "1", '["1"]'):
         doctored = replace(
-            graph, guards=graph.guards.replace('"unread": [1]', f'"unread": {wrong}')
+            graph, guards=graph.guards.replace('"unused_inputs": [1]', f'"unused_inputs": {wrong}')
         )
         with pytest.raises(ArtifactError, match="guards"):
             unread_arguments(doctored)

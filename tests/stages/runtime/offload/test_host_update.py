@@ -48,7 +48,7 @@ def lodged(
     there: Any = (),
     bench: int = 1 << 20,
     far: Any = (),
-    far_folder: Any = None,
+    second_disk: Any = None,
 ) -> Any:
     """The home of all parameters of a module, which updates each of them, and the optimizer; the
     states of those that are `far` are on another disk."""
@@ -63,26 +63,26 @@ def lodged(
     apart = [piece.size for piece in pieces if id(ordered[piece.parameter]) in named]
     through = TIER_BUFFERS * max(apart, default=0)
     size = sum(p.numel() * p.element_size() for p in parameters)
-    lodging = OffloadSpec(
+    offload_plan = OffloadSpec(
         optimizer=type(optimizer).__name__,
         paths=paths,
-        there=tuple(there),
+        resident=tuple(there),
         updated=paths,
-        piece=PIECE,
-        staging=STAGING_BUFFER_COUNT * max(piece.size for piece in pieces),
-        parameters=size,
-        states=sum(piece.size for piece in pieces) - sum(apart) + through,
-        copies=size,
+        piece_bytes=PIECE,
+        staging_bytes=STAGING_BUFFER_COUNT * max(piece.size for piece in pieces),
+        parameter_bytes=size,
+        state_bytes=sum(piece.size for piece in pieces) - sum(apart) + through,
+        activation_bytes=size,
         peak=0,
         first_peak=0,
-        away=tuple(range(len(paths))),
-        bench=bench,
-        sums=size if sums else 0,
-        far=tuple(far),
-        far_states=sum(apart),
-        far_staging=through,
+        host_updated=tuple(range(len(paths))),
+        workspace_bytes=bench,
+        gradient_sum_bytes=size if sums else 0,
+        second_tier=tuple(far),
+        second_tier_bytes=sum(apart),
+        second_tier_staging_bytes=through,
     )
-    return offload_parameters(module, optimizer, lodging, far_folder=far_folder)
+    return offload_parameters(module, optimizer, offload_plan, second_disk=second_disk)
 
 
 def gradients_of(module: nn.Module, step: int) -> list[torch.Tensor]:
@@ -97,7 +97,7 @@ def run(
     adding = home.lane is not None and home.lane.adds and not last
     with contextlib.nullcontext() if last else optimizer.accumulating():
         visit = StepContext(home, adding)
-        visit.go_on()
+        visit.begin_backward()
         places = home.places
         for n, gradient in enumerate(gradients):
             if gradient is not None:
@@ -109,7 +109,7 @@ def run(
             (visit.accumulate if adding else visit.optimize)(n)
         for n in range(len(gradients)):
             visit.wait_for_gradient(n)
-        visit.leave()
+        visit.end_step()
 
 
 def plain_step(module: nn.Module, optimizer: Any, parts: list[list[Any]]) -> None:
@@ -223,10 +223,10 @@ def test_the_lane_takes_the_bytes_that_were_measured(
         gc.collect()
         with memory_session("cpu", lines=True) as running, running.section("update"):
             visit.optimize(0)
-        visit.leave()
+        visit.end_step()
         found.step()
         peaks.append(running.section_usage("update").peak)
-    assert max(peaks) == cost.away_peak
+    assert max(peaks) == cost.host_peak
     found.close()
 
 
@@ -324,7 +324,7 @@ def test_what_is_done_with_a_gradient_comes_after_its_transfer(adding: bool) -> 
         visit.free_gradient(0)
         (visit.accumulate if adding else visit.optimize)(0)
     assert sent in memory.after
-    visit.leave()
+    visit.end_step()
     found.close()
 
 

@@ -241,14 +241,15 @@ def test_what_is_written_behind_a_cut_does_not_hide_it() -> None:
     assert not disk.healthy
 
 
-def lodging(module: nn.Module, **other: Any) -> OffloadSpec:
+def offload_plan(module: nn.Module, **other: Any) -> OffloadSpec:
     paths = tuple(path for path, _ in module.named_parameters())
     sizes = [parameter.numel() * 4 for parameter in module.parameters()]
     states = sum(2 * -(-size // 64) * 64 for size in sizes)
     facts = {
-        "optimizer": "AdamW", "paths": paths, "there": (), "updated": paths, "piece": 1 << 20,
-        "staging": 8 * -(-max(sizes) // 64) * 64, "parameters": sum(sizes), "states": states,
-        "copies": 0, "peak": 0, "first_peak": 0,
+        "optimizer": "AdamW", "paths": paths, "resident": (), "updated": paths,
+        "piece_bytes": 1 << 20, "staging_bytes": 8 * -(-max(sizes) // 64) * 64,
+        "parameter_bytes": sum(sizes), "state_bytes": states,
+        "activation_bytes": 0, "peak": 0, "first_peak": 0,
     }  # fmt: skip
     return OffloadSpec(**{**facts, **other})
 
@@ -264,7 +265,7 @@ def test_parameters_stay_where_the_disk_is_full_or_no_folder(
             os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(28, "No space"))
         )
         with pytest.raises(RuntimeError, match=r"does not give the \d+ bytes .* \(No space\)"):
-            offload_parameters(module, optimizer, lodging(module))
+            offload_parameters(module, optimizer, offload_plan(module))
     with monkeypatch.context() as broken:
         written = disks.os.pwrite
         left = [2]
@@ -277,14 +278,14 @@ def test_parameters_stay_where_the_disk_is_full_or_no_folder(
 
         broken.setattr(os, "pwrite", fail)
         with pytest.raises(RuntimeError, match=r"\(Input/output error\): name a folder"):
-            offload_parameters(module, optimizer, lodging(module))
+            offload_parameters(module, optimizer, offload_plan(module))
     with pytest.raises(RuntimeError, match="cannot wait in files of /nowhere"):
-        offload_parameters(module, optimizer, lodging(module), "/nowhere")
+        offload_parameters(module, optimizer, offload_plan(module), "/nowhere")
     with pytest.raises(RuntimeError, match="of other sizes or dtypes"):
-        offload_parameters(module, optimizer, lodging(module, parameters=7))
+        offload_parameters(module, optimizer, offload_plan(module, parameter_bytes=7))
     assert all(map(torch.equal, values, module.parameters()))
     assert all(type(parameter) is nn.Parameter for parameter in module.parameters())
-    _, stepping = offload_parameters(module, optimizer, lodging(module))
+    _, stepping = offload_parameters(module, optimizer, offload_plan(module))
     stepping.close()
 
 
@@ -296,7 +297,7 @@ def test_states_that_are_no_longer_those_of_the_parameters_are_refused(
 
     module = model()
     home, optimizer = offload_parameters(
-        module, torch.optim.AdamW(module.parameters()), lodging(module)
+        module, torch.optim.AdamW(module.parameters()), offload_plan(module)
     )
     states = optimizer.state_dict()
     with monkeypatch.context() as broken:
@@ -320,7 +321,7 @@ def test_what_is_closed_behind_a_failed_disk_has_no_values_and_says_so(
 ) -> None:
     module = model()
     home, optimizer = offload_parameters(
-        module, torch.optim.AdamW(module.parameters()), lodging(module)
+        module, torch.optim.AdamW(module.parameters()), offload_plan(module)
     )
     disk = home.memory.memory
     os.ftruncate(disk.file.fileno(), 100)  # type: ignore[attr-defined]

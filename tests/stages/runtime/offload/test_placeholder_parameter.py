@@ -75,7 +75,7 @@ def test_what_goes_around_the_class_computes_with_nothing(within: bool) -> None:
         with pytest.raises(RuntimeError, match="dtype"):
             weight.grad = torch.ones(weight.shape, dtype=torch.float64)
     if visit is not None:
-        visit.leave()
+        visit.end_step()
     home.close()
     torch.utils.swap_tensors(module[0].bias, nn.Parameter(torch.zeros(40)))
     assert module[0].bias.eq(0).all()  # type: ignore[operator]
@@ -114,7 +114,7 @@ def test_gradients_are_of_the_dtype_of_the_parameter(dtype: torch.dtype) -> None
         visit = StepContext(home)
         value: Any = Handing.apply(own, gradient)
         value.backward()
-        visit.leave()
+        visit.end_step()
     assert own.grad.dtype == own.grad_dtype == dtype and torch.equal(own.grad, 3 * gradient)
     home.close()
     assert torch.equal(own, torch.ones(4, 3, dtype=dtype))

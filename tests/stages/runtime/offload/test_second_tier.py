@@ -64,7 +64,7 @@ def test_as_torch_optim(
     plain, own = model(), model()
     expected = kind(groups_of(plain), **options)
     made = kind(groups_of(own), **options)
-    home, found = lodged(own, made, parts > 1, there=[2], far=[0, 2, 3], far_folder=far)
+    home, found = lodged(own, made, parts > 1, there=[2], far=[0, 2, 3], second_disk=far)
     updates = found._updates
     states = sum(p.size for pieces in updates.pieces for p in pieces if updates.far.has(p))
     file = updates.far.behind.disk.file.fileno()
@@ -140,7 +140,7 @@ def test_states_are_updated_in_buffers_of_the_host(
     )
     plain, own = model(), model()
     expected = torch.optim.AdamW(groups_of(plain))
-    home, found = lodged(own, torch.optim.AdamW(groups_of(own)), far=[0, 2], far_folder=far)
+    home, found = lodged(own, torch.optim.AdamW(groups_of(own)), far=[0, 2], second_disk=far)
     bounces = found._updates.far.behind.bounce_buffers
     for bounce in bounces:
         bounce.fill_(7)
@@ -160,7 +160,7 @@ def test_states_behind_the_host_of_a_gpu(far: Path) -> None:
     plain, own = model(), model().cuda()
     expected = torch.optim.AdamW(groups_of(plain), foreach=False)
     made = torch.optim.AdamW(groups_of(own), foreach=False)
-    home, found = lodged(own, made, far=[0, 2], far_folder=far)
+    home, found = lodged(own, made, far=[0, 2], second_disk=far)
     for step in range(4):
         gradients = gradients_of(plain, step)
         plain_step(plain, expected, [gradients])
@@ -176,7 +176,7 @@ def test_states_behind_the_host_of_a_gpu(far: Path) -> None:
 def trained(far: Path) -> tuple[Any, Any, Any]:
     """A model with a home after two steps, so that the first states are on their way."""
     own = nn.Linear(30, 40)
-    home, found = lodged(own, torch.optim.AdamW(own.parameters()), far=[0], far_folder=far)
+    home, found = lodged(own, torch.optim.AdamW(own.parameters()), far=[0], second_disk=far)
     for step in range(2):
         run(home, found, list(gradients_of(own, step)), True)
         found.step()
@@ -188,7 +188,7 @@ def test_a_third_file_that_was_cut_off_ends_in_one_sentence(far: Path) -> None:
     disk = found._updates.far.behind.disk
     disk.idle()
     os.ftruncate(disk.file.fileno(), 8)
-    words = rf"tensors cannot wait in files of {far} .*shorter than what.* as far_disk$"
+    words = rf"tensors cannot wait in files of {far} .*shorter than what.* as second_disk$"
     with pytest.raises(RuntimeError, match=words):
         run(home, found, list(gradients_of(own, 2)), True)
     for use in (lambda: home.read(0), found.state_dict, lambda: run(home, found, [], True)):
@@ -201,9 +201,11 @@ def test_a_third_file_that_was_cut_off_ends_in_one_sentence(far: Path) -> None:
 def test_a_third_file_that_fails_where_states_are_asked_for(far: Path) -> None:
     own, home, found = trained(far)
     os.ftruncate(found._updates.far.behind.disk.file.fileno(), 8)
-    with pytest.raises(RuntimeError, match=rf"files of {far} .* name a folder .* as far_disk$"):
+    with pytest.raises(RuntimeError, match=rf"files of {far} .* a folder .* as second_disk$"):
         found.state_dict()
-    words = rf"has failed, and some of them may be lost: make .* in files of {far} .* as far_disk$"
+    words = (
+        rf"has failed, and some of them may be lost: make .* in files of {far} .* as second_disk$"
+    )
     with pytest.raises(RuntimeError, match=words):
         run(home, found, list(gradients_of(own, 2)), True)
     found.close()
@@ -232,10 +234,10 @@ def test_a_third_disk_without_room_is_told_and_all_is_as_it_was(
         assert type(own.weight) is nn.Parameter
         assert_alike(own.state_dict(), before)
 
-    refused("states on a disk behind the memory of parameters: name its folder, far_disk")
-    given["far_folder"] = far / "gone"
-    refused(r"files of .*gone \(No such file or directory\): name a folder .* as far_disk")
-    given["far_folder"] = far
+    refused("states on a disk behind the memory of parameters: name its folder, second_disk")
+    given["second_disk"] = far / "gone"
+    refused(r"files of .*gone \(No such file or directory\): name a folder .* as second_disk")
+    given["second_disk"] = far
     take = os.posix_fallocate
 
     def full(file: int, begin: int, size: int) -> None:
@@ -244,7 +246,7 @@ def test_a_third_disk_without_room_is_told_and_all_is_as_it_was(
         take(file, begin, size)
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    refused(r"does not give the 9600 bytes .*\(No space left on device\).* as far_disk")
+    refused(r"does not give the 9600 bytes .*\(No space left on device\).* as second_disk")
     monkeypatch.undo()
     given["bench"] = 7
     refused(r"pass through .* bytes, in the plan 7")

@@ -98,7 +98,7 @@ def test_equal_to_the_model(name: str, tmp_path: Path) -> None:
     steps = leaves(graph, costs, 2, 1.0)
     compare(packaged(graph, costs, steps, tmp_path / "package"), built)
     text = (tmp_path / "package" / "step.py").read_text()
-    assert text.count("transfers.vacate(") == text.count("transfers.refill(") > 0
+    assert text.count("transfers.release_storage(") == text.count("transfers.restore_storage(") > 0
 
 
 class Wide(nn.Module):
@@ -172,7 +172,7 @@ def test_the_bytes_are_those_predicted(tmp_path: Path) -> None:
         costs = profile(graph, built.loss, library)
     steps = leaves(graph, costs, 1, 0.7)
     foretold = simulate(graph, costs, steps, link=LINK)
-    assert foretold.transfers is not None and foretold.transfers.left > 0
+    assert foretold.transfers is not None and foretold.transfers.offloaded_bytes > 0
     assert offload_layout(graph, steps).size >= foretold.transfers.host_peak
     module = packaged(graph, costs, steps, tmp_path / "package").load(built.model)
     sample, stepper = built.samples[0], StepRunner.of(graph, built)

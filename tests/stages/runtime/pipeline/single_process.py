@@ -27,7 +27,7 @@ from tightfit.stages.generate.pipeline import build_pipeline_package
 from tightfit.stages.trace.trace import trace
 from tightfit.stages.validate.load import load_package
 
-FACTS = {"strategy": "by hand", "machine": "none", "sentence": "Made by hand."}
+FACTS = {"strategy": "by hand", "machine": "none", "message": "Made by hand."}
 
 
 class Hard(nn.Module):

@@ -138,7 +138,7 @@ def test_containers_within_containers_are_watched() -> None:
             super().__init__(nn.Linear(4, 4), nn.GELU())
 
     captured = capture(built_of((nn.Sequential(Layer(), Layer()), ((torch.ones(2, 4),), {}))))
-    assert not [h for h in captured.watched["holders"] if "stages" in str(h)]
+    assert not [h for h in captured.watched["sources"] if "stages" in str(h)]
 
 
 def test_a_hook_for_all_modules_is_refused() -> None:
@@ -219,7 +219,7 @@ def test_the_description_repeats_itself() -> None:
             model(*sample()[0])
         descriptions.append(watcher.description())
     assert descriptions[0] == descriptions[1]
-    assert isinstance(watcher, GuardRecorder) and descriptions[0]["holders"]
+    assert isinstance(watcher, GuardRecorder) and descriptions[0]["sources"]
 
 
 @pytest.mark.sample(5)

@@ -18,7 +18,7 @@ BUDGETS = 24
 class FloatingStrategy:
     """Rotor's program with floating persistence, of blocks that keep everything or nothing."""
 
-    about = STRATEGIES["floating"]
+    about = STRATEGIES["floating_persistence"]
 
     def supports(self, step: PlanningProblem) -> str:
         """A step that is a chain of some blocks."""

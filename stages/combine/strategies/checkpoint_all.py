@@ -16,7 +16,7 @@ class CheckpointStrategy:
     """Every block keeps its input alone and runs again right before its backward, in captured
     order, without the ops that only its output needs."""
 
-    about = STRATEGIES["checkpoint"]
+    about = STRATEGIES["checkpoint_all"]
 
     def supports(self, step: PlanningProblem) -> str:
         """Every step."""

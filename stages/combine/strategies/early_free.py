@@ -19,7 +19,7 @@ MAX_POSITIONS = 10
 class EarlyFreeStrategy:
     """A search over all that can be stored, of blocks that keep everything or nothing."""
 
-    about = STRATEGIES["frees"]
+    about = STRATEGIES["early_free"]
 
     def supports(self, step: PlanningProblem) -> str:
         """A step that is a chain of a few blocks."""

@@ -11,7 +11,7 @@ from tightfit.util.strategies import STRATEGIES
 class UnplannedStrategy:
     """The step as it was captured: every op once."""
 
-    about = STRATEGIES["unplanned"]
+    about = STRATEGIES["keep_all"]
 
     def supports(self, step: PlanningProblem) -> str:
         """Every step."""
