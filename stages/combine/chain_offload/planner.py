@@ -10,6 +10,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
+from tightfit.schemas.frontier import TIME_TOLERANCE
 from tightfit.schemas.link import HostLink
 from tightfit.schemas.sequence import ChainOperation, StoredItem
 from tightfit.stages.combine.chain.frontier import ChainFrontier, ChainPlan, keep_all_sequence
@@ -31,7 +32,6 @@ from tightfit.stages.combine.chain_offload.simulate import (
 from tightfit.util.errors import ConfigError
 from tightfit.util.strategies import OFFLOADERS, OffloaderInfo
 
-TIME_TOLERANCE = 1e-9
 MAX_REORDER_OPERATIONS = 4_000
 """Operations that are placed and played to find a better order of what is sent."""
 MAX_REORDER_DISTANCE = 3
