@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -125,12 +125,8 @@ class MilpBuilder:
         sure, low, high = 0.0, self.low, self.high
         for column, weight in weights.items():
             sure += weight * (low[column] if weight > 0 else high[column])
-        if least <= sure:
-            return
-        self.column += weights
-        self.value += weights.values()
-        self.start.append(len(self.column))
-        self.least.append(least)
+        if least > sure:
+            self.row_at_least(least, weights)
 
     def add_implication(self, claim: LinearTerm, grounds: Iterable[LinearTerm]) -> None:
         """Adds the row: the claim, which is at most 1, is at most the sum of the grounds."""
@@ -139,6 +135,21 @@ class MilpBuilder:
             if ground is ONE_TERM:
                 return
         self.at_least(0.0, [*found, (-1.0, claim)])
+
+    def variable(self, low: float, high: float, integral: bool = False, cost: float = 0.0) -> int:
+        """A new column between two numbers, by its number."""
+        return self._column(cost, low, high, integral).column
+
+    def row_at_least(self, low: float, weights: Mapping[int, float]) -> None:
+        """Adds a row over columns that is at least `low`, whether or not it always is."""
+        self.column += weights
+        self.value += weights.values()
+        self.start.append(len(self.column))
+        self.least.append(low)
+
+    def row_at_most(self, high: float, weights: Mapping[int, float]) -> None:
+        """Adds a row over columns that is at most `high`, whether or not it always is."""
+        self.row_at_least(-high, {column: -weight for column, weight in weights.items()})
 
     def without_rows(self) -> MilpBuilder:
         """The columns alone."""
@@ -177,6 +188,11 @@ class SolverLimits:
     iterations: int = 200_000
     seconds: float = 120.0
     engine: SolverEngine = HIGHS_ENGINE
+
+
+EXACT_LIMITS = SolverLimits(gap=1e-7, nodes=5_000, checks=2_000, iterations=2**31 - 1, seconds=20.0)
+"""Those of small programs that are solved to their optimum: what counts are nodes and checks, and
+the gap is below the tolerance of the engines."""
 
 
 @dataclass(frozen=True)
