@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tightfit.stages.combine.array_types import BoolArray, FloatArray, IndexArray
 from tightfit.util.milp_solvers import (
     MilpColumns,
     MilpRows,
@@ -27,10 +27,6 @@ from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
 if TYPE_CHECKING:
     from highspy import Highs
     from pulp import LpConstraint, LpProblem, LpVariable
-
-
-FloatArray = NDArray[np.float64]
-IndexArray = NDArray[np.int32]
 
 
 class LinearTerm(NamedTuple):
@@ -53,7 +49,7 @@ class MilpProgram(NamedTuple):
     cost: FloatArray
     low: FloatArray
     high: FloatArray
-    integral: NDArray[np.bool_]
+    integral: BoolArray
     least: FloatArray
     start: IndexArray
     column: IndexArray

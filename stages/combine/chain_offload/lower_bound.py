@@ -122,9 +122,3 @@ def peak_operation(ways: ChainProblem, recomputes: bool) -> tuple[int, ChainOper
         found.append((source + way.backward_peak + grown, ChainOperation("B", position)))
         grown += one.gradient
     return max(found, key=lambda item: item[0])
-
-
-def _transfer_seconds(size: float, bandwidth: float) -> float:
-    if size <= 0:
-        return 0.0
-    return math.inf if bandwidth == 0 else size / bandwidth

@@ -13,8 +13,7 @@ from tightfit.stages.combine.array_types import IntArray
 from tightfit.stages.combine.milp import EXACT_LIMITS
 from tightfit.stages.combine.pipeline.allocation import Allocation, Stage, select_stage_options
 from tightfit.stages.combine.pipeline.allocator import AllocationProblem, AllocationResult
-from tightfit.stages.combine.pipeline.allocators.one_f_one_b import ALLOCATOR as CONTIGUOUS
-from tightfit.stages.combine.pipeline.contiguous import bisect_min
+from tightfit.stages.combine.pipeline.allocators.one_f_one_b import STRATEGY as CONTIGUOUS
 from tightfit.stages.combine.pipeline.layers import PipelineLayers, StageOption
 from tightfit.stages.combine.pipeline.madpipe_dp import LabelLimits, LayerSizes, label_stages
 from tightfit.stages.combine.pipeline.periodic_schedule import schedule_periodic
@@ -101,27 +100,6 @@ def allocate_for_target(
         first = int(last) + 1
     return Allocation(
         layers, tuple(stages), names, select_stage_options(layers, stages, found[:, 2].tolist())
-    )
-
-
-def min_load_allocation(
-    layers: PipelineLayers,
-    names: tuple[str, ...],
-    memory: int,
-    target: int,
-    rules: MadpipeRules = SOUND_RULES,
-) -> tuple[int, Allocation] | None:
-    """MadPipe-DP(target): the least load in ticks of an allocation that fits, with one; None where
-    none fits (M 4.2.2)."""
-    high = layers.max_ticks
-    found = allocate_for_target(layers, names, memory, target, high, rules)
-    if found is None:
-        return None
-    return bisect_min(
-        -1,
-        high,
-        found,
-        lambda load: allocate_for_target(layers, names, memory, target, load, rules),
     )
 
 
@@ -226,4 +204,4 @@ class Madpipe:
         return AllocationResult(*best, instance.lower_bound, solver, clock)
 
 
-ALLOCATOR = Madpipe()
+STRATEGY = Madpipe()

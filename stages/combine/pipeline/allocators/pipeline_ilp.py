@@ -22,7 +22,7 @@ from tightfit.stages.combine.milp import (
 )
 from tightfit.stages.combine.pipeline.allocation import Allocation, Stage
 from tightfit.stages.combine.pipeline.allocator import AllocationProblem, AllocationResult
-from tightfit.stages.combine.pipeline.allocators.madpipe import ALLOCATOR as MADPIPE
+from tightfit.stages.combine.pipeline.allocators.madpipe import STRATEGY as MADPIPE
 from tightfit.stages.combine.pipeline.allocators.madpipe import min_layer_bytes
 from tightfit.stages.combine.pipeline.layers import PipelineLayers
 from tightfit.stages.combine.pipeline.periodic_schedule import schedule_periodic
@@ -203,4 +203,4 @@ class PipelineIlp:
         )
 
 
-ALLOCATOR = PipelineIlp()
+STRATEGY = PipelineIlp()

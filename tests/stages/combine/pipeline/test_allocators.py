@@ -41,7 +41,7 @@ from tightfit.stages.combine.pipeline.plan import (
 )
 from tightfit.stages.simulate.pipeline_pattern import StageMemory, simulate_pattern
 from tightfit.util.errors import ConfigError
-from tightfit.util.strategies import ALLOCATORS, AllocatorInfo
+from tightfit.util.strategies import ALLOCATORS, StrategyInfo
 
 PAGE = Path(__file__).parents[4] / "docs/pipelines.md"
 
@@ -180,7 +180,7 @@ def test_the_known_optima_without_contiguity(case: dict[str, Any]) -> None:
 class Alone:
     """Everything on the first device."""
 
-    about = AllocatorInfo("alone", "everything on the first device")
+    about = StrategyInfo("alone", "everything on the first device")
 
     def allocate(self, instance: AllocationProblem) -> AllocationResult | None:
         stages = (Stage(1, instance.layers.count, 0),)
@@ -196,7 +196,7 @@ def test_an_allocator_from_outside_is_one_file_and_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = types.ModuleType("alone")
-    module.ALLOCATOR = Alone()  # type: ignore[attr-defined]
+    module.STRATEGY = Alone()  # type: ignore[attr-defined]
     monkeypatch.setitem(ALLOCATORS, "alone", Alone.about)
     monkeypatch.setitem(sys.modules, "tightfit.stages.combine.pipeline.allocators.alone", module)
     case = cases("pipeline_contiguous")[0]
