@@ -25,7 +25,7 @@ from tightfit.stages.combine.bounds.lower_bounds import (
     time_lower_bound,
 )
 from tightfit.stages.combine.frontier import FrontierProblem, build_frontier
-from tightfit.stages.combine.local_search.budget_sweep import LocalSearch
+from tightfit.stages.combine.local_search.search import LocalSearch
 from tightfit.stages.combine.lowering.blocks import run_actions
 from tightfit.stages.combine.strategies.strategy import Candidate, load_strategy
 from tightfit.stages.simulate.planning_graph import build_planning_graph

@@ -15,8 +15,7 @@ from tightfit.schemas.frontier import Frontier
 from tightfit.schemas.graph.planning_graph import PlanningGraph
 from tightfit.stages.combine.bounds.lower_bounds import time_lower_bound
 from tightfit.stages.combine.frontier import FrontierProblem, build_frontier
-from tightfit.stages.combine.local_search.budget_sweep import LocalSearch
-from tightfit.stages.combine.local_search.search import AnnealedSequence
+from tightfit.stages.combine.local_search.search import AnnealedSequence, LocalSearch
 from tightfit.stages.combine.lowering.blocks import run_actions
 from tightfit.stages.combine.lowering.schedule import ScheduleLowering
 from tightfit.stages.combine.memory_budget import baseline_bytes
