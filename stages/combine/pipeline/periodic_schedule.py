@@ -72,7 +72,7 @@ def schedule_periodic(
         return PeriodicSchedule(None, bound, found.clock)
     sizes, room = allocation.bytes(), allocation.room(memory)
     for apart in (0, 1):
-        timing = program.timing(found.values, apart)
+        timing = program.timing(found.values.tolist(), apart)
         if timing is None or timing.period >= below:
             break
         try:

@@ -67,7 +67,7 @@ def assign_layers(
     found = solve_milp(program.rows.sparse(), limits, [])
     if not len(found.values):
         return AssignmentSolution(None, found.bound * program.unit, found.clock)
-    allocation = Allocation(layers, program.stages(found.values), names).merged()
+    allocation = Allocation(layers, program.stages(found.values.tolist()), names).merged()
     return AssignmentSolution(
         allocation, min(found.bound * program.unit, allocation.load), found.clock
     )
