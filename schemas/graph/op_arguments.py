@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 OpArguments = tuple[list[Any], dict[str, Any]]
@@ -34,6 +34,23 @@ def iterate_argument_values(arguments: Any) -> Iterator[int]:
         else:
             for item in arguments.values():
                 yield from iterate_argument_values(item)
+
+
+def values_read(written: str) -> list[int]:
+    """The value ids in the text of a call, in order, repeated as often as they occur."""
+    args, kwargs = decode_arguments(written)
+    return [*iterate_argument_values([args, list(kwargs.values())])]
+
+
+def renumber_values(argument: Any, names: Mapping[int, Any]) -> Any:
+    """Encoded arguments with other ids for their values."""
+    if isinstance(argument, list | tuple):
+        return [renumber_values(item, names) for item in argument]
+    if isinstance(argument, dict):
+        if set(argument) == {"value"}:
+            return {"value": names[argument["value"]]}
+        return {key: renumber_values(item, names) for key, item in argument.items()}
+    return argument
 
 
 def parse_arguments(written: str) -> OpArguments | None:

@@ -31,8 +31,7 @@ from tightfit.stages.combine.activation_offload.search import (
 )
 from tightfit.stages.combine.bounds.cuts import MultiBudgetCutBoundSolver
 from tightfit.stages.combine.bounds.lower_bounds import peak_lower_bound, time_lower_bound
-from tightfit.stages.combine.local_search.budget_sweep import LocalSearch
-from tightfit.stages.combine.local_search.search import AnnealedSequence
+from tightfit.stages.combine.local_search.search import AnnealedSequence, LocalSearch
 from tightfit.stages.combine.local_search.views import build_view_times
 from tightfit.stages.combine.lowering.blocks import run_actions
 from tightfit.stages.combine.lowering.schedule import ScheduleLowering

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tightfit.stages.combine.array_types import BoolArray, FloatArray, IndexArray
 from tightfit.util.milp_solvers import (
     MilpColumns,
     MilpRows,
@@ -27,10 +27,6 @@ from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
 if TYPE_CHECKING:
     from highspy import Highs
     from pulp import LpConstraint, LpProblem, LpVariable
-
-
-FloatArray = NDArray[np.float64]
-IndexArray = NDArray[np.int32]
 
 
 class LinearTerm(NamedTuple):
@@ -53,7 +49,7 @@ class MilpProgram(NamedTuple):
     cost: FloatArray
     low: FloatArray
     high: FloatArray
-    integral: NDArray[np.bool_]
+    integral: BoolArray
     least: FloatArray
     start: IndexArray
     column: IndexArray
@@ -125,12 +121,8 @@ class MilpBuilder:
         sure, low, high = 0.0, self.low, self.high
         for column, weight in weights.items():
             sure += weight * (low[column] if weight > 0 else high[column])
-        if least <= sure:
-            return
-        self.column += weights
-        self.value += weights.values()
-        self.start.append(len(self.column))
-        self.least.append(least)
+        if least > sure:
+            self.row_at_least(least, weights)
 
     def add_implication(self, claim: LinearTerm, grounds: Iterable[LinearTerm]) -> None:
         """Adds the row: the claim, which is at most 1, is at most the sum of the grounds."""
@@ -139,6 +131,21 @@ class MilpBuilder:
             if ground is ONE_TERM:
                 return
         self.at_least(0.0, [*found, (-1.0, claim)])
+
+    def variable(self, low: float, high: float, integral: bool = False, cost: float = 0.0) -> int:
+        """A new column between two numbers, by its number."""
+        return self._column(cost, low, high, integral).column
+
+    def row_at_least(self, low: float, weights: Mapping[int, float]) -> None:
+        """Adds a row over columns that is at least `low`, whether or not it always is."""
+        self.column += weights
+        self.value += weights.values()
+        self.start.append(len(self.column))
+        self.least.append(low)
+
+    def row_at_most(self, high: float, weights: Mapping[int, float]) -> None:
+        """Adds a row over columns that is at most `high`, whether or not it always is."""
+        self.row_at_least(-high, {column: -weight for column, weight in weights.items()})
 
     def without_rows(self) -> MilpBuilder:
         """The columns alone."""
@@ -159,6 +166,9 @@ class MilpBuilder:
         )
 
 
+BOUND_MARGIN = 1e-6
+"""What the bound of a tree search is lowered by, ten times the tolerance of its programs; costs are
+in shares of the step."""
 NO_SOLUTION = np.zeros(0)
 MipStart = Sequence[tuple[int, float]]
 """Columns with their values."""
@@ -179,19 +189,23 @@ class SolverLimits:
     engine: SolverEngine = HIGHS_ENGINE
 
 
-@dataclass(frozen=True)
-class SolverOutcome:
-    """How a run ended: `infeasible` is what the engine has proven. `values` are those of the
-    columns, empty where no solution was found, `prices` those of the rows of a program without
-    whole numbers. No solution of one with them is below `bound`, as far as the engine's tolerances
-    go. `iterations` counts the work; `clock` says that the clock ended it."""
+EXACT_LIMITS = SolverLimits(gap=1e-7, nodes=5_000, checks=2_000, iterations=2**31 - 1, seconds=20.0)
+"""Those of small programs that are solved to their optimum: what counts are nodes and checks, and
+the gap is below the tolerance of the engines."""
 
-    infeasible: bool
-    values: FloatArray
-    dual_values: FloatArray
+
+@dataclass(frozen=True)
+class MilpSolution:
+    """`bound` is at most the value of every solution: inf where none exists, -inf where nothing is
+    known. `values` are those of the columns, empty where no solution was found, `dual_values` those
+    of the rows of a program without whole numbers. `iterations` counts the work; `clock` says that
+    the clock ended it."""
+
     bound: float
+    values: FloatArray
     iterations: int
     clock: bool
+    dual_values: FloatArray = field(default_factory=lambda: NO_SOLUTION)
 
 
 HIGHS_HEURISTICS = ("mip_allow_restart", "mip_heuristic_run_rins", "mip_heuristic_run_rens")
@@ -199,20 +213,24 @@ HIGHS_HEURISTICS = ("mip_allow_restart", "mip_heuristic_run_rins", "mip_heuristi
 
 def solve_program_with_highs(
     program: MilpProgram, limits: SolverLimits, whole: bool, start: MipStart | None
-) -> SolverOutcome:
+) -> MilpSolution:
     """Runs a program, with whole numbers where `whole` says so. With a start, which may be empty,
     solutions are searched for, too."""
     model = _run_highs(program, limits, whole, start)
     solution, info = model.getSolution(), model.getInfo()
     found = not whole or has_solution(model)
-    return SolverOutcome(
-        infeasible=is_infeasible(model),
+    return MilpSolution(
+        bound=_usable_bound(is_infeasible(model), proven_bound(model) if whole else -math.inf),
         values=np.array(solution.col_value) if found else NO_SOLUTION,
-        dual_values=NO_SOLUTION if whole else np.array(solution.row_dual, np.float64),
-        bound=proven_bound(model),
         iterations=max(info.simplex_iteration_count, 0),
         clock=reached_time_limit(model),
+        dual_values=NO_SOLUTION if whole else np.array(solution.row_dual, np.float64),
     )
+
+
+def _usable_bound(infeasible: bool, bound: float) -> float:
+    """The bound of a run, which holds for an engine with tolerances."""
+    return math.inf if infeasible else loosen_bound(bound, BOUND_MARGIN)
 
 
 def _run_highs(
@@ -250,7 +268,7 @@ MIN_CBC_GAP = 1e-7
 
 def solve_program_with_cbc(
     program: MilpProgram, limits: SolverLimits, whole: bool, start: MipStart | None
-) -> SolverOutcome:
+) -> MilpSolution:
     """Runs a program, with whole numbers where `whole` says so, from a start where there is one."""
     model, columns, rows = _build_pulp_model(program, whole)
     for column, value in start or ():
@@ -267,13 +285,13 @@ def solve_program_with_cbc(
         prices = np.array([row.pi for row in rows], np.float64) / COST_SCALE
     objective = float(program.cost @ values) if run.found else math.inf
     sure = objective - gap / COST_SCALE if run.optimal else -math.inf
-    return SolverOutcome(
-        infeasible=run.infeasible,
+    bound = min(max(sure, run.bound / COST_SCALE), objective)
+    return MilpSolution(
+        bound=_usable_bound(run.infeasible, bound if whole else -math.inf),
         values=values,
-        dual_values=prices,
-        bound=min(max(sure, run.bound / COST_SCALE), objective),
         iterations=run.iterations,
         clock=run.limit == "clock",
+        dual_values=prices,
     )
 
 
@@ -301,13 +319,10 @@ def _build_pulp_model(program: MilpProgram, whole: bool) -> _PulpModel:
     return model, columns, rows
 
 
-BOUND_MARGIN = 1e-6
-"""What the bound of a tree search is lowered by, ten times the tolerance of its programs; costs are
-in shares of the step."""
 DUAL_BOUND_ROUNDING = 1e-9
 """What a bound by weak duality is lowered by, for the rounding of its sums."""
 SOLVER_BACKENDS: dict[
-    SolverEngine, Callable[[MilpProgram, SolverLimits, bool, MipStart | None], SolverOutcome]
+    SolverEngine, Callable[[MilpProgram, SolverLimits, bool, MipStart | None], MilpSolution]
 ] = {
     "highs": solve_program_with_highs,
     "cbc": solve_program_with_cbc,
@@ -315,29 +330,21 @@ SOLVER_BACKENDS: dict[
 """What runs a program, with whole numbers where that is asked for."""
 
 
-@dataclass(frozen=True)
-class MilpSolution:
-    """`bound` is at most the value of every solution: inf where there is none, -inf where nothing
-    is known. `values` are those of the columns, empty where no solution was found. `iterations`
-    counts the work; `clock` says that the clock ended it."""
-
-    bound: float
-    values: FloatArray
-    iterations: int
-    clock: bool
-
-
 def solve_relaxation(program: MilpProgram, limits: SolverLimits) -> MilpSolution:
     """The program with parts of everything allowed; its bound holds however exact the engine is,
     since it is computed from prices of the rows."""
     if not program.possible:
-        return MilpSolution(math.inf, NO_SOLUTION, 0, False)
-    ended = SOLVER_BACKENDS[limits.engine](program, limits, False, None)
-    if ended.infeasible:
-        return MilpSolution(math.inf, NO_SOLUTION, ended.iterations, False)
-    price = np.maximum(ended.dual_values, 0.0)
-    bound = dual_bound(program, price) if len(price) == len(program.least) else -math.inf
-    return MilpSolution(bound, ended.values, ended.iterations, ended.clock)
+        return _infeasible_solution()
+    found = SOLVER_BACKENDS[limits.engine](program, limits, False, None)
+    if found.bound == math.inf:
+        return _infeasible_solution(found.iterations)
+    price = np.maximum(found.dual_values, 0.0)
+    known = len(price) == len(program.least)
+    return replace(found, bound=dual_bound(program, price) if known else -math.inf)
+
+
+def _infeasible_solution(iterations: int = 0) -> MilpSolution:
+    return MilpSolution(math.inf, NO_SOLUTION, iterations, False)
 
 
 def dual_bound(program: MilpProgram, price: FloatArray) -> float:
@@ -356,9 +363,6 @@ def solve_milp(
     """The program as it is; its bound is what the search has proven, not the solution's value. With
     a start, columns and their values, which may be none, solutions are searched for, too."""
     if not program.possible:
-        return MilpSolution(math.inf, NO_SOLUTION, 0, False)
-    ended = SOLVER_BACKENDS[limits.engine](program, limits, True, start)
-    if ended.infeasible:
-        return MilpSolution(math.inf, NO_SOLUTION, ended.iterations, False)
-    bound = loosen_bound(ended.bound, BOUND_MARGIN)
-    return MilpSolution(bound, ended.values, ended.iterations, ended.clock)
+        return _infeasible_solution()
+    found = SOLVER_BACKENDS[limits.engine](program, limits, True, start)
+    return _infeasible_solution(found.iterations) if found.bound == math.inf else found

@@ -25,8 +25,7 @@ from tightfit.stages.combine.activation_offload.search import (
     transfer_point,
 )
 from tightfit.stages.combine.bounds.lower_bounds import total_view_seconds
-from tightfit.stages.combine.local_search.budget_sweep import LocalSearch
-from tightfit.stages.combine.local_search.search import MAX_SEARCHES, AnnealedSequence
+from tightfit.stages.combine.local_search.search import MAX_SEARCHES, AnnealedSequence, LocalSearch
 from tightfit.stages.combine.local_search.views import ViewTimes, build_view_times
 from tightfit.stages.combine.lowering.blocks import run_actions
 from tightfit.stages.combine.lowering.schedule import ScheduleLowering

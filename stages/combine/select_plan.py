@@ -16,9 +16,8 @@ from tightfit.schemas.plan import CompetingPlan, Plan, PlanCost, Status, optimal
 from tightfit.schemas.schedule import ScheduleStep
 from tightfit.stages.combine.activation_offload.bound import TransferBoundSolver
 from tightfit.stages.combine.activation_offload.placement import offloadable_values
-from tightfit.stages.combine.bounds.cuts import TARGET_GAP
+from tightfit.stages.combine.bounds.cuts import TARGET_GAP, TimeBound
 from tightfit.stages.combine.bounds.lower_bounds import (
-    ProvenBound,
     locate_peak_lower_bound,
     peak_lower_bound,
     prove_time_lower_bound,
@@ -211,7 +210,7 @@ class _TimeBound:
     """What no plan within a budget goes below: in short, and closer where that was asked for."""
 
     simple_bound: float
-    proven: ProvenBound | None = None
+    proven: TimeBound | None = None
 
     def bound_for(self, seconds: float) -> tuple[float, str]:
         """The limit of a plan that takes so many seconds, and what a verdict says of it.
@@ -268,17 +267,17 @@ def _select_within_budget(
     return point, _TimeBound(simple, closer)
 
 
-def _is_far_from_bound(point: ParetoPoint, proven: ProvenBound) -> bool:
+def _is_far_from_bound(point: ParetoPoint, proven: TimeBound) -> bool:
     """Whether a bound that no plan was known for is so far below one that it would be widened."""
     return optimality_gap(point.seconds, proven.seconds) > TARGET_GAP
 
 
 def _tighten_bound(
     point: ParetoPoint,
-    proven: ProvenBound,
-    prove: Callable[[float], ProvenBound],
+    proven: TimeBound,
+    prove: Callable[[float], TimeBound],
     look: Callable[..., ParetoPoint | None],
-) -> tuple[ParetoPoint, ProvenBound]:
+) -> tuple[ParetoPoint, TimeBound]:
     """A point and its bound once more, now that a plan is known: with the better bound, and with
     what the search finds from its further starts."""
     closer = prove(point.seconds)
@@ -290,12 +289,12 @@ def _tighten_bound(
 
 def _prove_transfer_bound(
     player: PointSimulator, link: HostLink, budget: int, engine: SolverEngine
-) -> ProvenBound:
+) -> TimeBound:
     """What no plan with transfers goes below."""
     problem = player.opener.problem
     given = offloadable_values(player.graph, problem)
     bound = TransferBoundSolver(problem, link, given, SolverLimits(engine=engine)).bound(budget)
-    return ProvenBound(
+    return TimeBound(
         bound.seconds + total_view_seconds(player.graph, player.costs), [], bound.clock
     )
 

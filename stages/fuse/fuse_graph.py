@@ -6,14 +6,13 @@ import heapq
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
 from tightfit.schemas.graph.fused_groups import (
     GROUP_PREFIX,
     group_body_digest,
     serialize_group_body,
 )
-from tightfit.schemas.graph.op_arguments import decode_arguments, encode_arguments
+from tightfit.schemas.graph.op_arguments import decode_arguments, encode_arguments, renumber_values
 from tightfit.schemas.graph.ownership import loss_interface_values
 from tightfit.schemas.graph.training_graph import BASELINE_KINDS, NO_VALUE, Graph, Op
 from tightfit.stages.fuse.group_ir import build_fusion_group
@@ -50,7 +49,7 @@ def renumber_graph(graph: Graph, ops: Sequence[Op]) -> Graph:
 
 
 def _renumber_op(op: Op, number: int, ids: dict[int, int]) -> Op:
-    args, kwargs = _renumber_values(decode_arguments(op.arguments), ids)
+    args, kwargs = renumber_values(decode_arguments(op.arguments), ids)
     return replace(
         op,
         id=number,
@@ -60,16 +59,6 @@ def _renumber_op(op: Op, number: int, ids: dict[int, int]) -> Op:
         writes=[ids[value] for value in op.writes],
         in_place=[ids[value] for value in op.in_place],
     )
-
-
-def _renumber_values(argument: Any, ids: dict[int, int]) -> Any:
-    if isinstance(argument, list | tuple):
-        return [_renumber_values(item, ids) for item in argument]
-    if isinstance(argument, dict):
-        if set(argument) == {"value"}:
-            return {"value": ids[argument["value"]]}
-        return {key: _renumber_values(item, ids) for key, item in argument.items()}
-    return argument
 
 
 def fuse(graph: Graph, refused: Collection[str] = ()) -> Graph:

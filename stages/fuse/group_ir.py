@@ -16,7 +16,8 @@ from tightfit.schemas.graph.fused_groups import GroupBody, GroupCall, GroupTenso
 from tightfit.schemas.graph.op_arguments import (
     decode_arguments,
     encode_arguments,
-    iterate_argument_values,
+    renumber_values,
+    values_read,
 )
 from tightfit.schemas.graph.training_graph import NO_VALUE, Graph, Op
 from tightfit.stages.fuse.group_ops import is_inlined_view
@@ -58,7 +59,7 @@ class _GroupBodyWriter:
         made = {value for op in order for value in op.outputs if value != NO_VALUE}
         inputs = [
             value
-            for value in dict.fromkeys(value for op in order for value in _values_read(op))
+            for value in dict.fromkeys(value for op in order for value in values_read(op.arguments))
             if value not in made
         ]
         for value in inputs:
@@ -115,7 +116,7 @@ class _GroupBodyWriter:
     def label(self, op: Op) -> str:
         """A digest of a call and of all that it reads; those of its inputs are there already."""
         args, kwargs = _arguments(op)
-        call = _renumber_values(
+        call = renumber_values(
             [args, kwargs], {value: self.input_label(value) for value in op.inputs}
         )
         made = [value == NO_VALUE for value in op.outputs]
@@ -139,7 +140,7 @@ class _GroupBodyWriter:
     def call(self, op: Op) -> GroupCall:
         """An op with the body's own numbers."""
         args, kwargs = _arguments(op)
-        args, kwargs = _renumber_values([args, kwargs], {at: self.numbers[at] for at in op.inputs})
+        args, kwargs = renumber_values([args, kwargs], {at: self.numbers[at] for at in op.inputs})
         for value in op.outputs:
             if value != NO_VALUE:
                 self.numbers[value] = len(self.numbers)
@@ -154,22 +155,6 @@ _PLACEMENT_ARGUMENTS = ("device", "layout")
 def _arguments(op: Op) -> tuple[list[Any], dict[str, Any]]:
     args, kwargs = decode_arguments(op.arguments)
     return args, {name: value for name, value in kwargs.items() if name not in _PLACEMENT_ARGUMENTS}
-
-
-def _values_read(op: Op) -> list[int]:
-    args, kwargs = decode_arguments(op.arguments)
-    return [*iterate_argument_values([args, list(kwargs.values())])]
-
-
-def _renumber_values(argument: Any, names: dict[int, Any]) -> Any:
-    """Encoded arguments with other names for their values."""
-    if isinstance(argument, list):
-        return [_renumber_values(item, names) for item in argument]
-    if isinstance(argument, dict):
-        if set(argument) == {"value"}:
-            return {"value": names[argument["value"]]}
-        return {key: _renumber_values(item, names) for key, item in argument.items()}
-    return argument
 
 
 def _digest(content: Any) -> str:

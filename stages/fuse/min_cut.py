@@ -17,7 +17,6 @@ from tightfit.schemas.graph.training_graph import NO_VALUE, Graph, Op
 from tightfit.stages.fuse.group_ops import is_groupable, is_inlined_view
 
 _SOURCE, _SINK = "source", "sink"
-_Node = tuple[int, str] | str
 
 
 def min_cut_recomputes(graph: Graph) -> set[int]:

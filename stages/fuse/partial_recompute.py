@@ -23,7 +23,8 @@ from tightfit.schemas.graph.fused_groups import (
 from tightfit.schemas.graph.op_arguments import (
     decode_arguments,
     encode_arguments,
-    iterate_argument_values,
+    renumber_values,
+    values_read,
 )
 from tightfit.schemas.graph.ownership import caller_owned_storages
 from tightfit.schemas.graph.training_graph import NO_VALUE, Graph, Op
@@ -76,7 +77,7 @@ def _build_partial_recompute(
         made = set(call.outputs) - {NO_VALUE}
         if not made.isdisjoint(wanted):
             needed.append(call)
-            wanted |= {value for value in _values_read(call) if value not in there}
+            wanted |= {value for value in values_read(call.arguments) if value not in there}
     if len(needed) == len(body.calls) and len(body.outputs) == 1:
         return None
     return _build_body(body, output, needed[::-1], there)
@@ -89,13 +90,13 @@ def _build_body(
     made = {value for call in calls for value in call.outputs if value not in there}
     reads = [
         value
-        for value in dict.fromkeys(value for call in calls for value in _values_read(call))
+        for value in dict.fromkeys(value for call in calls for value in values_read(call.arguments))
         if value not in made
     ]
     numbers = {value: number for number, value in enumerate(reads)} | {NO_VALUE: NO_VALUE}
     renamed = []
     for call in calls:
-        args, kwargs = _renumber_values(decode_arguments(call.arguments), numbers)
+        args, kwargs = renumber_values(decode_arguments(call.arguments), numbers)
         outputs = []
         for value in call.outputs:
             kept = value != NO_VALUE and value not in there
@@ -134,21 +135,6 @@ def _open_norm(call: GroupCall, there: Collection[int], body: GroupBody) -> list
         found.append(GroupCall(f"aten.{name}.Tensor", text, [after]))
         before = {"value": after}
     return found
-
-
-def _values_read(call: GroupCall) -> list[int]:
-    args, kwargs = decode_arguments(call.arguments)
-    return [*iterate_argument_values([args, list(kwargs.values())])]
-
-
-def _renumber_values(argument: Any, names: Mapping[int, int]) -> Any:
-    if isinstance(argument, list | tuple):
-        return [_renumber_values(item, names) for item in argument]
-    if isinstance(argument, dict):
-        if set(argument) == {"value"}:
-            return {"value": names[argument["value"]]}
-        return {key: _renumber_values(item, names) for key, item in argument.items()}
-    return argument
 
 
 PartialRecomputeJudge = Callable[[GroupBody, PartialRecompute], bool]

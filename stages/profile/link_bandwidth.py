@@ -17,7 +17,7 @@ from tightfit.schemas.link import HOST
 from tightfit.schemas.machine import MACHINE_ARTIFACT
 from tightfit.schemas.measured_link import SECOND_TIER_DISK, MeasuredLink
 from tightfit.schemas.optimizer_plan import LinkSpeed
-from tightfit.stages.profile.link_overhead import measure_transfer_overhead
+from tightfit.stages.profile.link_overhead import SHORT_TRANSFER_BYTES, measure_transfer_overhead
 from tightfit.stages.runtime.offload.disk_target import disk_folder_of
 from tightfit.stages.runtime.offload.host_target import create_offload_target
 from tightfit.stages.runtime.offload.second_tier import SECOND_TIER_OPTION, SecondTier
@@ -33,7 +33,6 @@ SHARED_LINK_FACTOR = 1.5
 SAMPLE_BYTES = 16 << 20
 """Bytes each way by which a link is known again."""
 _ROUNDS = 5
-_SHORT_TRANSFER_BYTES = 4096
 
 
 def measure_link_speed(
@@ -53,7 +52,7 @@ def measure_link_speed(
     memory = create_offload_target(place, 2 * count * TRANSFER_BYTES, folder)
     one, other = (torch.zeros(TRANSFER_BYTES, dtype=torch.uint8, device=place) for _ in range(2))
     return _measure_speed(
-        place, memory, count, one, other, one[:_SHORT_TRANSFER_BYTES], clock or HostClock()
+        place, memory, count, one, other, one[:SHORT_TRANSFER_BYTES], clock or HostClock()
     )
 
 
@@ -97,7 +96,7 @@ def _measure_second_tier_speed(
     try:
         behind = SecondTier(memory, 2 * count * TRANSFER_BYTES, far_folder)
         return _measure_speed(
-            place, behind, count, one, other, MemoryRegion(0, _SHORT_TRANSFER_BYTES), clock
+            place, behind, count, one, other, MemoryRegion(0, SHORT_TRANSFER_BYTES), clock
         )
     finally:
         memory.close()

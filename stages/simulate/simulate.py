@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from tightfit.schemas.actions import (
     ACTION_NAMES,
     AccumulateOnHost,
+    Action,
     Compute,
     FreeHostCopy,
     Offload,
@@ -22,10 +23,26 @@ from tightfit.schemas.link import HostLink
 from tightfit.schemas.optimizer_plan import OptimizerPlan
 from tightfit.schemas.plan import TransferTotals
 from tightfit.schemas.schedule import ScheduleStep
-from tightfit.stages.simulate.checks.registry import ACTION_CHECKS, CHECK_OF_ACTION
-from tightfit.stages.simulate.checks.updates import begin_updates
+from tightfit.stages.simulate.checks.compute import COMPUTE_CHECK, RANDOM_STATE_CHECK
+from tightfit.stages.simulate.checks.gradients_and_frees import FREE_CHECK, GRADIENT_CHECK
+from tightfit.stages.simulate.checks.transfers import TRANSFER_CHECK
+from tightfit.stages.simulate.checks.updates import UPDATE_CHECK, begin_updates
 from tightfit.stages.simulate.effects import Effect, accumulated_gradient_storages, schedule_effects
-from tightfit.stages.simulate.state import SimulatorState
+from tightfit.stages.simulate.state import ActionCheck, SimulatorState
+
+ACTION_CHECKS: list[ActionCheck] = [
+    COMPUTE_CHECK,
+    GRADIENT_CHECK,
+    RANDOM_STATE_CHECK,
+    FREE_CHECK,
+    TRANSFER_CHECK,
+    UPDATE_CHECK,
+]
+"""All checks of actions, in the order in which they look at the end of a schedule. A new one is a
+line here."""
+CHECK_OF_ACTION: dict[type[Action], ActionCheck] = {
+    kind: rule for rule in ACTION_CHECKS for kind in rule.actions
+}
 
 
 @contextlib.contextmanager

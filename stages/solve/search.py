@@ -71,19 +71,6 @@ class SolvedBlock:
     clock: int
 
 
-def solve_block(
-    digest: str,
-    problem: PlanningGraph,
-    engine: BlockSolver,
-    grid: OptionGrid,
-    link: HostLink | None = None,
-) -> list[BlockOption]:
-    """All options of a block worth having, by number: 0 saves nothing, the others from the most
-    saved to the least. For a link they say what of it may
-    leave; one without a bandwidth changes nothing."""
-    return search_block(digest, problem, engine, grid, link).options
-
-
 def search_block(
     digest: str,
     problem: PlanningGraph,
@@ -91,8 +78,9 @@ def search_block(
     grid: OptionGrid,
     link: HostLink | None = None,
 ) -> SolvedBlock:
-    """The options of a block as in `solve_block`, and whether they can be relied on to be found
-    again: the same arguments give the same options unless the clock ended a solve."""
+    """All options of a block worth having, by number: 0 saves nothing, the others from the most
+    saved to the least. For a link they say what of it may leave; one without a bandwidth changes
+    nothing. The same arguments give the same options unless the clock ended a solve."""
     found = [_simulate_run(problem, "keep everything", keep_all_run(problem))]
     found += [_simulate_run(problem, label, run) for label, run in cheap_recompute_runs(problem)]
     if link is not None and link.bandwidth > 0:

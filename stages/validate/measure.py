@@ -125,7 +125,7 @@ def measure_gpu_memory(
     with hold_on_host(others):
         release_device_memory(device)
         torch.cuda.reset_peak_memory_stats(device)
-        with preserve_random_states(), _restore_buffers(module):
+        with preserve_random_states(), restore_buffers(module):
             for _ in range(steps):
                 stepper.run(module, sample)
                 clear_gradients(module, sample)
@@ -147,7 +147,7 @@ def _sample_tensors(sample: Sample) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def _restore_buffers(module: nn.Module) -> Iterator[None]:
+def restore_buffers(module: nn.Module) -> Iterator[None]:
     """The contents of a module's buffers come back at its end; they wait on the host."""
     kept = {name: buffer.to("cpu", copy=True) for name, buffer in module.named_buffers()}
     yield

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from tightfit.stages.runtime.pytree import flatten
 from tightfit.stages.torch_utils.memory_meter import memory_session
 from tightfit.stages.torch_utils.model_factory import BuiltModel, Sample, build_from_factory
 from tightfit.stages.validate.load import describe_error, load_package
+from tightfit.stages.validate.measure import restore_buffers
 from tightfit.stages.validate.step_results import max_abs_difference, same_bits
 from tightfit.stages.validate.training_step import copy_sample, randomize_sample
 from tightfit.util.errors import ModelError
@@ -133,7 +133,7 @@ def _measure_rank_peak(pipeline: Any, built: BuiltModel, calls: list[Any]) -> in
     """The most bytes of a step that finds no `.grad`."""
     built.model.zero_grad(set_to_none=True)
     gc.collect()
-    with _restore_buffers(built.model), memory_session("cpu", lines=True) as running:
+    with restore_buffers(built.model), memory_session("cpu", lines=True) as running:
         running.mark("begin")
         alive = pipeline.step(calls, built.loss)
         running.mark("end")
@@ -147,7 +147,7 @@ def _time_rank_steps(
     """The median seconds of steps, and the actions of the last one."""
     seconds = []
     record: list[tuple[str, int, int, float, float]] = []
-    with _restore_buffers(built.model):
+    with restore_buffers(built.model):
         for _ in range(steps):
             built.model.zero_grad(set_to_none=True)
             record.clear()
@@ -160,16 +160,6 @@ def _time_rank_steps(
         for kind, subject, microbatch, begin, end in record
     ]
     return statistics.median(seconds), timeline
-
-
-@contextlib.contextmanager
-def _restore_buffers(model: nn.Module) -> Iterator[None]:
-    """The contents of a model's buffers come back at its end."""
-    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    yield
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            buffer.copy_(kept[name])
 
 
 SEED = 20_000

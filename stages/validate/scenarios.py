@@ -41,14 +41,13 @@ RANDOMIZED_INPUTS = "on other contents of the sample's shapes"
 @dataclass(frozen=True)
 class Scenario:
     """A way to run steps of a module on copies of samples. `likely` says what a difference that
-    shows in it first comes from, `optional` that the original may be unable to run it, and
-    `refusable` that the plan may refuse it at the call. Where it shows no difference, a later one
-    that it `contains` is left out; where it shows one, that of the later one says more."""
+    shows in it first comes from, `may_reject` that the plan may refuse it at the call. Where it
+    shows no difference, a later one that it `contains` is left out; where it shows one, that of the
+    later one says more."""
 
     name: str
     likely_cause: str
     run: Callable[[nn.Module, StepRunner, list[Sample], int], StepResults]
-    optional: bool = True
     may_reject: bool = False
     contains: str = ""
 
@@ -151,7 +150,6 @@ SCENARIOS = (
         "",
         UNKNOWN_CAUSE,
         _run_on_samples,
-        optional=False,
     ),
     Scenario(
         "with a tensor each where the sample has one in several places",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.stages.solve.blocks import solve_block
 from tightfit.__main__ import main
 from tightfit.schemas.actions import Action
 from tightfit.schemas.blocks import read_blocks
@@ -29,7 +30,7 @@ from tightfit.stages.combine.offmate.planner import OffmatePlan, OffmatePlanner
 from tightfit.stages.combine.refine_plan import PointSimulator, refine_point
 from tightfit.stages.simulate.planning_graph import build_planning_graph
 from tightfit.stages.simulate.simulate import simulate
-from tightfit.stages.solve.search import OptionGrid, solve_block
+from tightfit.stages.solve.search import OptionGrid
 
 
 @dataclass(frozen=True)

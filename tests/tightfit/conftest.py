@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from tightfit.schemas.graph.training_graph import Graph
 from tightfit.stages.combine.bounds import lower_bounds
-from tightfit.stages.combine.local_search import budget_sweep, search
+from tightfit.stages.combine.local_search import search
 from tightfit.stages.combine.milp import SolverLimits
 from tightfit.stages.solve import worker
 from tightfit.stages.torch_utils.input_masks import all_ones_leaves, binary_mask_leaves
@@ -60,8 +60,7 @@ def _solved_here() -> Iterator[None]:
 def brief_search() -> Iterator[None]:
     """Searches take a tenth of their moves, where no test asks how good a plan is."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (search, budget_sweep):
-            patch.setattr(module, "SLOW_MOVES", 60)
+        patch.setattr(search, "SLOW_MOVES", 60)
         patch.setattr(search, "CONTINUATION_MOVES", 20)
         patch.setattr(search, "SEEDS_PER_WARM_START", 1)
         patch.setattr(search, "MAX_ROUNDS", 3)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 BUDGET_SLOTS = 500
 """Into how many parts the dynamic programs of strategies cut a budget."""
@@ -13,16 +15,25 @@ programs are solved in seconds."""
 
 @dataclass(frozen=True)
 class StrategyInfo:
-    """What is known of a strategy before it runs.
+    """What is known, before it runs, of a strategy for a step, of a planner of chains with a link,
+    or of an allocator of pipelines.
 
-    `summary` is a line for people. A `baseline` takes no budget and is not polished. One that is
-    kept `apart` is no part of `auto`: once polished its plans are seldom better. One that is
-    `solved` takes the options that integer programs found, and hangs on how these ended. One that
-    takes `clusters` is given a hierarchy of them (`HIERARCHY` says how large). One that plans
-    `chains` takes chains that come as files, and one that plans `joins` several that end in one
-    loss. One with `links` takes the link to another memory, to which plans may send what waits; one
-    that `sends` takes options of blocks that were made for that link, too.
-    `optimal_in` names the class that its sequences are optimal in, "" for none.
+    `summary` is a line for people, and `optimal_in` names the class that its plans are optimal in,
+    "" for none; those of an allocator where its bound is reached.
+
+    A `baseline` takes no budget and is not polished. One that is kept `apart` is no part of `auto`:
+    once polished its plans are seldom better. One with `uses_solved_options` takes the options that
+    integer programs found, and hangs on how these ended. One that takes `clusters` is given a
+    hierarchy of them (`HIERARCHY_LIMITS` says how large). One that plans `chains` takes chains that
+    come as files, and one that `plans_joins` several that end in one loss. One with `links` takes
+    the link to another memory, to which plans may send what waits; one with `uses_link_options`
+    takes options of blocks that were made for that link, too. Plans of one that `recomputes` may
+    compute again.
+
+    A `contiguous` allocator gives each device one stage, so that only neighbors need a link. One
+    with `turns` makes k-periodic patterns and takes k. One with `inside` can compute again inside
+    of stages. One that `solves` integer programs takes the engine that does. A `blind` one looks at
+    memory afterwards, so that it may find nothing where something fits.
     """
 
     name: str
@@ -35,7 +46,18 @@ class StrategyInfo:
     plans_joins: bool = False
     links: bool = False
     uses_link_options: bool = False
+    recomputes: bool = False
+    contiguous: bool = False
+    turns: bool = False
+    inside: bool = False
+    solves: bool = False
+    blind: bool = False
     optimal_in: str = ""
+
+
+def load_strategy_module(about: StrategyInfo, package: str) -> Any:
+    """The `STRATEGY` of the file of a strategy in the package of its kind."""
+    return import_module(f"{package}.{about.name}").STRATEGY
 
 
 KEEP_ALL = "keep_all"
@@ -149,71 +171,39 @@ def baseline_names() -> list[str]:
     return [name for name, about in STRATEGIES.items() if about.baseline]
 
 
-@dataclass(frozen=True)
-class OffloaderInfo:
-    """What is known of an offloader before it runs: its name, a line for people, and whether its
-    plans may compute again (`recomputes`)."""
-
-    name: str
-    summary: str
-    recomputes: bool = False
-
-
-_OFFLOADER_LIST = [
-    OffloaderInfo(
+_OFFLOADERS = [
+    StrategyInfo(
         "offload_greedy",
         "runs nothing again; the first activations leave, as many as have to",
     ),
-    OffloaderInfo(
+    StrategyInfo(
         "offload_dynprog",
         "runs nothing again; which activations leave is decided by a dynamic program",
     ),
-    OffloaderInfo(
+    StrategyInfo(
         "pofo",
         "what to keep, what to run again and what leaves, decided together; never slower than "
         "`rotor`",
         recomputes=True,
     ),
-    OffloaderInfo(
+    StrategyInfo(
         "autocapper",
         "plans of `rotor` for more memory than there is, of which the first activations leave",
         recomputes=True,
     ),
-    OffloaderInfo(
+    StrategyInfo(
         "opportunist",
         "what keeps the link busy leaves, and the rest runs again",
         recomputes=True,
     ),
 ]
 
-OFFLOADERS: dict[str, OffloaderInfo] = {about.name: about for about in _OFFLOADER_LIST}
-"""All by name: NAME is `PLANNER` of `stages/combine/chain_offload/planners/NAME.py`."""
+OFFLOADERS: dict[str, StrategyInfo] = {about.name: about for about in _OFFLOADERS}
+"""All by name: NAME is `STRATEGY` of `stages/combine/chain_offload/planners/NAME.py`."""
 
 
-@dataclass(frozen=True)
-class AllocatorInfo:
-    """What is known of an allocator before it runs.
-
-    `summary` is a line for people. A `contiguous` one gives each device one stage, so that only
-    neighbors need a link. One with `turns` makes k-periodic patterns and takes k. One with
-    `inside` can compute again inside of stages. One that `solves` integer programs takes the
-    engine that does. A `blind` one looks at memory afterwards, so that
-    it may find nothing where something fits. `optimal_in` names the class that its plans are
-    optimal in where its bound is reached.
-    """
-
-    name: str
-    summary: str
-    contiguous: bool = False
-    turns: bool = False
-    inside: bool = False
-    solves: bool = False
-    blind: bool = False
-    optimal_in: str = ""
-
-
-_ALLOCATOR_LIST = [
-    AllocatorInfo(
+_ALLOCATORS = [
+    StrategyInfo(
         "pipedream",
         "contiguous, with the least period where memory does not count; memory is looked at "
         "afterwards (a baseline)",
@@ -221,14 +211,14 @@ _ALLOCATOR_LIST = [
         blind=True,
         optimal_in="contiguous allocations",
     ),
-    AllocatorInfo(
+    StrategyInfo(
         "one_f_one_b",
         "contiguous, with the least period at which 1F1B* fits the memory",
         contiguous=True,
         inside=True,
         optimal_in="contiguous allocations with 1-periodic patterns of whole stages",
     ),
-    AllocatorInfo(
+    StrategyInfo(
         "k_periodic",
         "contiguous, with 1F1B* or that with every (k+1)-th batch left out where memory binds",
         contiguous=True,
@@ -236,14 +226,14 @@ _ALLOCATOR_LIST = [
         inside=True,
         optimal_in="contiguous allocations",
     ),
-    AllocatorInfo(
+    StrategyInfo(
         "pipeline_ilp",
         "any layers on any device, by integer programs for allocation and schedule; for short "
         "chains",
         solves=True,
         optimal_in="1-periodic patterns",
     ),
-    AllocatorInfo(
+    StrategyInfo(
         "madpipe",
         "one stage a device but for a special one, by a dynamic program, with the schedule by an "
         "integer program; never slower than `one_f_one_b`",
@@ -253,5 +243,5 @@ _ALLOCATOR_LIST = [
     ),
 ]
 
-ALLOCATORS: dict[str, AllocatorInfo] = {about.name: about for about in _ALLOCATOR_LIST}
-"""All by name: NAME is `ALLOCATOR` of `stages/combine/pipeline/allocators/NAME.py`."""
+ALLOCATORS: dict[str, StrategyInfo] = {about.name: about for about in _ALLOCATORS}
+"""All by name: NAME is `STRATEGY` of `stages/combine/pipeline/allocators/NAME.py`."""

@@ -26,6 +26,7 @@ from tightfit.stages.combine.bounds.cuts import (
     MAX_CUTS,
     MIN_CUT_GAIN,
     CutBoundSolver,
+    TimeBound,
 )
 from tightfit.stages.combine.bounds.time_windows import DependencyOrder
 from tightfit.stages.combine.bounds.transfer_bound import time_lower_bound_with_transfers
@@ -208,15 +209,6 @@ TransferWarmStart = tuple[list[int], list[tuple[int, int]]]
 it may exceed the budget."""
 
 
-@dataclass(frozen=True)
-class TransferBound:
-    """`seconds` is at most what any plan with transfers takes, views left out: inf where there is
-    none. `clock` says that the clock, not the work, ended a solve."""
-
-    seconds: float
-    clock: bool
-
-
 class TransferBoundSolver(CutBoundSolver):
     """The programs of one problem with a link over which some storages may leave."""
 
@@ -243,12 +235,12 @@ class TransferBoundSolver(CutBoundSolver):
             self.problem, self.order, moments, budget, self.link, self.leaving, whole
         )
 
-    def bound(self, budget: int) -> TransferBound:
+    def bound(self, budget: int) -> TimeBound:
         """What every plan within a budget in bytes takes at least."""
         simple = time_lower_bound_with_transfers(self.problem, budget, self.link)
         closest = self._tightest_bound(budget)
         unit = total_node_seconds(self.problem)
-        return TransferBound(max(simple, closest.bound * unit), closest.clock)
+        return TimeBound(max(simple, closest.bound * unit), [], closest.clock)
 
     def drafts(self, budget: int) -> list[list[int]]:
         """None: what a solution says of transfers is in `linked_drafts`."""

@@ -31,7 +31,7 @@ from tightfit.stages.combine.activation_offload.pricing import (
 )
 from tightfit.stages.combine.activation_offload.timed_search import TimedTransferSearch
 from tightfit.stages.combine.local_search.anneal import OFFLOAD_FINE, OFFLOAD_WIDE
-from tightfit.stages.combine.local_search.budget_sweep import LocalSearch, budget_grid
+from tightfit.stages.combine.local_search.search import LocalSearch, budget_grid
 from tightfit.stages.combine.local_search.views import ViewTimes
 from tightfit.stages.combine.milp import SolverLimits
 from tightfit.util.progress import ProgressCallback, ProgressCounter

@@ -20,11 +20,7 @@ from tightfit.stages.combine.chain_offload.placement import (
     OffloadedStore,
     OffloadInterval,
 )
-from tightfit.stages.combine.local_search.anneal import (
-    FAST,
-    AnnealingSchedule,
-    anneal_with_transfers,
-)
+from tightfit.stages.combine.local_search.anneal import FAST, AnnealingSchedule, anneal
 from tightfit.stages.combine.local_search.arrays import build_arrays, weight_by_size
 from tightfit.stages.combine.local_search.stream_timing import build_stream_timing
 
@@ -67,9 +63,9 @@ class TimedTransferSearch:
         steps = np.array(start, np.int32)
         # Threads that search at a time have clocks of their own.
         own = self.lanes
-        lanes_ = own._replace(sent=own.sent.copy(), back=own.back.copy(), viewed=own.viewed.copy())
+        timing = own._replace(sent=own.sent.copy(), back=own.back.copy(), viewed=own.viewed.copy())
         a = self.arrays if pace == FAST else self.size_weighted_arrays
-        return anneal_with_transfers(a, lanes_, steps, budget, count, seed, pace).tolist()
+        return anneal(a, steps, budget, count, seed, pace, timing).tolist()
 
     def start(self, placed: PlacedTransfers) -> list[int]:
         """A plan as a sequence with transfers."""

@@ -63,11 +63,11 @@ CLOSE_GAP = 1e-3
 
 
 @dataclass(frozen=True)
-class CutBound:
-    """`seconds` is at most what any plan within the budget takes, views left out: inf where there
-    is none, -inf where nothing is known. `sequences` are starts for the search, the last of the
-    program with the most moments; they may exceed the budget. `clock` says that the clock, not the
-    work, ended a solve: another run may find another bound."""
+class TimeBound:
+    """`seconds` is at most what any plan within a budget takes: inf where there is none, -inf where
+    nothing is known. `clock` says that the clock, not the work, ended a solve: another run may find
+    another bound. `sequences` are node positions to start a search from, found on the way, the last
+    of the program with the most moments; they may exceed the budget."""
 
     seconds: float
     sequences: list[list[int]]
@@ -92,7 +92,7 @@ class CutBoundSolver:
 
     def solve_bound(
         self, budget: int, most: int = MAX_CUTS, work: int = CUT_WORK, known: float = math.inf
-    ) -> CutBound:
+    ) -> TimeBound:
         """The bound and the starts for a budget in bytes, from programs of up to `most` moments; a
         moment is added as long as these together are within the `work`, and the bound is not near
         to the seconds of a plan that is `known`."""
@@ -130,7 +130,7 @@ class CutBoundSolver:
             wider = self._refine_cuts(moments, budget, first, sequences[-1], bound)
             bound, clock = wider.bound, clock or wider.clock
             sequences += [each for each in wider.sequences if each not in sequences]
-        return CutBound(self._seconds(bound), sequences, clock)
+        return TimeBound(self._seconds(bound), sequences, clock)
 
     def _refine_cuts(
         self, moments: Sequence[int], budget: int, first: int, sequence: list[int], bound: float

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tightfit.schemas.costs import Costs
 from tightfit.schemas.graph.planning_graph import PlanningGraph
 from tightfit.schemas.graph.training_graph import NO_VALUE, Graph
-from tightfit.stages.combine.bounds.cuts import CutBoundSolver
+from tightfit.stages.combine.bounds.cuts import CutBoundSolver, TimeBound
 from tightfit.stages.combine.local_search.views import build_view_times
 from tightfit.stages.combine.milp import SolverLimits
 from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
@@ -45,17 +45,6 @@ def time_lower_bound(graph: Graph, costs: Costs, problem: PlanningGraph, budget:
     return node_time_lower_bound(problem, budget) + total_view_seconds(graph, costs)
 
 
-@dataclass(frozen=True)
-class ProvenBound:
-    """`seconds` is what no plan within a budget goes below, infinite where there is none.
-    `sequences` are node positions to start a search from, found on the way. `clock` says that the
-    clock, not the work, ended a solve."""
-
-    seconds: float
-    sequences: list[list[int]]
-    clock: bool
-
-
 def prove_time_lower_bound(
     graph: Graph,
     costs: Costs,
@@ -63,14 +52,14 @@ def prove_time_lower_bound(
     budget: int,
     engine: SolverEngine = HIGHS_ENGINE,
     known: float = math.inf,
-) -> ProvenBound:
+) -> TimeBound:
     """As `least_seconds`, closer and with more work: with what `moment` decides by an engine, not
     much closer than what a plan that is `known` asks for, by its seconds."""
     views, viewed = build_view_times(graph, costs, problem), total_view_seconds(graph, costs)
     moments = CutBoundSolver(problem, SolverLimits(engine=engine), views=views)
     decided = moments.solve_bound(budget, known=known - viewed)
     least = max(node_time_lower_bound(problem, budget), decided.seconds)
-    return ProvenBound(least + viewed, decided.sequences, decided.clock)
+    return TimeBound(least + viewed, decided.sequences, decided.clock)
 
 
 def node_time_lower_bound(problem: PlanningGraph, budget: int) -> float:

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-import numpy.typing as npt
 
 from tightfit.schemas.graph.planning_graph import PlanningGraph
 from tightfit.schemas.link import HostLink
+from tightfit.stages.combine.array_types import FloatArray
 from tightfit.stages.combine.bounds.lower_bounds import cut_at_loss
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from tightfit.stages.combine.chain.dp_table import (
 )
 from tightfit.stages.combine.chain.frontier import ChainPlan, keep_all_sequence
 from tightfit.stages.combine.chain.options import ChainProblem, PositionOption
-from tightfit.stages.combine.chain.simulate import simulate_chain
 from tightfit.util.errors import ConfigError
 
 BackwardSegment = tuple[int, int, int]
@@ -206,7 +205,7 @@ class FloatingChainPlans:
                 f"up to {MAX_FLOATING_POSITIONS}; take another strategy"
             )
         self.ways = ways
-        self.keep_all = self._plan(keep_all_sequence(ways))
+        self.keep_all = ChainPlan.of_chain(self.ways, keep_all_sequence(ways))
 
     @cached_property
     def program(self) -> FloatingProgram:
@@ -224,7 +223,7 @@ class FloatingChainPlans:
             return self.keep_all
         if budget < self.smallest_budget:
             return None
-        return self._plan(self.program.sequence(budget))
+        return ChainPlan.of_chain(self.ways, self.program.sequence(budget))
 
     def bound(self, budget: int) -> float:
         """Seconds that no such sequence within a budget beats: those of the fastest."""
@@ -233,7 +232,3 @@ class FloatingChainPlans:
     def rounded(self, budget: int) -> float:
         """The same: no size is rounded."""
         return self.bound(budget)
-
-    def _plan(self, sequence: list[ChainOperation]) -> ChainPlan:
-        played = simulate_chain(self.ways, sequence)
-        return ChainPlan(played.peak, played.seconds, played.recomputed, sequence)

@@ -51,6 +51,12 @@ class ChainPlan:
     recomputed: int
     sequence: list[ChainOperation]
 
+    @classmethod
+    def of_chain(cls, ways: ChainProblem, sequence: list[ChainOperation]) -> ChainPlan:
+        """The plan that a sequence of a chain is, as it is simulated."""
+        played = simulate_chain(ways, sequence)
+        return cls(played.peak, played.seconds, played.recomputed, sequence)
+
 
 class BudgetTable(Protocol):
     """The sequences of a dynamic program for all budgets up to a limit."""

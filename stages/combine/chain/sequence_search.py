@@ -19,7 +19,6 @@ from tightfit.schemas.sequence import NO_OPTION, ChainOperation, OperationKind
 from tightfit.stages.combine.chain.frontier import ChainFrontier, ChainPlan, keep_all_sequence
 from tightfit.stages.combine.chain.min_memory import ChainMinMemory
 from tightfit.stages.combine.chain.options import ChainProblem, PositionOption, PositionOptions
-from tightfit.stages.combine.chain.simulate import simulate_chain
 from tightfit.util.errors import ConfigError
 
 MAX_SEARCH_STATES = 200_000
@@ -246,7 +245,7 @@ class EarlyFreeChainPlans:
     def __init__(self, ways: ChainProblem) -> None:
         self.ways = ways
         self.search = SequenceSearch(ways)
-        self.keep_all = self._plan(keep_all_sequence(ways))
+        self.keep_all = ChainPlan.of_chain(self.ways, keep_all_sequence(ways))
         self._known: dict[int, ChainPlan | None] = {}
 
     @cached_property
@@ -273,7 +272,9 @@ class EarlyFreeChainPlans:
                     f"{found.states:,} were, and it is far from its end; take another strategy"
                 )
             sequence = found.sequence
-            self._known[budget] = None if sequence is None else self._plan(sequence)
+            self._known[budget] = (
+                None if sequence is None else ChainPlan.of_chain(self.ways, sequence)
+            )
         return self._known[budget]
 
     def bound(self, budget: int) -> float:
@@ -291,7 +292,3 @@ class EarlyFreeChainPlans:
         least = max(budget, self.persistent.smallest_budget)
         plan = self.persistent.within(least)
         return self.keep_all.seconds if plan is None else plan.seconds
-
-    def _plan(self, sequence: list[ChainOperation]) -> ChainPlan:
-        played = simulate_chain(self.ways, sequence)
-        return ChainPlan(played.peak, played.seconds, played.recomputed, sequence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from tightfit.schemas.sequence import NO_OPTION, ChainOperation, iterate_with_next
+from tightfit.schemas.sequence import NO_OPTION, ChainOperation, StoredItem, iterate_with_next
 from tightfit.stages.combine.chain.options import ChainProblem, PositionOption
 from tightfit.stages.combine.join.problem import JoinProblem
 from tightfit.util.errors import ScheduleError
@@ -59,6 +59,13 @@ class ChainSimulator:
     def delta(self) -> int:
         """The bytes of the gradient that the next backward consumes."""
         return self.ways.at(self.gradient).delta if 0 < self.gradient <= len(self.ways) else 0
+
+    def size(self, store: StoredItem) -> int:
+        """The bytes of what is stored, in a chain without options."""
+        kept, position = store
+        if kept:
+            return self.ways.at(position).ways[0].save
+        return self.ways.at(position).output if position else self.ways.always_resident
 
     def play(self, step: int, action: ChainOperation, following: ChainOperation | None) -> None:
         """Plays one operation; `following` is the next one of all branches."""

@@ -8,7 +8,6 @@ eq. 3.16-3.17.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,19 +117,6 @@ class FluidChain:
             passed += seconds[position]
             freed += self.kept[position - 1]
         return wait
-
-
-def fluid_seconds(
-    ways: ChainProblem, budget: int, bandwidth: float, shares: Sequence[float]
-) -> float:
-    """The seconds of a chain whose positions' inputs leave for those `shares` (of position 0, the
-    chain's input, first), infinite where the budget is too small."""
-    chain = FluidChain(ways, budget, bandwidth)
-    states = initial_fluid_states()
-    for position, share in enumerate(shares, start=1):
-        states = chain.step(position, states, share)
-    found = states.seconds + chain.turn(states)
-    return float(found[0]) if np.isfinite(states.seconds[0]) else float("inf")
 
 
 MAX_PAIRWISE_STATES = 600

@@ -17,16 +17,10 @@ def total_compute_seconds(ways: ChainProblem) -> float:
     return math.fsum(one.ways[0].seconds for one in ways.positions)
 
 
-def simple_lower_bound(ways: ChainProblem, bandwidth: float, budget: int, peak: int) -> float:
-    """S Proposition 3: all computations, or twice what has to leave over the bandwidth, which is
-    nothing where the budget exceeds the `peak` of keeping everything."""
-    return max(total_compute_seconds(ways), 2 * _transfer_seconds(max(0, peak - budget), bandwidth))
-
-
 def offload_lower_bound(
     ways: ChainProblem, bandwidth: float, budget: int, recomputes: bool
 ) -> float:
-    """The seconds that no sequence within the budget goes below, at least `simple_bound`.
+    """The seconds that no sequence within the budget goes below, at least that of S Proposition 3.
 
     Looks at each operation when it runs for the first time. What an operation's backward or a later
     one reads, and has no room beside the operation, was sent before it began and comes back after
@@ -128,9 +122,3 @@ def peak_operation(ways: ChainProblem, recomputes: bool) -> tuple[int, ChainOper
         found.append((source + way.backward_peak + grown, ChainOperation("B", position)))
         grown += one.gradient
     return max(found, key=lambda item: item[0])
-
-
-def _transfer_seconds(size: float, bandwidth: float) -> float:
-    if size <= 0:
-        return 0.0
-    return math.inf if bandwidth == 0 else size / bandwidth

@@ -116,14 +116,8 @@ class _IntervalRecorder(ChainSimulator):
     def _uses(self, store: StoredItem) -> None:
         first, last = self.used[store] + 1, self.index - 1
         if first <= last:
-            self.gaps.append(IdleInterval(store, self._size(store), self.made[store], first, last))
+            self.gaps.append(IdleInterval(store, self.size(store), self.made[store], first, last))
         self.used[store] = self.index
-
-    def _size(self, store: StoredItem) -> int:
-        kept, position = store
-        if kept:
-            return self.ways.at(position).ways[0].save
-        return self.ways.at(position).output if position else self.ways.always_resident
 
     def _reads(self, where: str, position: int, plain: bool) -> None:
         super()._reads(where, position, plain)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Protocol, cast
 
 import numpy as np
 
+from tightfit.schemas.frontier import TIME_TOLERANCE
 from tightfit.schemas.link import HostLink
 from tightfit.schemas.sequence import ChainOperation, StoredItem
 from tightfit.stages.combine.chain.frontier import ChainFrontier, ChainPlan, keep_all_sequence
@@ -29,9 +29,8 @@ from tightfit.stages.combine.chain_offload.simulate import (
     simulate_chain_offload,
 )
 from tightfit.util.errors import ConfigError
-from tightfit.util.strategies import OFFLOADERS, OffloaderInfo
+from tightfit.util.strategies import OFFLOADERS, StrategyInfo, load_strategy_module
 
-TIME_TOLERANCE = 1e-9
 MAX_REORDER_OPERATIONS = 4_000
 """Operations that are placed and played to find a better order of what is sent."""
 MAX_REORDER_DISTANCE = 3
@@ -62,7 +61,7 @@ class ChainOffloadPlanner(Protocol):
     """An algorithm that plans a chain with a link."""
 
     @property
-    def about(self) -> OffloaderInfo:
+    def about(self) -> StrategyInfo:
         """What is known of it."""
 
     @property
@@ -300,4 +299,5 @@ def load_planner(name: str) -> ChainOffloadPlanner:
     if name not in OFFLOADERS:
         known = " or ".join(OFFLOADERS)
         raise ConfigError(f"--strategy {name}: a chain with a link is planned by {known}")
-    return cast(ChainOffloadPlanner, import_module(f"{__package__}.planners.{name}").PLANNER)
+    found = load_strategy_module(OFFLOADERS[name], f"{__package__}.planners")
+    return cast(ChainOffloadPlanner, found)

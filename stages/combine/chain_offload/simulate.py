@@ -102,13 +102,6 @@ class ChainOffloadSimulator(ChainSimulator):
             self.returned, self.recomputed, self.steps,
         )  # fmt: skip
 
-    def size(self, store: StoredItem) -> int:
-        """The bytes of what is stored."""
-        kept, position = store
-        if kept:
-            return self.ways.at(position).ways[0].save
-        return self.ways.at(position).output if position else self.ways.always_resident
-
     def _there(self, store: StoredItem) -> bool:
         kept, position = store
         return position in self.kept if kept else position in self.outputs

@@ -343,7 +343,7 @@ def describe_optimality(solution: CheckmateSolution) -> str:
 def keep_all_runs(tasks: TaskGraph, stages: Sequence[UnrolledStage]) -> list[TaskRun]:
     """Every task once; a cluster by its first option."""
     return [
-        (t, k, _option_numbered(tasks.tasks[k].first, 1))
+        (t, k, option_numbered(tasks.tasks[k].first, 1))
         for t, stage in enumerate(stages)
         for k in stage.tail
     ]
@@ -362,13 +362,13 @@ def recompute_all_runs(tasks: TaskGraph, stages: Sequence[UnrolledStage]) -> lis
         for k in stage.candidates:
             task = tasks.tasks[k]
             if backward.get(k) in stage.tail and task.late:
-                found.append((t, k, _option_numbered(task.late, 1)))
+                found.append((t, k, option_numbered(task.late, 1)))
             elif k in needed:
                 found.append((t, k, task.further[0]))
         for k in stage.tail:
             first = tasks.tasks[k].first
             dropped = k in backward and bool(tasks.tasks[k].further)
-            found.append((t, k, _option_numbered(first, NOTHING_KEPT if dropped else 1)))
+            found.append((t, k, option_numbered(first, NOTHING_KEPT if dropped else 1)))
     return found
 
 
@@ -377,6 +377,6 @@ def total_run_seconds(chosen: Sequence[TaskRun]) -> float:
     return sum(way.seconds for _, _, way in chosen)
 
 
-def _option_numbered(ways: Sequence[TaskOption], option: int) -> TaskOption:
+def option_numbered(ways: Sequence[TaskOption], option: int) -> TaskOption:
     """The way by an option, the first one where there is none: the option keeps nothing."""
     return next((way for way in ways if way.option == option), ways[0])

@@ -8,7 +8,7 @@ from tightfit.schemas.sequence import NO_OPTION, ChainOperation
 from tightfit.stages.combine.chain.frontier import ChainFrontier, spread_indices
 from tightfit.stages.combine.chain.options import ChainProblem, PositionOptions
 from tightfit.stages.combine.chain.options import PositionOption as ChainWay
-from tightfit.stages.combine.checkmate.milp import TaskRun
+from tightfit.stages.combine.checkmate.milp import TaskRun, option_numbered
 from tightfit.stages.combine.checkmate.tasks import NOTHING_KEPT, StepTask, TaskGraph, TaskOption
 from tightfit.stages.simulate.unroll import UnrolledStage
 
@@ -84,7 +84,7 @@ def _position(
     ways = []
     for late in () if backward is None else backward.first:
         first, again = (
-            _option_numbered(task.first, late.option),
+            option_numbered(task.first, late.option),
             _recompute_option(task, late.option),
         )
         taken = again.seconds
@@ -137,14 +137,14 @@ class _RunWriter:
             found += [run for each, keeps in pending for run in self._forward(stage, each, keeps)]
             pending = []
             option = NOTHING_KEPT if action.action == "loss" else self.kept.pop(k)
-            found.append((stage, ends, _option_numbered(self.tasks.tasks[ends].first, option)))
+            found.append((stage, ends, option_numbered(self.tasks.tasks[ends].first, option)))
         return found
 
     def _forward(self, stage: int, k: int, option: int) -> Iterator[TaskRun]:
         task = self.tasks.tasks[k]
         if k not in self.ran:
             self.ran.add(k)
-            yield self.home[k], k, _option_numbered(task.first, option)
+            yield self.home[k], k, option_numbered(task.first, option)
         elif task.further:
             late = k in self.backward and self.home[self.backward[k]] == stage
             yield stage, k, (_immediate_option if late else _recompute_option)(task, option)
@@ -154,19 +154,14 @@ def _peak(way: TaskOption) -> int:
     return max((level.own for level in way.levels), default=0)
 
 
-def _option_numbered(ways: Sequence[TaskOption], option: int) -> TaskOption:
-    """The way by an option, the first one where it keeps nothing."""
-    return next((way for way in ways if way.option == option), ways[0])
-
-
 def _recompute_option(task: StepTask, option: int) -> TaskOption:
     """A further run by an option, an empty one where there are none."""
-    return _option_numbered(task.further, option) if task.further else _EMPTY
+    return option_numbered(task.further, option) if task.further else _EMPTY
 
 
 def _immediate_option(task: StepTask, option: int) -> TaskOption:
     """A further run that its backward follows at once."""
-    return _option_numbered(task.late, option) if task.late else _recompute_option(task, option)
+    return option_numbered(task.late, option) if task.late else _recompute_option(task, option)
 
 
 _EMPTY = TaskOption(NOTHING_KEPT, 0.0, frozenset(), frozenset(), (), ())

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from tightfit.schemas.block_options import BlockOption
 from tightfit.schemas.chain import MAX_BYTES, Chain
-from tightfit.schemas.sequence import NO_OPTION
 from tightfit.stages.combine.chain.options import (
     ChainProblem,
     PositionOption,
@@ -66,27 +65,3 @@ def build_join_problem(
     last = chains[0].positions[-1]
     loss = build_chain_problem(Chain([last], 0, deltas)).at(1)
     return JoinProblem(branches, loss)
-
-
-def build_unit_join(
-    lengths: Sequence[int],
-    kept: Sequence[bool],
-    forward: float = 1.0,
-    backward: float = 1.0,
-    turn: float = 1.0,
-) -> JoinProblem:
-    """The join of S ch. 1 and J: MULTI-b, where everything takes one slot of memory.
-
-    Branch j has `lengths[j]` steps, and the gradient of its input stays to the end where `kept[j]`.
-    A backward reads the input of its step and the gradient of its output, so that a way keeps
-    nothing; results overwrite inputs that are not needed again (S Table 1.1).
-    """
-    way = PositionOption(NO_OPTION, 0, 0, 1, 0.0, backward, at_once=True)
-    step = PositionOptions(1, 1, 0, forward, 1, [way], in_place=True)
-    branches = [
-        ChainProblem([step] * length, always_resident=1, loss=False, released=0 if stays else 1)
-        for length, stays in zip(lengths, kept, strict=True)
-    ]
-    return JoinProblem(
-        branches, PositionOptions(0, 0, 0, 0.0, 0, [PositionOption(NO_OPTION, 0, 0, 0, 0.0, turn)])
-    )

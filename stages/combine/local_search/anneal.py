@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tightfit.stages.combine.local_search.arrays import PositionArray, ProblemArrays
+from tightfit.stages.combine.array_types import PositionArray
+from tightfit.stages.combine.local_search.arrays import ProblemArrays
 from tightfit.stages.combine.local_search.moves import (
     DRAW_TRIES,
     allowed_slots,
@@ -98,9 +99,12 @@ def anneal(
     moves: int,
     seed: int,
     pace: AnnealingSchedule = FAST,
+    timing: StreamTiming | None = None,
 ) -> PositionArray:
     """The fastest sequence within the budget met in a number of moves, where each run takes the
-    faster form that it may; where none was met, the one that exceeded the budget least."""
+    faster form that it may; where none was met, the one that exceeded the budget least. With the
+    `timing` of transfers it is the one that is through first, and no move is made in all equal
+    places."""
     best, price = sequence, 0.0
     count = moves // pace.epochs
     factor = price_growth(pace, count)
@@ -109,7 +113,7 @@ def anneal(
         state = build_state(a, best, budget, seed * pace.epochs + epoch + 1)
         found = np.empty(state.at.size, np.int32)
         length, price = anneal_epoch(
-            state, a, count, warmth, price * pace.price_relief, factor, pace.equal, found
+            state, a, timing, count, warmth, price * pace.price_relief, factor, pace.equal, found
         )
         best = found[:length]
     return best
@@ -150,6 +154,7 @@ def is_better(
 def anneal_epoch(
     s: SearchState,
     a: ProblemArrays,
+    t: StreamTiming | None,
     moves: int,
     warmth: float,
     price: float,
@@ -158,87 +163,12 @@ def anneal_epoch(
     best: PositionArray,
 ) -> tuple[int, float]:
     """One epoch: fills `best` with the best sequence and returns its length and what a byte above
-    the budget costs in the end; 0 lets it begin with little."""
-    seconds, excess = s.seconds[0], s.figures[EXCESS]
-    mean = seconds / s.node.size
-    price = initial_price(a, mean, price)
-    length = copy_sequence(s, best)
-    best_seconds = seconds if excess == 0 else np.inf
-    best_excess = excess
-    inside = 0
-    for move in range(moves):
-        kind = draw_uniform(s)
-        if kind < equal:
-            if draw_uniform(s) < 0.5:
-                draw_symmetric_recompute(s, a)
-            else:
-                draw_symmetric_removal(s, a)
-        elif kind < 0.4:
-            draw_recompute(s, a)
-        elif kind < 0.8:
-            draw_removal(s, a)
-        else:
-            draw_shift(s, a)
-        if s.figures[JOURNAL_LENGTH]:
-            more = s.seconds[0] - seconds + price * (s.figures[EXCESS] - excess)
-            if more <= 0 or more < -warmth * mean * np.log(draw_uniform(s)):
-                s.figures[JOURNAL_LENGTH] = 0
-                seconds, excess = s.seconds[0], s.figures[EXCESS]
-                if is_better(excess, seconds, best_excess, best_seconds, mean):
-                    length = copy_sequence(s, best)
-                    best_excess = excess
-                    best_seconds = seconds if excess == 0 else np.inf
-            else:
-                undo(s, a)
-                s.seconds[0] = seconds
-        inside += excess == 0
-        if move % PRICE_INTERVAL == PRICE_INTERVAL - 1:
-            price = adapt_price(price, factor, inside)
-            inside = 0
-    return length, price
-
-
-def anneal_with_transfers(
-    a: ProblemArrays,
-    t: StreamTiming,
-    sequence: PositionArray,
-    budget: int,
-    moves: int,
-    seed: int,
-    pace: AnnealingSchedule = FAST,
-) -> PositionArray:
-    """The sequence within the budget that is through first, of those met in a number of moves;
-    where none was met, the one that exceeded the budget least. No move is made in all equal
-    places."""
-    best, price = sequence, 0.0
-    count = moves // pace.epochs
-    factor = price_growth(pace, count)
-    for epoch in range(pace.epochs):
-        warmth = pace.temperature * pace.cooling**epoch
-        state = build_state(a, best, budget, seed * pace.epochs + epoch + 1)
-        found = np.empty(state.at.size, np.int32)
-        length, price = anneal_epoch_with_transfers(
-            state, a, t, count, warmth, price * pace.price_relief, factor, found
-        )
-        best = found[:length]
-    return best
-
-
-@njit_no_refcount
-def anneal_epoch_with_transfers(
-    s: SearchState,
-    a: ProblemArrays,
-    t: StreamTiming,
-    moves: int,
-    warmth: float,
-    price: float,
-    factor: float,
-    best: PositionArray,
-) -> tuple[int, float]:
-    """One epoch: fills `best` with the best sequence and returns its length and what a byte above
-    the budget costs in the end."""
+    the budget costs in the end; 0 lets it begin with little. Without transfers (`t` is None) it is
+    compiled without what they need."""
     own, excess = s.seconds[0], s.figures[EXCESS]
-    seconds = finish_time(s, a, t)
+    seconds = own
+    if t is not None:
+        seconds = finish_time(s, a, t)
     mean = own / s.node.size
     price = initial_price(a, mean, price)
     length = copy_sequence(s, best)
@@ -247,29 +177,44 @@ def anneal_epoch_with_transfers(
     inside = 0
     for move in range(moves):
         kind = draw_uniform(s)
-        if kind < 0.2:
-            draw_recompute(s, a)
-        elif kind < 0.4:
-            draw_offload(s, a, t)
-        elif kind < 0.55:
-            draw_removal(s, a)
-        elif kind < 0.65:
-            draw_offload_removal(s, a, t)
-        elif kind < 0.85:
-            draw_shift(s, a)
+        if t is None:
+            if kind < equal:
+                if draw_uniform(s) < 0.5:
+                    draw_symmetric_recompute(s, a)
+                else:
+                    draw_symmetric_removal(s, a)
+            elif kind < 0.4:
+                draw_recompute(s, a)
+            elif kind < 0.8:
+                draw_removal(s, a)
+            else:
+                draw_shift(s, a)
         else:
-            draw_transfer_shift(s, a, t)
-        drop_unused_offloads(s, a, t)
+            if kind < 0.2:
+                draw_recompute(s, a)
+            elif kind < 0.4:
+                draw_offload(s, a, t)
+            elif kind < 0.55:
+                draw_removal(s, a)
+            elif kind < 0.65:
+                draw_offload_removal(s, a, t)
+            elif kind < 0.85:
+                draw_shift(s, a)
+            else:
+                draw_transfer_shift(s, a, t)
+            drop_unused_offloads(s, a, t)
         if s.figures[JOURNAL_LENGTH]:
-            limit = (
-                seconds
-                - warmth * mean * np.log(draw_uniform(s))
-                - price * (s.figures[EXCESS] - excess)
-            )
-            later = np.inf
-            if s.seconds[0] <= limit:
-                later = finish_time(s, a, t)
-            if later <= limit:
+            later, accepted = s.seconds[0], False
+            penalty = price * (s.figures[EXCESS] - excess)
+            if t is None:
+                more = later - seconds + penalty
+                accepted = more <= 0 or more < -warmth * mean * np.log(draw_uniform(s))
+            else:
+                limit = seconds - warmth * mean * np.log(draw_uniform(s)) - penalty
+                if later <= limit:
+                    later = finish_time(s, a, t)
+                    accepted = later <= limit
+            if accepted:
                 s.figures[JOURNAL_LENGTH] = 0
                 own, seconds, excess = s.seconds[0], later, s.figures[EXCESS]
                 if is_better(excess, seconds, best_excess, best_seconds, mean):

@@ -6,10 +6,10 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tightfit.schemas.graph.planning_graph import PlanningGraph, PlanningNode, RecomputeVariant
 from tightfit.schemas.graph.training_graph import NO_VALUE
+from tightfit.stages.combine.array_types import BoolArray, IntArray, PositionArray, SecondsArray
 from tightfit.stages.combine.local_search.views import ViewTimes, untimed_views
 
 EQUIVALENCE_ROUNDS = 2
@@ -67,12 +67,6 @@ def _sorted_classes(kinds: Sequence[int], nodes: Sequence[int]) -> Hashable:
 def _number_distinct(marks: Iterable[Hashable]) -> list[int]:
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(mark, len(numbers)) for mark in marks]
-
-
-IntArray = NDArray[np.int64]
-PositionArray = NDArray[np.int32]
-BoolArray = NDArray[np.bool_]
-SecondsArray = NDArray[np.float64]
 
 
 class ProblemArrays(NamedTuple):

@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import njit
 
-from tightfit.stages.combine.local_search.arrays import (
-    BoolArray,
-    IntArray,
-    PositionArray,
-    ProblemArrays,
-)
+from tightfit.stages.combine.array_types import BoolArray, IntArray, PositionArray
+from tightfit.stages.combine.local_search.arrays import ProblemArrays
 from tightfit.stages.combine.local_search.njit import njit_inline
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from tightfit.schemas.link import HostLink
 from tightfit.stages.combine.activation_offload.placement import TransferPlacer
 from tightfit.stages.combine.activation_offload.timed_search import TimedTransferSearch
 from tightfit.stages.combine.local_search.anneal import anneal_epoch
-from tightfit.stages.combine.local_search.budget_sweep import LocalSearch
+from tightfit.stages.combine.local_search.search import LocalSearch
 from tightfit.util.code_cache import print_compiling_note
 
 

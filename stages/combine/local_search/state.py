@@ -13,13 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tightfit.stages.combine.local_search.arrays import (
-    BoolArray,
-    IntArray,
-    PositionArray,
-    ProblemArrays,
-    SecondsArray,
-)
+from tightfit.stages.combine.array_types import BoolArray, IntArray, PositionArray, SecondsArray
+from tightfit.stages.combine.local_search.arrays import ProblemArrays
 from tightfit.stages.combine.local_search.liveness import event_view_seconds
 from tightfit.stages.combine.local_search.njit import njit_inline, njit_internal, njit_no_refcount
 

@@ -15,13 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tightfit.schemas.link import HostLink
-from tightfit.stages.combine.local_search.arrays import (
-    BoolArray,
-    IntArray,
-    PositionArray,
-    ProblemArrays,
-    SecondsArray,
-)
+from tightfit.stages.combine.array_types import BoolArray, IntArray, PositionArray, SecondsArray
+from tightfit.stages.combine.local_search.arrays import ProblemArrays
 from tightfit.stages.combine.local_search.liveness import sum_view_seconds
 from tightfit.stages.combine.local_search.njit import njit_inline, njit_no_refcount
 from tightfit.stages.combine.local_search.state import SearchState

@@ -23,8 +23,7 @@ from tightfit.stages.combine.activation_offload.placement import offloadable_val
 from tightfit.stages.combine.activation_offload.search import PRICE_EFFORT, TransferSearch
 from tightfit.stages.combine.bounds.cuts import MultiBudgetCutBoundSolver
 from tightfit.stages.combine.bounds.lower_bounds import peak_lower_bound
-from tightfit.stages.combine.local_search.budget_sweep import LocalSearch
-from tightfit.stages.combine.local_search.search import AnnealedSequence
+from tightfit.stages.combine.local_search.search import AnnealedSequence, LocalSearch
 from tightfit.stages.combine.lowering.blocks import run_actions
 from tightfit.stages.combine.lowering.schedule import ScheduleLowering
 from tightfit.stages.combine.milp import SolverLimits

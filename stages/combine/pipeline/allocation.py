@@ -49,12 +49,6 @@ class Allocation:
     inner: tuple[StageOption, ...] = ()
 
     @property
-    def contiguous(self) -> bool:
-        """Whether no device has two stages."""
-        devices = [stage.device for stage in self.stages]
-        return len(set(devices)) == len(devices)
-
-    @property
     def tasks(self) -> list[PatternTask]:
         """Stages, and the transfers between stages on different devices, in their order."""
         layers, made = self.layers, []

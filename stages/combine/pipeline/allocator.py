@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Protocol, cast
 
 from tightfit.stages.combine.pipeline.allocation import Allocation, PatternTiming
 from tightfit.stages.combine.pipeline.layers import PipelineLayers
 from tightfit.util.errors import ConfigError
 from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
-from tightfit.util.strategies import ALLOCATORS, AllocatorInfo
+from tightfit.util.strategies import ALLOCATORS, StrategyInfo, load_strategy_module
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Allocator(Protocol):
     """A way to give layers to devices."""
 
     @property
-    def about(self) -> AllocatorInfo:
+    def about(self) -> StrategyInfo:
         """What is known of it."""
 
     def allocate(self, instance: AllocationProblem) -> AllocationResult | None:
@@ -67,6 +66,4 @@ def load_allocator(name: str) -> Allocator:
     if name not in ALLOCATORS:
         known = " or ".join(ALLOCATORS)
         raise ConfigError(f"--strategy {name}: a pipeline is planned by {known}")
-    about = ALLOCATORS[name]
-    package = __package__ or ""
-    return cast(Allocator, import_module(f"{package}.allocators.{about.name}").ALLOCATOR)
+    return cast(Allocator, load_strategy_module(ALLOCATORS[name], f"{__package__}.allocators"))

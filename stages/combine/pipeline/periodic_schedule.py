@@ -19,12 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
+from tightfit.stages.combine.milp import MilpBuilder, MilpSolution, SolverLimits, solve_milp
 from tightfit.stages.combine.pipeline.allocation import Allocation, PatternTiming, build_pattern
-from tightfit.stages.combine.pipeline.milp_model import (
-    IntegerLimits,
-    IntegerProgram,
-    IntegerSolution,
-)
 from tightfit.stages.simulate.pipeline_pattern import simulate_pattern
 from tightfit.util.errors import ScheduleError
 
@@ -57,7 +53,7 @@ class _PeriodicOperation:
 
 
 def schedule_periodic(
-    allocation: Allocation, memory: int, below: int, limits: IntegerLimits, start: bool = True
+    allocation: Allocation, memory: int, below: int, limits: SolverLimits, start: bool = True
 ) -> PeriodicSchedule:
     """The 1-periodic timing of an allocation with the least period under `below` ticks that fits
     `memory` bytes a device. Stages run whole; `Allocation.layer_by_layer` makes one of each layer.
@@ -76,7 +72,7 @@ def schedule_periodic(
         return PeriodicSchedule(None, bound, found.clock)
     sizes, room = allocation.bytes(), allocation.room(memory)
     for apart in (0, 1):
-        timing = program.timing(found.values, apart)
+        timing = program.timing(found.values.tolist(), apart)
         if timing is None or timing.period >= below:
             break
         try:
@@ -92,12 +88,12 @@ class _PeriodicProgram:
         self.allocation, self.memory, self.least = allocation, memory, least
         self.tasks = allocation.tasks
         self.operations = _operations(allocation)
-        self.program = IntegerProgram()
+        self.program = MilpBuilder()
         self.slowest = least / max(below - 1, least)
-        self.rate = self.program.column(self.slowest, 1.0, cost=-1.0)
+        self.rate = self.program.variable(self.slowest, 1.0, cost=-1.0)
         self.most = 2 * len(self.tasks) + 1
         self.phase = [
-            self.program.column(0.0, 0.0 if x.number == 0 else self.most) for x in self.operations
+            self.program.variable(0.0, 0.0 if x.number == 0 else self.most) for x in self.operations
         ]
         self.lanes: dict[str, list[_PeriodicOperation]] = defaultdict(list)
         for x in self.operations:
@@ -119,20 +115,20 @@ class _PeriodicProgram:
         """Each operation on a batch begins after the one before it has ended."""
         for x, y in pairwise(self.operations):
             weights = {self.phase[y.number]: 1.0, self.phase[x.number]: -1.0}
-            self.program.at_least(0.0, {**weights, self.rate: -self._share(x)})
+            self.program.row_at_least(0.0, {**weights, self.rate: -self._share(x)})
 
     def _lane(self, lane: list[_PeriodicOperation]) -> None:
         """One operation at a time; x is before y on the same batch, so that K_xy <= 0."""
         for x, y in combinations(lane, 2):
-            column = self.program.column(-self.most, 0.0, integral=True)
+            column = self.program.variable(-self.most, 0.0, integral=True)
             self.first[x.number, y.number] = column
             weights = {self.phase[y.number]: 1.0, self.phase[x.number]: -1.0, column: 1.0}
-            self.program.at_least(0.0, {**weights, self.rate: -self._share(x)})
-            self.program.at_most(1.0, {**weights, self.rate: self._share(y)})
+            self.program.row_at_least(0.0, {**weights, self.rate: -self._share(x)})
+            self.program.row_at_most(1.0, {**weights, self.rate: self._share(y)})
         for a, b, c in combinations([x.number for x in lane], 3):
             weights = {self.first[a, b]: 1.0, self.first[b, c]: 1.0, self.first[a, c]: -1.0}
-            self.program.at_least(0.0, weights)
-            self.program.at_most(1.0, weights)
+            self.program.row_at_least(0.0, weights)
+            self.program.row_at_most(1.0, weights)
 
     def _begun(self, x: _PeriodicOperation, y: _PeriodicOperation) -> LinearSum:
         """The last batch on which y has begun when x runs on batch 0."""
@@ -170,20 +166,20 @@ class _PeriodicProgram:
                 for column, weight in fewer.items():
                     weights[column] -= size * weight
             scaled = {column: weight / unit for column, weight in weights.items() if weight}
-            self.program.at_most(left / unit, scaled)
+            self.program.row_at_most(left / unit, scaled)
 
-    def solve(self, limits: IntegerLimits, start: bool) -> IntegerSolution:
+    def solve(self, limits: SolverLimits, start: bool) -> MilpSolution:
         """Solves it, from one batch after the other where that is allowed."""
         together = max(sum(x.ticks for x in self.operations), self.least)
         values: list[float] = []
         if start and self.least / together >= self.slowest:
-            values = [0.0] * len(self.program.costs)
+            values = [0.0] * len(self.program.cost)
             values[self.rate] = self.least / together
             at = 0.0
             for x in self.operations:
                 values[self.phase[x.number]] = at / together
                 at += x.ticks
-        return self.program.solve(limits, values)
+        return solve_milp(self.program.sparse(), limits, list(enumerate(values)))
 
     def timing(self, values: Sequence[float], apart: int) -> PatternTiming | None:
         """The timing with the shortest period that the whole numbers of a solution allow, None

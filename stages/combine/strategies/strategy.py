@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Protocol, cast
 
 from tightfit.schemas.actions import Action, OpAction
@@ -21,7 +20,7 @@ from tightfit.stages.combine.chain.options import ChainProblem
 from tightfit.util.command_line import find_registered
 from tightfit.util.errors import ConfigError
 from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
-from tightfit.util.strategies import STRATEGIES, StrategyInfo
+from tightfit.util.strategies import STRATEGIES, StrategyInfo, load_strategy_module
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class ChainStrategy(Strategy, Protocol):
 def load_strategy(name: str) -> Strategy:
     """The strategy of that name; raises ConfigError when there is none."""
     about = find_registered("strategy", name, STRATEGIES)
-    return cast(Strategy, import_module(f"{__package__}.{about.name}").STRATEGY)
+    return cast(Strategy, load_strategy_module(about, __package__ or ""))
 
 
 def load_chain_strategy(name: str) -> ChainStrategy:

@@ -328,11 +328,8 @@ class GuardRecorder:
         return of_torch or name in INTERNAL_FIELDS or name in hook_computed_attributes(holder.thing)
 
     def _is_buffer(self, kept: StateSnapshot, name: str) -> bool:
-        for fields in ("_buffers",):
-            for module in self.model.modules():
-                if vars(module)[fields] is kept.thing:
-                    return name in kept.at_start
-        return False
+        owned = any(vars(module)["_buffers"] is kept.thing for module in self.model.modules())
+        return owned and name in kept.at_start
 
     def _check_reads(self) -> None:
         parameters = {id(tensor) for tensor in self.model.parameters()}

@@ -19,13 +19,13 @@ from tightfit.schemas.graph.training_graph import Graph
 from tightfit.schemas.plan import Plan
 from tightfit.stages.combine import refine_plan
 from tightfit.stages.combine import select_plan as room
+from tightfit.stages.combine.bounds.cuts import TimeBound
 from tightfit.stages.combine.bounds.lower_bounds import (
-    ProvenBound,
     prove_time_lower_bound,
     time_lower_bound,
 )
 from tightfit.stages.combine.frontier import FrontierProblem, build_frontier
-from tightfit.stages.combine.local_search.budget_sweep import LocalSearch
+from tightfit.stages.combine.local_search.search import LocalSearch
 from tightfit.stages.combine.lowering.blocks import run_actions
 from tightfit.stages.combine.strategies.strategy import Candidate, load_strategy
 from tightfit.stages.simulate.planning_graph import build_planning_graph
@@ -69,7 +69,7 @@ def test_a_bound_above_a_plan_is_not_believed(step: Step, monkeypatch: pytest.Mo
     graph, costs, problem = step
     for wrong in (math.inf, 1000.0):
         monkeypatch.setattr(
-            room, "prove_time_lower_bound", lambda *_, wrong=wrong: ProvenBound(wrong, [], True)
+            room, "prove_time_lower_bound", lambda *_, wrong=wrong: TimeBound(wrong, [], True)
         )
         plan = chosen(step)
         assert plan.budget_bytes is not None and plan.status == "feasible"
@@ -78,7 +78,7 @@ def test_a_bound_above_a_plan_is_not_believed(step: Step, monkeypatch: pytest.Mo
 
 
 def test_a_bound_that_the_clock_ended_says_so(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "prove_time_lower_bound", lambda *_: ProvenBound(1.0, [], True))
+    monkeypatch.setattr(room, "prove_time_lower_bound", lambda *_: TimeBound(1.0, [], True))
     plan = chosen(step)
     assert plan.lower_bound == 1.0
     assert plan.message.endswith("; the clock, not the work, ended the search for a bound")
@@ -125,10 +125,10 @@ def test_a_bound_that_no_plan_was_known_for_is_made_again_with_what_is_found(
     searched: list[list[list[int]]] = []
     start = list(range(len(problem.nodes)))
 
-    def proven(*words: object) -> ProvenBound:
+    def proven(*words: object) -> TimeBound:
         asked.append(float(str(words[-1])))
         known = math.isfinite(asked[-1])
-        return ProvenBound(0.5 * asked[-1] if known else 1.0, [start] if known else [], False)
+        return TimeBound(0.5 * asked[-1] if known else 1.0, [start] if known else [], False)
 
     def refined(*words: Any, **named: Any) -> ParetoPoint | None:
         searched.append(list(words[3]))

@@ -97,7 +97,7 @@ def check_bits(made: Any, path: Path) -> Graph:
         if is_fused_group(op.target):
             read_group_body(op)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tightfit.stages.trace.graph_interpreter.training_operator", by_aten)
+        patch.setattr("tests.stages.trace.graph_interpreter.training_operator", by_aten)
         check_against_eager(fused, built, path)
     return fused
 

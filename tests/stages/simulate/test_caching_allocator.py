@@ -11,18 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightfit.stages.simulate.allocator_settings import MIB, AllocatorSettings, parse_settings
-from tightfit.stages.simulate.caching_allocator import (
-    AllocatorBytes,
+from tests.stages.simulate.allocator_traces import (
     AllocatorEvent,
     AllocatorResult,
     AllocEvent,
-    CachingAllocator,
     FreeEvent,
-    SimulatedOutOfMemoryError,
     simulate_allocator,
     trace_events,
     trace_peak_reserved,
+)
+from tightfit.stages.simulate.allocator_settings import MIB, AllocatorSettings, parse_settings
+from tightfit.stages.simulate.caching_allocator import (
+    AllocatorBytes,
+    CachingAllocator,
+    SimulatedOutOfMemoryError,
 )
 from tightfit.util.errors import ConfigError
 
@@ -235,7 +237,7 @@ def test_a_trace_of_pytorch_is_read() -> None:
 PLAYED = """
 import os, random, torch
 from tightfit.stages.simulate.caching_allocator import AllocatorBytes
-from tightfit.stages.simulate.caching_allocator import simulate_allocator, trace_events
+from tests.stages.simulate.allocator_traces import simulate_allocator, trace_events
 from tightfit.stages.simulate.allocator_settings import parse_settings
 
 torch.cuda.init()

@@ -29,9 +29,8 @@ from tightfit.schemas.graph.planning_graph import (
 from tightfit.schemas.graph.training_graph import NO_VALUE, Graph, GraphValue, Op
 from tightfit.schemas.schedule import ScheduleStep
 from tightfit.stages.combine.lowering.schedule import ScheduleLowering
-from tightfit.stages.simulate.checks.registry import CHECK_OF_ACTION
 from tightfit.stages.simulate.planning_graph import build_planning_graph
-from tightfit.stages.simulate.simulate import simulate
+from tightfit.stages.simulate.simulate import CHECK_OF_ACTION, simulate
 from tightfit.util.errors import ScheduleError
 
 

@@ -8,6 +8,7 @@ from itertools import product
 
 from hypothesis import strategies as st
 
+from tightfit.schemas.block_options import BlockOption
 from tightfit.schemas.graph.planning_graph import (
     InPlaceVariant,
     PlanningGraph,
@@ -15,6 +16,7 @@ from tightfit.schemas.graph.planning_graph import (
     PlanningStorage,
     RecomputeVariant,
 )
+from tightfit.schemas.link import HostLink
 from tightfit.stages.simulate.block import (
     BlockCost,
     BlockSchedule,
@@ -23,6 +25,8 @@ from tightfit.stages.simulate.block import (
 )
 from tightfit.stages.simulate.unroll import UnrolledStage
 from tightfit.stages.solve.heuristics import remove_unneeded_recomputes
+from tightfit.stages.solve.search import OptionGrid, search_block
+from tightfit.util.solver_engines import BlockSolver
 
 
 def node(
@@ -148,3 +152,16 @@ def every_run(
         except ValueError:
             continue
         yield run, simulate_block(problem, run)
+
+
+def solve_block(
+    digest: str,
+    problem: PlanningGraph,
+    engine: BlockSolver,
+    grid: OptionGrid,
+    link: HostLink | None = None,
+) -> list[BlockOption]:
+    """All options of a block worth having, by number: 0 saves nothing, the others from the most
+    saved to the least. For a link they say what of it may
+    leave; one without a bandwidth changes nothing."""
+    return search_block(digest, problem, engine, grid, link).options

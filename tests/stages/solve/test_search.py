@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 
-from tests.stages.solve.blocks import every_run, perceptron, tiny_blocks
+from tests.stages.solve.blocks import every_run, perceptron, solve_block, tiny_blocks
 from tightfit.schemas.block_options import BlockOption
 from tightfit.schemas.graph.planning_graph import PlanningGraph
 from tightfit.schemas.link import HostLink
@@ -16,7 +16,7 @@ from tightfit.stages.simulate.liveness import execution_forms
 from tightfit.stages.solve import search
 from tightfit.stages.solve.checkmate import choose_stages, count_variables
 from tightfit.stages.solve.heuristics import drop_storages, quick_recompute_runs
-from tightfit.stages.solve.search import OptionGrid, grid_points, min_block_peak, solve_block
+from tightfit.stages.solve.search import OptionGrid, grid_points, min_block_peak
 from tightfit.util.solver_engines import ENGINES, SolverEngine
 
 EXACT = OptionGrid(peaks=3, saves=3, gap=0.0, variables=10)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tests.stages.trace.graph_interpreter import GraphRunResult, run_graph
 from tightfit.schemas.graph.training_graph import (
     LOSS_TARGET,
     NO_VALUE,
@@ -18,7 +19,6 @@ from tightfit.schemas.graph.training_graph import (
 )
 from tightfit.stages.runtime.pytree import flatten, read_tree
 from tightfit.stages.torch_utils.model_factory import BuiltModel
-from tightfit.stages.trace.graph_interpreter import GraphRunResult, run_graph
 
 
 def equal(one: Any, other: Any) -> bool:

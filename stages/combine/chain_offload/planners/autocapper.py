@@ -60,4 +60,4 @@ def capped_sequences(
         yield analyze_compute_sequence(ways, table.sequence(room)), ()
 
 
-PLANNER = Autocapper()
+STRATEGY = Autocapper()

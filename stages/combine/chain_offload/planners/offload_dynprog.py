@@ -56,4 +56,4 @@ def _stores(positions: ActivationSet) -> set[StoredItem]:
     return {(position > 0, position) for position in positions}
 
 
-PLANNER = OffloadDynprog()
+STRATEGY = OffloadDynprog()

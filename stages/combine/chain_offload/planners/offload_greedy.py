@@ -35,4 +35,4 @@ class OffloadGreedy:
         )
 
 
-PLANNER = OffloadGreedy()
+STRATEGY = OffloadGreedy()

@@ -97,4 +97,4 @@ def _fits(ways: ChainProblem, first: int, budget: int) -> bool:
     return True
 
 
-PLANNER = Opportunist()
+STRATEGY = Opportunist()

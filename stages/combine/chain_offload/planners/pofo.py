@@ -57,4 +57,4 @@ class Pofo:
                     yield computed, intervals_around_loss(computed, plan.leaves)
 
 
-PLANNER = Pofo()
+STRATEGY = Pofo()

@@ -59,4 +59,4 @@ def _allocate_fraction(
     )
 
 
-ALLOCATOR = KPeriodic()
+STRATEGY = KPeriodic()

@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tightfit.stages.combine.array_types import IntArray
+from tightfit.stages.combine.milp import EXACT_LIMITS
 from tightfit.stages.combine.pipeline.allocation import Allocation, Stage, select_stage_options
 from tightfit.stages.combine.pipeline.allocator import AllocationProblem, AllocationResult
-from tightfit.stages.combine.pipeline.allocators.one_f_one_b import ALLOCATOR as CONTIGUOUS
-from tightfit.stages.combine.pipeline.contiguous import bisect_min
+from tightfit.stages.combine.pipeline.allocators.one_f_one_b import STRATEGY as CONTIGUOUS
 from tightfit.stages.combine.pipeline.layers import PipelineLayers, StageOption
 from tightfit.stages.combine.pipeline.madpipe_dp import LabelLimits, LayerSizes, label_stages
-from tightfit.stages.combine.pipeline.milp_model import IntegerLimits
 from tightfit.stages.combine.pipeline.periodic_schedule import schedule_periodic
 from tightfit.util.solver_engines import ENGINE_TITLES
 from tightfit.util.strategies import ALLOCATORS
@@ -104,27 +103,6 @@ def allocate_for_target(
     )
 
 
-def min_load_allocation(
-    layers: PipelineLayers,
-    names: tuple[str, ...],
-    memory: int,
-    target: int,
-    rules: MadpipeRules = SOUND_RULES,
-) -> tuple[int, Allocation] | None:
-    """MadPipe-DP(target): the least load in ticks of an allocation that fits, with one; None where
-    none fits (M 4.2.2)."""
-    high = layers.max_ticks
-    found = allocate_for_target(layers, names, memory, target, high, rules)
-    if found is None:
-        return None
-    return bisect_min(
-        -1,
-        high,
-        found,
-        lambda load: allocate_for_target(layers, names, memory, target, load, rules),
-    )
-
-
 def candidate_allocations(
     layers: PipelineLayers, names: tuple[str, ...], memory: int, below: int
 ) -> list[tuple[int, Allocation]]:
@@ -182,7 +160,7 @@ def min_layer_bytes(
 
 MAX_SCHEDULED = 4
 """Allocations of the program that are scheduled, the shortest periods first."""
-SCHEDULE_LIMITS = IntegerLimits(nodes=1_000, checks=300, seconds=10.0)
+SCHEDULE_LIMITS = replace(EXACT_LIMITS, nodes=1_000, checks=300, seconds=10.0)
 
 
 class Madpipe:
@@ -226,4 +204,4 @@ class Madpipe:
         return AllocationResult(*best, instance.lower_bound, solver, clock)
 
 
-ALLOCATOR = Madpipe()
+STRATEGY = Madpipe()

@@ -38,4 +38,4 @@ class OneFOneB:
         return AllocationResult(allocation, schedule_one_f_one_b(allocation, period), bound, SOLVER)
 
 
-ALLOCATOR = OneFOneB()
+STRATEGY = OneFOneB()

@@ -37,4 +37,4 @@ class Pipedream:
         return AllocationResult(allocation, timing, bound, "dynamic program, 1F1B*")
 
 
-ALLOCATOR = Pipedream()
+STRATEGY = Pipedream()

@@ -13,12 +13,18 @@ from itertools import combinations
 
 import numpy as np
 
+from tightfit.stages.combine.milp import (
+    BOUND_MARGIN,
+    EXACT_LIMITS,
+    MilpBuilder,
+    SolverLimits,
+    solve_milp,
+)
 from tightfit.stages.combine.pipeline.allocation import Allocation, Stage
 from tightfit.stages.combine.pipeline.allocator import AllocationProblem, AllocationResult
-from tightfit.stages.combine.pipeline.allocators.madpipe import ALLOCATOR as MADPIPE
+from tightfit.stages.combine.pipeline.allocators.madpipe import STRATEGY as MADPIPE
 from tightfit.stages.combine.pipeline.allocators.madpipe import min_layer_bytes
 from tightfit.stages.combine.pipeline.layers import PipelineLayers
-from tightfit.stages.combine.pipeline.milp_model import BOUND_MARGIN, IntegerLimits, IntegerProgram
 from tightfit.stages.combine.pipeline.periodic_schedule import schedule_periodic
 from tightfit.util.solver_engines import ENGINE_TITLES
 from tightfit.util.strategies import ALLOCATORS
@@ -40,7 +46,7 @@ def assign_layers(
     memory: int,
     below: int,
     excluded: Sequence[Allocation],
-    limits: IntegerLimits,
+    limits: SolverLimits,
 ) -> AssignmentSolution:
     """The allocation with the least load under `below` ticks that could fit `memory`.
 
@@ -58,10 +64,10 @@ def assign_layers(
         program.carry(one, other)
     for allocation in excluded:
         program.exclude(allocation)
-    found = program.rows.solve(limits)
+    found = solve_milp(program.rows.sparse(), limits, [])
     if not len(found.values):
         return AssignmentSolution(None, found.bound * program.unit, found.clock)
-    allocation = Allocation(layers, program.stages(found.values), names).merged()
+    allocation = Allocation(layers, program.stages(found.values.tolist()), names).merged()
     return AssignmentSolution(
         allocation, min(found.bound * program.unit, allocation.load), found.clock
     )
@@ -73,12 +79,12 @@ class _AssignmentProgram:
 
     def __init__(self, layers: PipelineLayers, devices: int, unit: int) -> None:
         self.layers, self.devices, self.unit = layers, devices, unit
-        self.rows = IntegerProgram()
+        self.rows = MilpBuilder()
         self.least = np.diff(min_layer_bytes(layers, unit))
-        self.period = self.rows.column(0.0, 1.0, cost=1.0)
+        self.period = self.rows.variable(0.0, 1.0, cost=1.0)
         self.on = [
             [
-                self.rows.column(0.0, 1.0 if d <= layer else 0.0, integral=True)
+                self.rows.variable(0.0, 1.0 if d <= layer else 0.0, integral=True)
                 for d in range(devices)
             ]
             for layer in range(layers.count)
@@ -87,17 +93,17 @@ class _AssignmentProgram:
     def place(self) -> None:
         """Each layer is on one device, on a further one only behind layers on the one before."""
         for layer, places in enumerate(self.on):
-            self.rows.at_least(1.0, dict.fromkeys(places, 1.0))
-            self.rows.at_most(1.0, dict.fromkeys(places, 1.0))
+            self.rows.row_at_least(1.0, dict.fromkeys(places, 1.0))
+            self.rows.row_at_most(1.0, dict.fromkeys(places, 1.0))
             for d in range(1, self.devices):
                 earlier = {self.on[before][d - 1]: 1.0 for before in range(layer)}
-                self.rows.at_least(0.0, {**earlier, places[d]: -1.0})
+                self.rows.row_at_least(0.0, {**earlier, places[d]: -1.0})
 
     def load(self, d: int) -> None:
         """A device works no longer than the period."""
         ticks = np.diff(self.layers.load)
         load = {on[d]: -float(own) / self.unit for on, own in zip(self.on, ticks, strict=True)}
-        self.rows.at_least(0.0, {self.period: 1.0, **load})
+        self.rows.row_at_least(0.0, {self.period: 1.0, **load})
 
     def fit(self, d: int, memory: int) -> None:
         """The least that a device stores fits, with the buffers of cuts beside its layers."""
@@ -106,19 +112,19 @@ class _AssignmentProgram:
             if self.layers.buffer[cut]:
                 across = self._crosses(self.on[cut - 1][d], self.on[cut][d])
                 needed[across] = float(self.layers.buffer[cut])
-        self.rows.at_most(1.0, {c: size / max(memory, 1) for c, size in needed.items()})
+        self.rows.row_at_most(1.0, {c: size / max(memory, 1) for c, size in needed.items()})
 
     def carry(self, one: int, other: int) -> None:
         """What crosses cuts between two devices takes their link no longer than the period."""
         carried = {}
         for cut in range(1, self.layers.count):
             if self.layers.cut[cut]:
-                between = self.rows.column(0.0, 1.0)
+                between = self.rows.variable(0.0, 1.0)
                 for here, there in ((one, other), (other, one)):
                     weights = {self.on[cut - 1][here]: -1.0, self.on[cut][there]: -1.0}
-                    self.rows.at_least(-1.0, {between: 1.0, **weights})
+                    self.rows.row_at_least(-1.0, {between: 1.0, **weights})
                 carried[between] = -float(self.layers.cut[cut]) / self.unit
-        self.rows.at_least(0.0, {self.period: 1.0, **carried})
+        self.rows.row_at_least(0.0, {self.period: 1.0, **carried})
 
     def exclude(self, allocation: Allocation) -> None:
         """Some layer is elsewhere than in an allocation."""
@@ -127,7 +133,7 @@ class _AssignmentProgram:
             for stage in allocation.stages
             for layer in range(stage.first, stage.last + 1)
         ]
-        self.rows.at_most(self.layers.count - 1.0, dict.fromkeys(taken, 1.0))
+        self.rows.row_at_most(self.layers.count - 1.0, dict.fromkeys(taken, 1.0))
 
     def stages(self, values: Sequence[float]) -> tuple[Stage, ...]:
         """The stages of a solution, one a layer."""
@@ -138,17 +144,17 @@ class _AssignmentProgram:
 
     def _crosses(self, one: int, other: int) -> int:
         """A column that is 1 where exactly one of two is."""
-        column = self.rows.column(0.0, 1.0)
-        self.rows.at_least(0.0, {column: 1.0, one: -1.0, other: 1.0})
-        self.rows.at_least(0.0, {column: 1.0, one: 1.0, other: -1.0})
+        column = self.rows.variable(0.0, 1.0)
+        self.rows.row_at_least(0.0, {column: 1.0, one: -1.0, other: 1.0})
+        self.rows.row_at_least(0.0, {column: 1.0, one: 1.0, other: -1.0})
         return column
 
 
 MAX_ALLOCATIONS = 400
 """Allocations that are tried at most."""
 MILP_LIMITS = (
-    IntegerLimits(nodes=100_000, checks=2_000, seconds=60.0),
-    IntegerLimits(nodes=20_000, checks=2_000, seconds=30.0),
+    replace(EXACT_LIMITS, nodes=100_000, seconds=60.0),
+    replace(EXACT_LIMITS, nodes=20_000, seconds=30.0),
 )
 """Those of an assignment, and of a schedule."""
 
@@ -197,4 +203,4 @@ class PipelineIlp:
         )
 
 
-ALLOCATOR = PipelineIlp()
+STRATEGY = PipelineIlp()

@@ -45,7 +45,7 @@ from tightfit.stages.combine.bounds.cut_program import total_node_seconds
 from tightfit.stages.combine.bounds.lower_bounds import peak_lower_bound
 from tightfit.stages.combine.bounds.transfer_bound import time_lower_bound_with_transfers
 from tightfit.stages.combine.frontier import FrontierProblem, build_frontier
-from tightfit.stages.combine.local_search.budget_sweep import budget_grid
+from tightfit.stages.combine.local_search.search import budget_grid
 from tightfit.stages.combine.local_search.views import build_view_times
 from tightfit.stages.combine.lowering.blocks import run_actions
 from tightfit.stages.combine.lowering.schedule import ScheduleLowering

@@ -24,7 +24,7 @@ from tightfit.stages.combine.bounds.cut_program import CutProgram, total_node_se
 from tightfit.stages.combine.bounds.cuts import CutBoundSolver, MultiBudgetCutBoundSolver
 from tightfit.stages.combine.bounds.lower_bounds import peak_lower_bound
 from tightfit.stages.combine.bounds.time_windows import DependencyOrder, TimeWindows
-from tightfit.stages.combine.local_search.budget_sweep import LocalSearch
+from tightfit.stages.combine.local_search.search import LocalSearch
 from tightfit.stages.combine.milp import (
     MilpProgram,
     MilpSolution,

@@ -16,7 +16,7 @@ from tightfit.stages.combine.bounds.lower_bounds import (
     time_lower_bound,
 )
 from tightfit.stages.combine.frontier import FrontierProblem, build_frontier
-from tightfit.stages.combine.local_search.budget_sweep import LocalSearch
+from tightfit.stages.combine.local_search.search import LocalSearch
 from tightfit.stages.combine.local_search.views import build_view_times
 from tightfit.stages.combine.lowering.blocks import run_actions
 from tightfit.stages.combine.lowering.schedule import ScheduleLowering

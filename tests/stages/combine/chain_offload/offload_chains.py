@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import combinations
 
 from hypothesis import strategies as st
@@ -10,7 +11,11 @@ from hypothesis import strategies as st
 from tests.stages.combine.chains import chains
 from tightfit.schemas.link import HostLink
 from tightfit.stages.combine.chain.options import ChainProblem, build_chain_problem
-from tightfit.stages.combine.chain_offload.fractional_transfers import fluid_seconds
+from tightfit.stages.combine.chain_offload.fractional_transfers import (
+    FluidChain,
+    initial_fluid_states,
+)
+from tightfit.stages.combine.chain_offload.lower_bound import total_compute_seconds
 from tightfit.stages.combine.chain_offload.planner import ChainOffloadPlans, load_planner
 
 SLOTS = 500
@@ -48,3 +53,24 @@ def offload_chains(draw: st.DrawFn, longest: int = 4) -> tuple[ChainProblem, Hos
     )
     peak = plan_offload_chain("offload_greedy", ways, link).keep_all.peak
     return ways, link, draw(st.integers(max(1, peak // 3), peak + 2))
+
+
+def fluid_seconds(
+    ways: ChainProblem, budget: int, bandwidth: float, shares: Sequence[float]
+) -> float:
+    """The seconds of a chain whose positions' inputs leave for those `shares` (of position 0, the
+    chain's input, first), infinite where the budget is too small."""
+    chain = FluidChain(ways, budget, bandwidth)
+    states = initial_fluid_states()
+    for position, share in enumerate(shares, start=1):
+        states = chain.step(position, states, share)
+    found = states.seconds + chain.turn(states)
+    return float(found[0]) if math.isfinite(states.seconds[0]) else float("inf")
+
+
+def simple_lower_bound(ways: ChainProblem, bandwidth: float, budget: int, peak: int) -> float:
+    """S Proposition 3: all computations, or twice what has to leave over the bandwidth, which is
+    nothing where the budget exceeds the `peak` of keeping everything."""
+    sent = max(0, peak - budget)
+    transfer = 0.0 if sent == 0 else math.inf if bandwidth == 0 else sent / bandwidth
+    return max(total_compute_seconds(ways), 2 * transfer)

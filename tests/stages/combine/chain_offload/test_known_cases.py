@@ -6,20 +6,20 @@ import pytest
 
 from tests.stages.combine.chain_offload.exhaustive_search import offload_cases
 from tests.stages.combine.chain_offload.offload_chains import (
+    fluid_seconds,
     min_fluid_seconds,
     offload_shares,
     plan_offload_chain,
+    simple_lower_bound,
 )
 from tests.stages.combine.persistent import chain_of_case
 from tightfit.stages.combine.chain.options import ChainProblem, build_chain_problem
 from tightfit.stages.combine.chain_offload.fractional_transfers import (
     dynprog_offload_sets,
-    fluid_seconds,
     greedy_offload_set,
 )
 from tightfit.stages.combine.chain_offload.lower_bound import (
     offload_lower_bound,
-    simple_lower_bound,
 )
 
 CASES = [pytest.param(case, id=case["id"]) for case in offload_cases()]

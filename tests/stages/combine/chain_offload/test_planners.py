@@ -12,13 +12,13 @@ from tests.stages.combine.chain_offload.offload_chains import (
     min_fluid_seconds,
     offload_chains,
     plan_offload_chain,
+    simple_lower_bound,
 )
 from tests.stages.combine.persistent import chain_of_case
 from tightfit.schemas.link import HostLink
 from tightfit.stages.combine.chain.frontier import ChainFrontier
 from tightfit.stages.combine.chain.options import ChainProblem, build_chain_problem
 from tightfit.stages.combine.chain_offload.fractional_transfers import dynprog_offload_sets
-from tightfit.stages.combine.chain_offload.lower_bound import simple_lower_bound
 from tightfit.stages.combine.chain_offload.placement import (
     ComputeSequence,
     IdleInterval,

@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 from tests.stages.partition.steps import traced
+from tests.stages.solve.blocks import solve_block
 from tightfit.schemas.costs import Costs
 from tightfit.schemas.graph.training_graph import Graph
 from tightfit.stages.combine.join.detect import StepJoin
@@ -16,7 +17,7 @@ from tightfit.stages.combine.strategies.strategy import PlanningProblem, load_st
 from tightfit.stages.partition.block_chain import partition_step
 from tightfit.stages.simulate.planning_graph import build_planning_graph
 from tightfit.stages.simulate.simulate import SimulationResult, simulate
-from tightfit.stages.solve.search import OptionGrid, solve_block
+from tightfit.stages.solve.search import OptionGrid
 
 TOWERS = "tests.stages.partition.towers"
 JOINS = ["unlike", "three", "siamese", "drawing"]

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.stages.combine.join.exhaustive_search import cases, unit_optimum
+from tests.stages.combine.join.joins import build_unit_join
 from tightfit.stages.combine.chain.simulate import simulate_join
 from tightfit.stages.combine.join.dp_table import build_join_table
 from tightfit.stages.combine.join.frontier import JoinFrontier, JoinMinMemory
-from tightfit.stages.combine.join.problem import JoinProblem, build_unit_join
+from tightfit.stages.combine.join.problem import JoinProblem
 
 JOINS = cases("join")
 TABLES = [case for case in cases("join_tables") if "lengths" in case]

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from tests.stages.partition.steps import traced
+from tests.stages.solve.blocks import solve_block
 from tightfit.schemas.costs import Costs, op_cost_key
 from tightfit.schemas.frontier import Frontier
 from tightfit.schemas.graph.planning_graph import PlanningGraph
 from tightfit.stages.combine.bounds.lower_bounds import time_lower_bound
 from tightfit.stages.combine.frontier import FrontierProblem, build_frontier
-from tightfit.stages.combine.local_search.budget_sweep import LocalSearch
-from tightfit.stages.combine.local_search.search import AnnealedSequence
+from tightfit.stages.combine.local_search.search import AnnealedSequence, LocalSearch
 from tightfit.stages.combine.lowering.blocks import run_actions
 from tightfit.stages.combine.lowering.schedule import ScheduleLowering
 from tightfit.stages.combine.memory_budget import baseline_bytes
@@ -26,7 +26,7 @@ from tightfit.stages.partition.block_chain import partition_step
 from tightfit.stages.simulate.liveness import simulate_executions
 from tightfit.stages.simulate.planning_graph import build_planning_graph
 from tightfit.stages.simulate.simulate import simulate
-from tightfit.stages.solve.search import OptionGrid, solve_block
+from tightfit.stages.solve.search import OptionGrid
 
 GPT2 = {"layers": 2, "width": 64, "heads": 2, "vocabulary": 100, "batch": 2, "tokens": 16}
 RESNET = {"name": "resnet18", "batch": 4, "size": 96}

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 
 from tests.stages.combine.problems import problems
 from tightfit.schemas.graph.planning_graph import PlanningGraph
-from tightfit.stages.combine.local_search.budget_sweep import LocalSearch
+from tightfit.stages.combine.local_search.search import LocalSearch
 
 
 @settings(max_examples=60, deadline=None)

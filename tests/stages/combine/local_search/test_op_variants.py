@@ -12,7 +12,7 @@ from tightfit.schemas.graph.planning_graph import (
     RecomputeAlternative,
     RecomputeVariant,
 )
-from tightfit.stages.combine.local_search.budget_sweep import LocalSearch
+from tightfit.stages.combine.local_search.search import LocalSearch
 
 SUM, NORM = 1, 2
 """What node 1 makes."""

@@ -12,7 +12,7 @@ import pytest
 
 from tightfit.schemas.frontier import FRONTIER_BUDGETS
 from tightfit.schemas.graph.planning_graph import PlanningGraph, PlanningNode, PlanningStorage
-from tightfit.stages.combine.local_search.budget_sweep import (
+from tightfit.stages.combine.local_search.search import (
     BUDGET_RATIO,
     MAX_MISSES,
     LocalSearch,

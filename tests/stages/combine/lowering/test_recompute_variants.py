@@ -13,8 +13,8 @@ from tightfit.schemas.graph.planning_graph import (
 )
 from tightfit.stages.combine.bounds.lower_bounds import node_time_lower_bound
 from tightfit.stages.combine.local_search.arrays import build_arrays
-from tightfit.stages.combine.local_search.budget_sweep import LocalSearch
 from tightfit.stages.combine.local_search.liveness import memory_timeline
+from tightfit.stages.combine.local_search.search import LocalSearch
 from tightfit.stages.simulate.liveness import simulate_executions
 
 

@@ -8,7 +8,7 @@ from tests.stages.combine.problems import plain_line, problems, two_layers
 from tests.stages.simulate.problem_graphs import graph_of
 from tightfit.schemas.graph.planning_graph import PlanningGraph
 from tightfit.schemas.graph.training_graph import check_graph
-from tightfit.stages.combine.local_search.budget_sweep import LocalSearch
+from tightfit.stages.combine.local_search.search import LocalSearch
 from tightfit.stages.combine.local_search.views import build_view_times
 from tightfit.stages.combine.lowering.schedule import ScheduleLowering
 from tightfit.stages.simulate.planning_graph import build_planning_graph

@@ -14,6 +14,7 @@ from tests.stages.combine.engines import engines_asked
 from tests.stages.combine.strategies.test_strategies import blocks_of
 from tests.stages.partition.steps import random_steps
 from tests.stages.simulate.problem_graphs import graph_of
+from tests.stages.solve.blocks import solve_block
 from tightfit.schemas.block_options import write_block_options
 from tightfit.schemas.frontier import Frontier
 from tightfit.schemas.link import HostLink
@@ -36,7 +37,7 @@ from tightfit.stages.combine.strategies.strategy import PlanningProblem, load_st
 from tightfit.stages.partition.gradient_flow import GradientFlow
 from tightfit.stages.simulate.planning_graph import build_planning_graph
 from tightfit.stages.simulate.simulate import simulate
-from tightfit.stages.solve.search import OptionGrid, solve_block
+from tightfit.stages.solve.search import OptionGrid
 from tightfit.util.errors import ArtifactError, ConfigError
 
 EXACT = SolverLimits(gap=0.0, nodes=10_000, checks=100_000)

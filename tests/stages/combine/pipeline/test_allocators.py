@@ -23,6 +23,7 @@ from tests.stages.combine.pipeline.pipelines import (
     wire_of_case,
 )
 from tightfit.schemas.chain import Chain, ChainPosition
+from tightfit.stages.combine.milp import EXACT_LIMITS
 from tightfit.stages.combine.pipeline.allocation import Allocation, Stage, build_pattern
 from tightfit.stages.combine.pipeline.allocator import (
     AllocationProblem,
@@ -31,7 +32,6 @@ from tightfit.stages.combine.pipeline.allocator import (
 )
 from tightfit.stages.combine.pipeline.contiguous import min_one_f_one_b_period, schedule_one_f_one_b
 from tightfit.stages.combine.pipeline.layers import PipelineLayers, layers_of_chain
-from tightfit.stages.combine.pipeline.milp_model import IntegerLimits
 from tightfit.stages.combine.pipeline.periodic_schedule import schedule_periodic
 from tightfit.stages.combine.pipeline.plan import (
     OPTIMALITY_TOLERANCE,
@@ -41,7 +41,7 @@ from tightfit.stages.combine.pipeline.plan import (
 )
 from tightfit.stages.simulate.pipeline_pattern import StageMemory, simulate_pattern
 from tightfit.util.errors import ConfigError
-from tightfit.util.strategies import ALLOCATORS, AllocatorInfo
+from tightfit.util.strategies import ALLOCATORS, StrategyInfo
 
 PAGE = Path(__file__).parents[4] / "docs/pipelines.md"
 
@@ -151,7 +151,7 @@ def test_no_allocation_beats_the_integer_programs(
     most = max(layers.all_ticks, 1) + 9
     best = math.inf
     for allocation in allocations(layers, names):
-        found = schedule_periodic(allocation, memory, int(min(best, most)), IntegerLimits())
+        found = schedule_periodic(allocation, memory, int(min(best, most)), EXACT_LIMITS)
         if found.timing is not None:
             best = found.timing.period
     ticks = answer_of("pipeline_ilp", instance)
@@ -180,7 +180,7 @@ def test_the_known_optima_without_contiguity(case: dict[str, Any]) -> None:
 class Alone:
     """Everything on the first device."""
 
-    about = AllocatorInfo("alone", "everything on the first device")
+    about = StrategyInfo("alone", "everything on the first device")
 
     def allocate(self, instance: AllocationProblem) -> AllocationResult | None:
         stages = (Stage(1, instance.layers.count, 0),)
@@ -196,7 +196,7 @@ def test_an_allocator_from_outside_is_one_file_and_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = types.ModuleType("alone")
-    module.ALLOCATOR = Alone()  # type: ignore[attr-defined]
+    module.STRATEGY = Alone()  # type: ignore[attr-defined]
     monkeypatch.setitem(ALLOCATORS, "alone", Alone.about)
     monkeypatch.setitem(sys.modules, "tightfit.stages.combine.pipeline.allocators.alone", module)
     case = cases("pipeline_contiguous")[0]

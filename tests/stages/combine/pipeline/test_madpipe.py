@@ -25,10 +25,31 @@ from tightfit.stages.combine.pipeline.allocators.madpipe import (
     MadpipeRules,
     allocate_for_target,
     min_layer_bytes,
-    min_load_allocation,
 )
+from tightfit.stages.combine.pipeline.contiguous import bisect_min
 from tightfit.stages.combine.pipeline.contiguous_dp import add_delay, count_periods
 from tightfit.stages.combine.pipeline.layers import PipelineLayers
+
+
+def min_load_allocation(
+    layers: PipelineLayers,
+    names: tuple[str, ...],
+    memory: int,
+    target: int,
+    rules: MadpipeRules = SOUND_RULES,
+) -> tuple[int, Allocation] | None:
+    """MadPipe-DP(target): the least load in ticks of an allocation that fits, with one; None where
+    none fits (M 4.2.2)."""
+    high = layers.max_ticks
+    found = allocate_for_target(layers, names, memory, target, high, rules)
+    if found is None:
+        return None
+    return bisect_min(
+        -1,
+        high,
+        found,
+        lambda load: allocate_for_target(layers, names, memory, target, load, rules),
+    )
 
 
 @pytest.mark.parametrize("case", cases("madpipe_dp"), ids=lambda case: case["id"])

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.stages.combine.pipeline.pipelines import contiguous, names_of, pipelines
+from tightfit.stages.combine.milp import EXACT_LIMITS
 from tightfit.stages.combine.pipeline.allocation import (
     Allocation,
     PatternTiming,
@@ -18,7 +19,6 @@ from tightfit.stages.combine.pipeline.allocation import (
 )
 from tightfit.stages.combine.pipeline.contiguous import min_one_f_one_b_period
 from tightfit.stages.combine.pipeline.layers import PipelineLayers
-from tightfit.stages.combine.pipeline.milp_model import IntegerLimits
 from tightfit.stages.combine.pipeline.periodic_schedule import schedule_periodic, shortest_period
 from tightfit.stages.simulate.pipeline_pattern import simulate_pattern
 from tightfit.util.errors import ScheduleError
@@ -32,7 +32,7 @@ def test_of_a_contiguous_allocation_it_is_1f1b(pipeline: tuple[PipelineLayers, i
     for allocation in contiguous(layers, names_of(devices)):
         best = min_one_f_one_b_period(allocation, memory)
         most = max(layers.all_ticks, 1) + 1
-        found = schedule_periodic(allocation, memory, most, IntegerLimits())
+        found = schedule_periodic(allocation, memory, most, EXACT_LIMITS)
         if found.timing is None:
             assert best is None
         else:
@@ -102,7 +102,7 @@ def test_of_two_stages_on_one_device_no_order_is_better(
     best: int | None = None
     for firsts in product((0, -1, -2), repeat=len(orders.pairs)):
         best = orders.period(firsts, best or most) or best
-    found = schedule_periodic(allocation, memory, most, IntegerLimits())
+    found = schedule_periodic(allocation, memory, most, EXACT_LIMITS)
     if best is None:
         assert found.timing is None
     else:
@@ -121,7 +121,7 @@ def test_of_shared_devices_and_links_no_sampled_order_is_better(
     stages = tuple(Stage(number, number, d) for number, d in enumerate(devices, start=1))
     allocation = Allocation(layers, stages, names_of(2))
     most = max(layers.all_ticks, 1) + SLACK
-    found = schedule_periodic(allocation, memory, most, IntegerLimits())
+    found = schedule_periodic(allocation, memory, most, EXACT_LIMITS)
     least = found.timing.period if found.timing is not None else most
     assert found.bound <= least
     orders = Orders(allocation, memory)

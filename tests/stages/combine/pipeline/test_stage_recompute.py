@@ -17,6 +17,7 @@ from tightfit.schemas.chain import Chain, ChainPosition
 from tightfit.schemas.sequence import ChainOperation
 from tightfit.stages.combine.chain.frontier import ChainFrontier
 from tightfit.stages.combine.chain.options import build_chain_problem
+from tightfit.stages.combine.milp import EXACT_LIMITS
 from tightfit.stages.combine.pipeline.allocation import Allocation, build_pattern
 from tightfit.stages.combine.pipeline.allocator import AllocationProblem, load_allocator
 from tightfit.stages.combine.pipeline.allocators.madpipe import allocate_for_target
@@ -32,7 +33,6 @@ from tightfit.stages.combine.pipeline.layers import (
     StageOption,
     layers_of_chain,
 )
-from tightfit.stages.combine.pipeline.milp_model import IntegerLimits
 from tightfit.stages.combine.pipeline.periodic_schedule import schedule_periodic
 from tightfit.stages.combine.pipeline.stage_recompute import (
     StageRecomputePlanner,
@@ -327,7 +327,7 @@ def test_the_special_device_may_compute_again(chain: Chain, devices: int, memory
         for stage, own in zip(allocation.stages, allocation.inner, strict=True):
             if own.there:
                 inner.check(stage.first, stage.last, own)
-        found = schedule_periodic(allocation, memory, 4 * layers.max_ticks, IntegerLimits())
+        found = schedule_periodic(allocation, memory, 4 * layers.max_ticks, EXACT_LIMITS)
         if found.timing is not None:
             pattern = build_pattern(allocation, found.timing)
             simulate_pattern(pattern, allocation.bytes(), allocation.room(memory))

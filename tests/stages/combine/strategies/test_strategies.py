@@ -7,6 +7,7 @@ from hypothesis import given, settings
 
 from tests.stages.combine.problems import plain_line
 from tests.stages.partition.steps import random_steps, traced
+from tests.stages.solve.blocks import solve_block
 from tightfit.schemas.block_options import BlockOption
 from tightfit.schemas.blocks import Blocks
 from tightfit.schemas.graph.planning_graph import PlanningGraph
@@ -21,7 +22,7 @@ from tightfit.stages.partition.cuts import find_segments
 from tightfit.stages.partition.gradient_flow import GradientFlow
 from tightfit.stages.simulate.liveness import INFINITE_IN_PLACE_THRESHOLD
 from tightfit.stages.simulate.planning_graph import build_planning_graph
-from tightfit.stages.solve.search import OptionGrid, solve_block
+from tightfit.stages.solve.search import OptionGrid
 from tightfit.util.errors import ArtifactError, ConfigError
 
 NO_SOLVER = OptionGrid(largest=0)
