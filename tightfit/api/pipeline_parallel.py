@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tightfit.api.plan_arguments import collect_samples, group_samples
+from tightfit.api.plan_options import DEFAULT_SOLVER, SolverOptions
 from tightfit.api.planning import suppress_warnings
 from tightfit.api.progress_bar import PIPELINE_STAGE_LABELS, ProgressReporter
 from tightfit.api.stage_runner import PLANNING_LOCK, StageRunner
@@ -17,7 +18,7 @@ from tightfit.schemas.pipeline_plan import PipelinePlan, read_pipeline_plan
 from tightfit.schemas.store import read_bytes
 from tightfit.util.errors import ArtifactError, ConfigError
 from tightfit.util.paths import default_store_path
-from tightfit.util.solver_engines import BLOCK_SOLVERS, BlockSolver
+from tightfit.util.solver_engines import BLOCK_SOLVERS
 from tightfit.util.strategies import ALLOCATORS
 
 if TYPE_CHECKING:
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MadePipeline(PipelinePlan):
-    """The plan of a pipeline with the folder of its package (`module`), that of what its ranks run
+    """The plan of a pipeline with the folders of its `package` and of what its ranks run
     (`split`), and the most bytes of each rank's step beyond parameters, buffers and inputs."""
 
-    module: Path = field(kw_only=True)
+    package: Path = field(kw_only=True)
     split: Path = field(kw_only=True)
     peaks: tuple[int, ...] = field(kw_only=True)
 
@@ -50,10 +51,9 @@ def plan_pipeline(
     loss: Callable[[Any], Tensor] | None = None,
     inside: Literal["", "rotor", "rockmate"] = "",
     weight_copies: int = 2,
-    engine: BlockSolver = "none",
+    solver: SolverOptions = DEFAULT_SOLVER,
     store: Path | str | None = None,
     operators: Iterable[str] = (),
-    jobs: int | None = None,
     progress: bool = True,
 ) -> MadePipeline:
     """Plans a pipeline of a training step over the devices of a machine, and writes its package.
@@ -62,12 +62,12 @@ def plan_pipeline(
     `machine` is the path of a `tightfit.machine/1`. `loss` is a function from the model's output to
     a scalar, needed unless the output is one. With `inside` stages compute again what they do not
     store. Parameters count `weight_copies` times: themselves, their gradients, and what the
-    optimizer keeps. `engine` solves the integer programs of the allocator and of the blocks of
-    `inside="rockmate"`; with "none" the blocks have none, and HiGHS solves the others. What was
-    found out is kept in `store`, unless given the folder `tightfit` in the user's cache folder;
-    `operators` and `jobs` are as in `plan`. Gives the plan; `module` is the folder that
-    `load_pipeline` takes, or that is copied. Raises ConfigError where nothing fits, with what is
-    known to work, ModelError where the model cannot be captured or be a pipeline.
+    optimizer keeps. The engine of `solver` solves the integer programs of the allocator and of the
+    blocks of `inside="rockmate"`. What was found out is kept in `store`, unless given the folder
+    `tightfit` in the user's cache folder; `operators` are as in `plan`. Gives the plan; `package`
+    is the folder that `load_pipeline` takes, or that is copied. Raises ConfigError where nothing
+    fits, with what is known to work, ModelError where the model cannot be captured or be a
+    pipeline.
     """
     import torch
 
@@ -76,7 +76,7 @@ def plan_pipeline(
     if strategy not in ALLOCATORS:
         known = ", ".join(ALLOCATORS)
         raise ConfigError(f"plan_pipeline: strategy is {strategy!r}, expected one of {known}")
-    _check_engine(engine, strategy, inside)
+    _check_engine(solver.engine, strategy, inside)
     place = default_store_path() if store is None else Path(store)
     telling = ProgressReporter(progress, stages=PIPELINE_STAGE_LABELS)
     with (
@@ -90,17 +90,17 @@ def plan_pipeline(
         [built], device = group_samples(model, collect_samples(args, kwargs, None), loss, None)
         if device != "cpu":
             raise ConfigError(f"pipelines run on CPUs so far, and the model is on {device}")
-        route = StageRunner(place, device, strategy, (engine, "4", "6"), jobs, telling)
-        graph = route.trace(built)
-        costs = route.profile(built, graph)
+        runner = StageRunner(place, device, strategy, solver, telling)
+        graph = runner.trace(built)
+        costs = runner.profile(built, graph)
         settings = {
             "strategy": strategy,
             "microbatches": microbatches,
             "inside": inside,
             "weight_copies": weight_copies,
-            "engine": engine,
+            "engine": solver.engine,
         }
-        return _plan_stages(route, graph, costs, Path(machine), settings)
+        return _plan_stages(runner, graph, costs, Path(machine), settings)
 
 
 def _check_engine(engine: str, strategy: str, inside: str) -> None:
@@ -116,45 +116,54 @@ def _check_engine(engine: str, strategy: str, inside: str) -> None:
 
 
 def _plan_stages(
-    route: StageRunner, graph: Path, costs: Path, machine: Path, settings: Mapping[str, Any]
+    runner: StageRunner, graph: Path, costs: Path, machine: Path, settings: Mapping[str, Any]
 ) -> MadePipeline:
     key = hashlib.sha256(read_bytes(machine) + json.dumps(settings).encode()).hexdigest()[:16]
-    place = route.place(costs) / "pipelines" / key
+    place = runner.place(costs) / "pipelines" / key
     files = ("--graph", graph, "--costs", costs)
     chain, blocks, plan = place / "chain.arrow", place / "blocks.arrow", place / "plan"
     split, module = place / "split", place / "module"
-    route.run("partition", *files, "--out", blocks, "--chain", chain)
+    runner.run("partition", *files, "--out", blocks, "--chain", chain)
     options: tuple[object, ...] = ()
     if settings["inside"] == "rockmate":
         options = ("--options", place / "options.arrow")
-        engine, peaks, saves = route.solver
+        engine = runner.solver.engine
+        peaks, saves = runner.solver.peak_levels, runner.solver.save_levels
         grid = ("--engine", engine, "--peaks", peaks, "--saves", saves)
-        solving = ("--blocks", blocks, "--store", route.store, *grid, "--jobs", route.jobs or 1)
-        route.run("solve", *solving, "--out", place / "options.arrow")
+        solving = (
+            "--blocks",
+            blocks,
+            "--store",
+            runner.store,
+            *grid,
+            "--jobs",
+            runner.solver.jobs or 1,
+        )
+        runner.run("solve", *solving, "--out", place / "options.arrow")
     inside = ("--inside", settings["inside"]) if settings["inside"] else ()
     copies = ("--weight-copies", settings["weight_copies"])
     solves = ALLOCATORS[settings["strategy"]].solves
-    by = ("--engine", route.engine) if solves else ()
+    by = ("--engine", runner.engine) if solves else ()
     own = ("--machine", machine, "--strategy", settings["strategy"])
     asked = (*own, *copies, *inside, *options, *by)
-    route.run("chain", "--chain", chain, *asked, "--out", plan)
+    runner.run("chain", "--chain", chain, *asked, "--out", plan)
     made = read_pipeline_plan(plan / "plan.json")
     if made.verdict == "infeasible":
         raise ConfigError(made.sentence)
     planned = ("--blocks", blocks, "--plan", plan, *options)
     number = ("--microbatches", settings["microbatches"])
-    route.run("split", *files, *planned, *number, "--out", split)
+    runner.run("split", *files, *planned, *number, "--out", split)
     package = ("--pipeline", split, "--plan", plan / "plan.json", "--out", module)
-    route.run("generate", "--graph", graph, *package)
+    runner.run("generate", "--graph", graph, *package)
     return _planned_pipeline(made, module, split)
 
 
-def _planned_pipeline(plan: PipelinePlan, module: Path, split: Path) -> MadePipeline:
+def _planned_pipeline(plan: PipelinePlan, package: Path, split: Path) -> MadePipeline:
     from tightfit.schemas.pipeline import PIPELINE_FILE, read_pipeline
 
     known = {part.name: getattr(plan, part.name) for part in fields(PipelinePlan)}
     peaks = tuple(read_pipeline(split / PIPELINE_FILE).peaks)
-    return MadePipeline(**known, module=module, split=split, peaks=peaks)
+    return MadePipeline(**known, package=package, split=split, peaks=peaks)
 
 
 def load_pipeline(

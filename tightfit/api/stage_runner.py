@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import itertools
-import os
 import re
 import tempfile
 import threading
@@ -15,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tightfit.api.plan_options import FusedKernelOptions, SolverOptions
 from tightfit.api.progress_bar import ProgressReporter
 from tightfit.schemas.lineage import is_up_to_date, write_lineage
 from tightfit.schemas.plan import Plan, read_plan
@@ -23,7 +23,7 @@ from tightfit.util.budget import NO_BUDGET, parse_budget
 from tightfit.util.code_fingerprint import stage_fingerprint
 from tightfit.util.command_line import LineageEntry
 from tightfit.util.errors import ArtifactError, ConfigError, ModelError
-from tightfit.util.solver_engines import BlockSolver, SolverEngine, step_engine
+from tightfit.util.solver_engines import SolverEngine, step_engine
 from tightfit.util.strategies import HIERARCHY_LIMITS, STRATEGIES
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 ProgressParser = Callable[[str], "tuple[int, int] | None"]
 """Finds in a line how many parts are done, of how many."""
-EAGER_KERNELS = "eager"
-FUSED_KERNELS = "fused"
 FUSE_STAGE = "fuse"
 MICROBATCH_FILE = "microbatch.arrow"
 """What `whole` writes beside the schedule where a step is several microbatches."""
@@ -50,33 +48,44 @@ and a stage has what it prints read: each is one for the whole process."""
 
 @dataclass(frozen=True)
 class StageRunner:
-    """How to go: the store and the device, the strategy, the solver's engine and its numbers of
-    peaks and saves, how many blocks are solved at a time, the description of a machine whose link
-    the strategy may take, the kernels ("eager" or "fused"), and what travels with fused ones: a
-    plan of eager's kernels (`with_eager`), compiled libraries (`with_libraries`). With `full_check`
+    """Runs stages on a store for a device, with a strategy and the options of the solver.
+
+    `machine` is the description of a machine whose link the strategy may take. With `full_check`
     plans are compared with their originals in all ways to run them."""
 
     store: Path
     device: str
     strategy: str
-    solver: tuple[BlockSolver, str, str]
-    jobs: int | None = None
+    solver: SolverOptions = SolverOptions()
     progress: ProgressReporter = field(default_factory=ProgressReporter)
     machine: Path | None = None
-    kernels: str = EAGER_KERNELS
-    with_eager: bool = False
-    with_libraries: bool = False
+    fused_kernels: FusedKernelOptions | None = None
     full_check: bool = False
 
     @property
     def engine(self) -> SolverEngine:
         """The engine of the integer programs of whole steps."""
-        return step_engine(self.solver[0])
+        return step_engine(self.solver.engine)
 
     @property
     def eager(self) -> StageRunner:
-        """The way to plans of eager's kernels."""
-        return replace(self, kernels=EAGER_KERNELS, with_eager=False, with_libraries=False)
+        """The runner of plans of eager's kernels."""
+        return replace(self, fused_kernels=None)
+
+    def without_libraries(self, strategy: str) -> StageRunner:
+        """The runner of another strategy whose packages have no compiled libraries."""
+        fused = self.fused_kernels and replace(self.fused_kernels, libraries=False)
+        return replace(self, strategy=strategy, fused_kernels=fused)
+
+    @property
+    def adds_eager_fallback(self) -> bool:
+        """Whether packages have a plan of eager's kernels, too."""
+        return self.fused_kernels is not None and self.fused_kernels.eager_fallback
+
+    @property
+    def adds_libraries(self) -> bool:
+        """Whether packages have the compiled libraries of fused kernels."""
+        return self.fused_kernels is not None and self.fused_kernels.libraries
 
     def trace(self, built: BuiltModel) -> Path:
         """The path of the traced graph in the store."""
@@ -87,7 +96,7 @@ class StageRunner:
         from tightfit.stages.trace.trace import trace
 
         self.progress.stage("trace")
-        last = self.kernels == FUSED_KERNELS
+        last = self.fused_kernels is not None
         return trace(built, type(built.model).__name__, self.device, channels_last=last)
 
     def store_graph(self, graph: Graph) -> Path:
@@ -113,16 +122,16 @@ class StageRunner:
         key = hashlib.sha256(made_by.encode()).hexdigest()[:16]
         path = graph.parent / f"fused-{key}" / "graph.arrow"
         if not path.exists():
-            jobs = self.jobs or os.cpu_count() or 1
+            jobs = self.solver.processes
             words = ("--graph", graph, "--device", self.device, "--jobs", jobs, "--out", path)
             self.run(FUSE_STAGE, *words, parts=_parse_groups)
         return path
 
     def unplanned(self, graph: Path, costs: Path) -> Path:
         """The folder of the module that runs a graph as it was captured."""
-        route = replace(self, strategy="unplanned", with_libraries=False)
-        _, point = route.choose(graph, costs, route.frontier(graph, costs), NO_BUDGET)
-        return route.module(graph, point)
+        runner = self.without_libraries("unplanned")
+        _, point = runner.choose(graph, costs, runner.frontier(graph, costs), NO_BUDGET)
+        return runner.package(graph, point)
 
     def profile(self, built: BuiltModel, graph: Path) -> Path:
         """The path of the costs in the store, below the graph's folder."""
@@ -159,13 +168,23 @@ class StageRunner:
     def place(self, costs: Path) -> Path:
         """The folder, below that of the costs, for what these settings and this code make."""
         code = [stage_fingerprint(stage) for stage in FRONTIER_STAGES]
-        key = hashlib.sha256(" ".join([*self.solver, *code]).encode()).hexdigest()[:16]
+        key = hashlib.sha256(
+            " ".join(
+                [
+                    self.solver.engine,
+                    str(self.solver.peak_levels),
+                    str(self.solver.save_levels),
+                    *code,
+                ]
+            ).encode()
+        ).hexdigest()[:16]
         return costs.parent / key
 
     def frontier(self, graph: Path, costs: Path, given: bool = False) -> Path:
         """The path of the frontier below the folder of the costs, made unless it is there; with
         `given` one of the strategy's own plans will do, which takes much less time."""
-        engine, peaks, saves = self.solver
+        solver = self.solver
+        engine, peaks, saves = solver.engine, solver.peak_levels, solver.save_levels
         place = self.place(costs)
         blocks, whole = place / "blocks.arrow", self.folder(place) / "frontier.arrow"
         linked = ("--machine", self.machine) if self.links else ()
@@ -175,7 +194,7 @@ class StageRunner:
             if known.exists():
                 return known
         files = ("--graph", graph, "--costs", costs)
-        workers = self.jobs or os.cpu_count() or 1
+        workers = self.solver.processes
         clusters = self._clusters(place)
         limits = [word for name, most in HIERARCHY_LIMITS.items() for word in (f"--{name}", most)]
         self.run("partition", *files, "--out", blocks, *clusters, *(limits if clusters else ()))
@@ -234,8 +253,8 @@ class StageRunner:
         self.run("choose", *given, parts=_parse_searches, reuse=True)
         return read_plan(point / "plan.json"), point
 
-    def module(self, graph: Path, point: Path, beside: tuple[Path, Path] | None = None) -> Path:
-        """The folder of the module of a plan, by the folder of the plan; graph and plan of eager's
+    def package(self, graph: Path, point: Path, beside: tuple[Path, Path] | None = None) -> Path:
+        """The folder of the package of a plan, by the folder of the plan; graph and plan of eager's
         kernels may be `beside`."""
         words = _plan_options("", graph, point)
         name = "module"
@@ -243,7 +262,7 @@ class StageRunner:
             words, name = words + _plan_options("eager-", *beside), f"{name}-eager"
         if (point / MICROBATCH_FILE).is_file():
             words = [*words, "--microbatch", point / MICROBATCH_FILE]
-        if self.with_libraries:
+        if self.adds_libraries:
             words, name = [*words, "--libraries"], f"{name}-libraries"
         self.run("generate", *words, "--out", point / name, parts=_parse_libraries, reuse=True)
         return point / name
