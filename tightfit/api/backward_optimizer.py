@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tightfit.api.input_specialization import InputSpecialization
-from tightfit.api.plan_options import GradientOptions, OptionalPath, check_folder
+from tightfit.api.plan_options import DEFAULT_GRADIENTS, GradientOptions, OptionalPath, check_folder
 from tightfit.api.plan_result import ChosenPlan
 from tightfit.schemas.link import HostLink
 from tightfit.schemas.optimizer_plan import (
@@ -95,7 +95,7 @@ class OptimizerSetup:
     slow: int
     slow_memory: str
     spare: bool = True
-    gradients: GradientOptions = GradientOptions()
+    gradients: GradientOptions = DEFAULT_GRADIENTS
     source: str = ""
 
     def step(

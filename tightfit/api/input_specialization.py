@@ -211,7 +211,8 @@ def _more_of(graph: Path) -> str:
         "ones": "it takes calls in which {} holds only ones",
         "mixed": "it takes calls in which {} does not hold only ones",
         "wished": "{} holds only ones in the sample, where the model itself takes a shorter way: "
-        "assume_all_ones_masks=True plans that one, without it eager may differ in last bits and memory",
+        "assume_all_ones_masks=True plans that one, without it eager may differ in last bits and "
+        "memory",
         "masks": "where {} holds only ones the model itself takes a shorter way, which may differ "
         "in last bits and memory",
     }

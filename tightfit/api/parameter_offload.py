@@ -273,8 +273,8 @@ def _check_sizes(graph: Path) -> None:
 
 def _no_parameter_error() -> ConfigError:
     return ConfigError(
-        f"plan: ParameterOffloadOptions: none has {MIN_OFFLOADED_BYTES} bytes or more for itself, and "
-        "smaller ones stay on the device: leave it out"
+        f"plan: ParameterOffloadOptions: none has {MIN_OFFLOADED_BYTES} bytes or more for itself, "
+        "and smaller ones stay on the device: leave it out"
     )
 
 

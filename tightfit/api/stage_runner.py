@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tightfit.api.plan_options import FusedKernelOptions, SolverOptions
+from tightfit.api.plan_options import DEFAULT_SOLVER, FusedKernelOptions, SolverOptions
 from tightfit.api.progress_bar import ProgressReporter
 from tightfit.schemas.lineage import is_up_to_date, write_lineage
 from tightfit.schemas.plan import Plan, read_plan
@@ -56,7 +56,7 @@ class StageRunner:
     store: Path
     device: str
     strategy: str
-    solver: SolverOptions = SolverOptions()
+    solver: SolverOptions = DEFAULT_SOLVER
     progress: ProgressReporter = field(default_factory=ProgressReporter)
     machine: Path | None = None
     fused_kernels: FusedKernelOptions | None = None
@@ -168,16 +168,8 @@ class StageRunner:
     def place(self, costs: Path) -> Path:
         """The folder, below that of the costs, for what these settings and this code make."""
         code = [stage_fingerprint(stage) for stage in FRONTIER_STAGES]
-        key = hashlib.sha256(
-            " ".join(
-                [
-                    self.solver.engine,
-                    str(self.solver.peak_levels),
-                    str(self.solver.save_levels),
-                    *code,
-                ]
-            ).encode()
-        ).hexdigest()[:16]
+        grid = (self.solver.engine, str(self.solver.peak_levels), str(self.solver.save_levels))
+        key = hashlib.sha256(" ".join([*grid, *code]).encode()).hexdigest()[:16]
         return costs.parent / key
 
     def frontier(self, graph: Path, costs: Path, given: bool = False) -> Path:
