@@ -150,7 +150,7 @@ class InputSpecialization:
         try:
             plan, point = runner.choose(self.graph, self.costs, self.path, budget, search)
         except KeyboardInterrupt:
-            runner.progress.say(INTERRUPTED_MESSAGE)
+            runner.progress.note(INTERRUPTED_MESSAGE)
             plan, point = runner.choose(self.graph, self.costs, self.path, budget, search=False)
             if not plan.feasible:
                 raise
@@ -267,7 +267,7 @@ def _frontier(runner: StageRunner, graph: Path, costs: Path, written: str) -> tu
         from tightfit.stages.combine.select_plan import select_plan
         from tightfit.stages.simulate.planning_graph import build_planning_graph
 
-        runner.progress.say(INTERRUPTED_MESSAGE)
+        runner.progress.note(INTERRUPTED_MESSAGE)
         known = partial_frontier(runner, graph, costs)
         if known is None or written == MIN_BUDGET:
             raise

@@ -52,7 +52,7 @@ class KernelChoice:
     @cached_property
     def eager_files(self) -> tuple[Path, Path]:
         """The paths of eager's graph and costs."""
-        self.runner.progress.say("looking at eager's kernels, too")
+        self.runner.progress.note("looking at eager's kernels, too")
         runner = self.eager_runner
         graph = runner.trace(self.variant.built)
         return graph, runner.profile(self.variant.built, graph)
@@ -115,7 +115,7 @@ class KernelChoice:
 
     def report_interruption(self) -> None:
         """Tells that plans of eager's kernels are not looked at."""
-        self.runner.progress.say("interrupted, taking the plan of fused kernels")
+        self.runner.progress.note("interrupted, taking the plan of fused kernels")
 
     def competing_plan(self, plan: Plan) -> SpecializedPlan | None:
         """The plan of eager's kernels where it takes the place of one of fused ones."""
@@ -232,7 +232,7 @@ def plan_specializations(
                 raise
             raise ConfigError(f"the samples of shapes {shapes}: {error}") from None
         if len(variants) > 1:
-            runner.progress.say(f"planned {number + 1} of {len(variants)}: {shapes}")
+            runner.progress.note(f"planned {number + 1} of {len(variants)}: {shapes}")
     return made
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tightfit.api.package_task import PackageTask
 from tightfit.api.plan_arguments import collect_samples, group_samples
 from tightfit.api.plan_options import DEFAULT_SOLVER, SolverOptions
 from tightfit.api.planning import suppress_warnings
@@ -16,6 +17,10 @@ from tightfit.api.progress_bar import PIPELINE_STAGE_LABELS, ProgressReporter
 from tightfit.api.stage_runner import PLANNING_LOCK, StageRunner
 from tightfit.schemas.pipeline_plan import PipelinePlan, read_pipeline_plan
 from tightfit.schemas.store import read_bytes
+from tightfit.stages.combine.pipeline.plan_task import PipelineTask
+from tightfit.stages.combine.pipeline.split_task import SplitTask
+from tightfit.stages.partition.task import PartitionTask
+from tightfit.stages.solve.task import SolveTask
 from tightfit.util.errors import ArtifactError, ConfigError
 from tightfit.util.paths import default_store_path
 from tightfit.util.solver_engines import BLOCK_SOLVERS
@@ -120,42 +125,32 @@ def _plan_stages(
 ) -> MadePipeline:
     key = hashlib.sha256(read_bytes(machine) + json.dumps(settings).encode()).hexdigest()[:16]
     place = runner.place(costs) / "pipelines" / key
-    files = ("--graph", graph, "--costs", costs)
     chain, blocks, plan = place / "chain.arrow", place / "blocks.arrow", place / "plan"
-    split, module = place / "split", place / "module"
-    runner.run("partition", *files, "--out", blocks, "--chain", chain)
-    options: tuple[object, ...] = ()
-    if settings["inside"] == "rockmate":
-        options = ("--options", place / "options.arrow")
-        engine = runner.solver.engine
-        peaks, saves = runner.solver.peak_levels, runner.solver.save_levels
-        grid = ("--engine", engine, "--peaks", peaks, "--saves", saves)
-        solving = (
-            "--blocks",
-            blocks,
-            "--store",
-            runner.store,
-            *grid,
-            "--jobs",
-            runner.solver.jobs or 1,
+    split, package = place / "split", place / "module"
+    runner.run(PartitionTask(graph, costs, blocks, chain))
+    inside, solver = settings["inside"] or None, runner.solver
+    options = place / "options.arrow" if inside == "rockmate" else None
+    if options is not None:
+        levels, jobs = (solver.peak_levels, solver.save_levels), solver.jobs or 1
+        runner.run(SolveTask(blocks, runner.store, solver.engine, *levels, jobs, options))
+    runner.run(
+        PipelineTask(
+            chain,
+            machine,
+            settings["strategy"],
+            plan,
+            weight_copies=settings["weight_copies"],
+            inside=inside,
+            options=options,
+            engine=runner.engine if ALLOCATORS[settings["strategy"]].solves else None,
         )
-        runner.run("solve", *solving, "--out", place / "options.arrow")
-    inside = ("--inside", settings["inside"]) if settings["inside"] else ()
-    copies = ("--weight-copies", settings["weight_copies"])
-    solves = ALLOCATORS[settings["strategy"]].solves
-    by = ("--engine", runner.engine) if solves else ()
-    own = ("--machine", machine, "--strategy", settings["strategy"])
-    asked = (*own, *copies, *inside, *options, *by)
-    runner.run("chain", "--chain", chain, *asked, "--out", plan)
+    )
     made = read_pipeline_plan(plan / "plan.json")
     if made.verdict == "infeasible":
         raise ConfigError(made.sentence)
-    planned = ("--blocks", blocks, "--plan", plan, *options)
-    number = ("--microbatches", settings["microbatches"])
-    runner.run("split", *files, *planned, *number, "--out", split)
-    package = ("--pipeline", split, "--plan", plan / "plan.json", "--out", module)
-    runner.run("generate", "--graph", graph, *package)
-    return _planned_pipeline(made, module, split)
+    runner.run(SplitTask(graph, costs, blocks, plan, split, options, settings["microbatches"]))
+    runner.run(PackageTask([graph], plan / "plan.json", package, pipeline=split))
+    return _planned_pipeline(made, package, split)
 
 
 def _planned_pipeline(plan: PipelinePlan, package: Path, split: Path) -> MadePipeline:

@@ -57,7 +57,7 @@ def check_captured(runner: StageRunner, built: BuiltModel, graph: Path) -> None:
     keeps_less = is_self_checkpointing(traced) and not checkpoint_mismatch_causes(traced)
     if runner.fused_kernels is not None or keeps_less or any(graph.parent.rglob("frontier.arrow")):
         return
-    runner.progress.say("comparing the captured step with the model")
+    runner.progress.note("comparing the captured step with the model")
     costs = zero_time_costs(traced)
     executions = [op.id for op in traced.ops if not traced.is_view(op)]
     steps = simulate(traced, costs, lower_to_schedule(traced, costs, executions, False)).steps
@@ -153,7 +153,7 @@ def check_optimizer_steps(
     from tightfit.util.progress import LabeledProgressCounter
 
     runner.progress.stage("check")
-    told = LabeledProgressCounter(runner.progress.done, 2 * STEPS * microbatches)
+    told = LabeledProgressCounter(runner.progress.report, 2 * STEPS * microbatches)
     said = check_offloaded_step(graph, built, load, optimizer, microbatches, told)
     if said:
         raise ModelError(said)
