@@ -186,11 +186,6 @@ class FusedKernelOptions:
         )
 
 
-DEFAULT_SOLVER = SolverOptions()
-DEFAULT_OFFLOAD = OffloadOptions()
-DEFAULT_GRADIENTS = GradientOptions()
-
-
 def check_folder(call: str, folder: object, named: str) -> None:
     """Raises ConfigError where what a call is given is no folder's path."""
     if folder is not None and (not isinstance(folder, str | os.PathLike) or not str(folder)):
@@ -201,3 +196,8 @@ def _check_flags(options: str, **flags: object) -> None:
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise ConfigError(f"{options}: {name} is {value!r}, expected True or False")
+
+
+DEFAULT_SOLVER = SolverOptions()
+DEFAULT_OFFLOAD = OffloadOptions()
+DEFAULT_GRADIENTS = GradientOptions()

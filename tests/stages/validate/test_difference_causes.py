@@ -67,7 +67,7 @@ def built_of(model: nn.Module) -> BuiltModel:
         (Clocked, "the model differs from itself when its step is repeated, in output 0"),
         (
             Shorter,
-            "where input[0][1] holds only ones the model goes a shorter way: plan with assume",
+            "where input[0][1] holds only ones the model goes a shorter way: plan with",
         ),
         (Counting, "(calls changes in a step)"),
         (Other, "plan its layers one by one to find the one that differs"),
