@@ -235,7 +235,9 @@ def test_refusals_name_the_least_of_all_plans_not_of_the_strategys_own(
 
         def made(self, route: Any, budget: str) -> Any:
             fixed = SimpleNamespace(there_before=0)
-            return SimpleNamespace(sentence="", size=int(budget), fixed=fixed)
+            plan = SimpleNamespace(sentence="", size=int(budget), fixed=fixed)
+            plan.with_note = lambda note: plan
+            return plan
 
     class Step:
         def step(self, variant: Any, plan: Any) -> Any:
