@@ -50,15 +50,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Writes the frontier and prints the progress."""
-    _task(options).run(ProgressPrinter())
+    _parse_task(options).run(ProgressPrinter())
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
-    return _task(options).lineage_entries()
+    return _parse_task(options).lineage_entries()
 
 
-def _task(options: argparse.Namespace) -> FrontierTask:
+def _parse_task(options: argparse.Namespace) -> FrontierTask:
     files = (options.graph, options.costs, options.blocks, options.options, options.hierarchy)
     return FrontierTask(
         FrontierFiles(*files, options.machine, options.engine),

@@ -65,21 +65,21 @@ def run(options: argparse.Namespace) -> None:
     """Writes the plan, that of eager's kernels apart, too, and prints the verdict. Raises
     ConfigError where what is given of eager's kernels or of the makings of a frontier is not
     whole."""
-    plan = _task(options).run(ProgressPrinter())
+    plan = _parse_task(options).run(ProgressPrinter())
     print_verdict(plan.verdict, plan.sentence, options)
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
-    return _task(options).lineage_entries()
+    return _parse_task(options).lineage_entries()
 
 
-def _task(options: argparse.Namespace) -> SelectionTask:
-    eager = _eager_request(options)
-    return SelectionTask(_request(options), options.out, eager, options.eager_out)
+def _parse_task(options: argparse.Namespace) -> SelectionTask:
+    eager = _parse_eager_request(options)
+    return SelectionTask(_parse_request(options), options.out, eager, options.eager_out)
 
 
-def _request(options: argparse.Namespace, prefix: str = "") -> SelectionRequest:
+def _parse_request(options: argparse.Namespace, prefix: str = "") -> SelectionRequest:
     """What options with a prefix name; raises ConfigError where blocks or their options are
     missing."""
     graph, costs, frontier, blocks, made_options, hierarchy = (
@@ -102,7 +102,7 @@ def _request(options: argparse.Namespace, prefix: str = "") -> SelectionRequest:
     return SelectionRequest(graph, costs, frontier, options.budget, makings, *wanted)
 
 
-def _eager_request(options: argparse.Namespace) -> SelectionRequest | None:
+def _parse_eager_request(options: argparse.Namespace) -> SelectionRequest | None:
     """What the plan of eager's kernels is chosen from, None where nothing is given."""
     from tightfit.schemas.graph.training_graph import has_fused_kernels
 
@@ -116,4 +116,4 @@ def _eager_request(options: argparse.Namespace) -> SelectionRequest | None:
         )
     if has_fused_kernels(options.eager_graph) or not has_fused_kernels(options.graph):
         raise ConfigError("choose takes the graph of fused kernels as --graph, eager's apart")
-    return _request(options, "eager_")
+    return _parse_request(options, "eager_")

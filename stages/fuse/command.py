@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
     do not compile."""
     from tightfit.schemas.graph.fused_groups import is_fused_group
 
-    graph, fused = _task(options).run(_GroupPrinter())
+    graph, fused = _parse_task(options).run(_GroupPrinter())
     groups = [op.target for op in fused.ops if is_fused_group(op.target)]
     print(
         f"{graph.model}: {len(graph.ops)} ops, {len(fused.ops)} of them left, of which "
@@ -45,10 +45,10 @@ def run(options: argparse.Namespace) -> None:
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
-    return _task(options).lineage_entries()
+    return _parse_task(options).lineage_entries()
 
 
-def _task(options: argparse.Namespace) -> FuseTask:
+def _parse_task(options: argparse.Namespace) -> FuseTask:
     def warn(sentence: str) -> None:
         print(sentence, file=sys.stderr)
 

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Writes what is asked for and prints how much there is of it."""
-    blocks, hierarchy = _task(options).run(StageProgress())
+    blocks, hierarchy = _parse_task(options).run(StageProgress())
     if blocks is not None:
         print(f"{blocks.model}: {len(blocks.blocks)} blocks, {len(blocks.distinct)} distinct")
     if hierarchy is not None:
@@ -44,10 +44,10 @@ def run(options: argparse.Namespace) -> None:
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
-    return _task(options).lineage_entries()
+    return _parse_task(options).lineage_entries()
 
 
-def _task(options: argparse.Namespace) -> PartitionTask:
+def _parse_task(options: argparse.Namespace) -> PartitionTask:
     return PartitionTask(
         options.graph,
         options.costs,

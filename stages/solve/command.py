@@ -46,16 +46,16 @@ class _BlockPrinter(StageProgress):
 
 def run(options: argparse.Namespace) -> None:
     """Writes the options of all blocks and prints how many were solved."""
-    found = _task(options).run(_BlockPrinter())
+    found = _parse_task(options).run(_BlockPrinter())
     print(f"{found.model}: solved {found.solved}, {found.stored} from the store", flush=True)
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
-    return _task(options).lineage_entries()
+    return _parse_task(options).lineage_entries()
 
 
-def _task(options: argparse.Namespace) -> SolveTask:
+def _parse_task(options: argparse.Namespace) -> SolveTask:
     return SolveTask(
         options.blocks,
         options.store,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tightfit.api.backward_optimizer import OptimizerSetup, measure_optimizer
-from tightfit.api.plan_arguments import PlanRequest, free_disk_bytes
+from tightfit.api.plan_arguments import PlanningRequest, free_disk_bytes
 from tightfit.api.plan_options import (
     GradientOptions,
     OptionalPath,
@@ -76,7 +76,7 @@ class _OffloadCandidate:
 
 
 def _fastest_candidate(
-    request: PlanRequest,
+    request: PlanningRequest,
     optimizer: torch.optim.Optimizer,
     offload: ParameterOffloadOptions,
     gradients: GradientOptions,
@@ -134,7 +134,7 @@ def _plan_in_host_memory(
 
 
 def plan_with_offloaded_parameters(
-    request: PlanRequest,
+    request: PlanningRequest,
     optimizer: torch.optim.Optimizer,
     offload: ParameterOffloadOptions,
     gradients: GradientOptions,

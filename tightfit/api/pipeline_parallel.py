@@ -17,10 +17,6 @@ from tightfit.api.progress_bar import PIPELINE_STAGE_LABELS, ProgressReporter
 from tightfit.api.stage_runner import PLANNING_LOCK, StageRunner
 from tightfit.schemas.pipeline_plan import PipelinePlan, read_pipeline_plan
 from tightfit.schemas.store import read_bytes
-from tightfit.stages.combine.pipeline.plan_task import PipelineTask
-from tightfit.stages.combine.pipeline.split_task import SplitTask
-from tightfit.stages.partition.task import PartitionTask
-from tightfit.stages.solve.task import SolveTask
 from tightfit.util.errors import ArtifactError, ConfigError
 from tightfit.util.paths import default_store_path
 from tightfit.util.solver_engines import BLOCK_SOLVERS
@@ -123,6 +119,11 @@ def _check_engine(engine: str, strategy: str, inside: str) -> None:
 def _plan_stages(
     runner: StageRunner, graph: Path, costs: Path, machine: Path, settings: Mapping[str, Any]
 ) -> MadePipeline:
+    from tightfit.stages.combine.pipeline.plan_task import PipelineTask
+    from tightfit.stages.combine.pipeline.split_task import SplitTask
+    from tightfit.stages.partition.task import PartitionTask
+    from tightfit.stages.solve.task import SolveTask
+
     key = hashlib.sha256(read_bytes(machine) + json.dumps(settings).encode()).hexdigest()[:16]
     place = runner.place(costs) / "pipelines" / key
     chain, blocks, plan = place / "chain.arrow", place / "blocks.arrow", place / "plan"

@@ -95,7 +95,7 @@ def store_path(store: Path | str | None) -> Path:
 
 
 @dataclass(frozen=True)
-class PlanRequest:
+class PlanningRequest:
     """What a plan is made for: the samples by their shapes and the budget as written, with what the
     module does with other calls, whether it is checked, and whether it runs as CUDA graphs."""
 

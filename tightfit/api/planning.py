@@ -30,7 +30,7 @@ from tightfit.api.multi_shape_module import MultiShapePlans
 from tightfit.api.parameter_offload import plan_with_offloaded_parameters
 from tightfit.api.plan_arguments import (
     FULL_CHECK,
-    PlanRequest,
+    PlanningRequest,
     Sample,
     absolute_path,
     check_check_level,
@@ -185,7 +185,7 @@ def plan(
             fused_kernels,
             full_check=check == FULL_CHECK,
         ).linked(offload.path)
-        request = PlanRequest(runner, given, written, on_mismatch, bool(check), cuda_graphs)
+        request = PlanningRequest(runner, given, written, on_mismatch, bool(check), cuda_graphs)
         if optimizer is None:
             return _plan_without_optimizer(request, offload.path, both)
         if isinstance(offload, ParameterOffloadOptions):
@@ -215,7 +215,7 @@ def _planning_context(
 
 
 def _plan_with_optimizer(
-    request: PlanRequest,
+    request: PlanningRequest,
     optimizer: torch.optim.Optimizer,
     folder: OptionalPath,
     gradients: GradientOptions,
@@ -248,7 +248,7 @@ def _plan_with_optimizer(
 
 
 def _plan_without_optimizer(
-    request: PlanRequest, folder: OptionalPath, split_masks: bool
+    request: PlanningRequest, folder: OptionalPath, split_masks: bool
 ) -> tuple[nn.Module, ChosenPlan]:
     """The plans of all shapes, and of either kind of masks where these are to be split."""
     from tightfit.api.pickling import package_loader
@@ -267,7 +267,7 @@ def _plan_without_optimizer(
     loader = partial(package_loader, disk=absolute_path(folder))
     loads = [loader(one.plan.package, cuda_graphs=request.cuda_graphs) for one in made]
     if request.check:
-        made = [_checked(one, load, loader) for one, load in zip(made, loads, strict=True)]
+        made = [_check_specialized(*each, loader) for each in zip(made, loads, strict=True)]
     first, *others = [one.plan for one in made]
     first = replace(first, other_shapes=tuple(others))
     model = given[0][0].model
@@ -277,12 +277,12 @@ def _plan_without_optimizer(
     return MultiShapePlans(loads, shapes, request.on_mismatch).join(model), first
 
 
-def _checked(
-    one: SpecializedPlan, load: LoadPlanned, loader: Callable[..., LoadPlanned]
+def _check_specialized(
+    one: SpecializedPlan, load_one: LoadPlanned, loader: Callable[..., LoadPlanned]
 ) -> SpecializedPlan:
     """A plan that was compared with its model, and with it the one of eager's kernels that its
     package has, too."""
-    made = check_plan(one.runner, one.variant, one.plan, load)
+    made = check_plan(one.runner, one.variant, one.plan, load_one)
     if one.eager_fallback is not None:
         other = one.eager_fallback
         eager = loader(one.plan.package, part="eager")

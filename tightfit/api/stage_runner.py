@@ -17,12 +17,6 @@ from tightfit.api.progress_bar import ProgressReporter
 from tightfit.schemas.lineage import is_up_to_date, write_lineage
 from tightfit.schemas.plan import Plan, read_plan
 from tightfit.schemas.store import file_digest, read_bytes, write_bytes
-from tightfit.stages.combine.frontier_files import FrontierFiles
-from tightfit.stages.combine.frontier_task import FrontierTask
-from tightfit.stages.combine.select_task import SelectionRequest, SelectionTask
-from tightfit.stages.fuse.task import FuseTask
-from tightfit.stages.partition.task import PartitionTask
-from tightfit.stages.solve.task import SolveTask
 from tightfit.util.budget import NO_BUDGET, parse_budget
 from tightfit.util.code_fingerprint import stage_fingerprint
 from tightfit.util.command_line import LineageEntry
@@ -135,6 +129,7 @@ class StageRunner:
         of the stage."""
         import torch
 
+        from tightfit.stages.fuse.task import FuseTask
         from tightfit.stages.runtime.kernels.compile import build_key
 
         made_by = f"{build_key(torch.device(self.device))} {stage_fingerprint(FUSE_STAGE)}"
@@ -193,6 +188,11 @@ class StageRunner:
     def frontier(self, graph: Path, costs: Path, given: bool = False) -> Path:
         """The path of the frontier below the folder of the costs, made unless it is there; with
         `given` one of the strategy's own plans will do, which takes much less time."""
+        from tightfit.stages.combine.frontier_files import FrontierFiles
+        from tightfit.stages.combine.frontier_task import FrontierTask
+        from tightfit.stages.partition.task import PartitionTask
+        from tightfit.stages.solve.task import SolveTask
+
         place, solver = self.place(costs), self.solver
         blocks, whole = place / "blocks.arrow", self.folder(place) / "frontier.arrow"
         options, strategy = self.options(place), STRATEGIES[self.strategy]
@@ -235,6 +235,8 @@ class StageRunner:
     ) -> tuple[Plan, Path]:
         """The plan for a budget as written, and its folder; without a `search` it is one of the
         frontier's."""
+        from tightfit.stages.combine.select_task import SelectionRequest, SelectionTask
+
         folder = budget if budget == NO_BUDGET else parse_budget(budget).directory
         point = frontier.parent / folder
         asked = SelectionRequest(graph, costs, frontier, budget, engine=self.engine, search=search)

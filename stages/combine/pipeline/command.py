@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Writes what the ranks run and prints what each of them has."""
-    pipeline = _task(options).run(StageProgress())
+    pipeline = _parse_task(options).run(StageProgress())
     for rank, name in enumerate(pipeline.devices):
         own = [str(stage.stage) for stage in pipeline.stages if stage.rank == rank]
         print(
@@ -40,9 +40,9 @@ def run(options: argparse.Namespace) -> None:
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
-    return _task(options).lineage_entries()
+    return _parse_task(options).lineage_entries()
 
 
-def _task(options: argparse.Namespace) -> SplitTask:
+def _parse_task(options: argparse.Namespace) -> SplitTask:
     files = (options.graph, options.costs, options.blocks, options.plan, options.out)
     return SplitTask(*files, options.options, options.microbatches)

@@ -65,16 +65,16 @@ def run_pipeline(options: argparse.Namespace) -> None:
         raise ConfigError("a pipeline is planned for one chain, and no join")
     if options.budget is not None:
         raise ConfigError("--budget is not for pipelines: the memory is that of the machine")
-    plan = _task(options).run(StageProgress())
+    plan = _parse_task(options).run(StageProgress())
     print(format_verdict(plan.verdict, plan.sentence))
 
 
 def derived_pipeline(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run_pipeline` made of what."""
-    return _task(options).lineage_entries()
+    return _parse_task(options).lineage_entries()
 
 
-def _task(options: argparse.Namespace) -> PipelineTask:
+def _parse_task(options: argparse.Namespace) -> PipelineTask:
     return PipelineTask(
         options.chain[0],
         options.machine,
