@@ -206,15 +206,19 @@ class ChosenPlan(Plan):
             >>> print(plan.summary())
         """
         lines = [format_verdict(self.verdict, self.sentence)]
-        if self.peak is not None and self.time is not None:
-            total = self.fixed.bytes_before_step + self.peak
+        if self.optimizer_step is not None:
             lines += [
-                f"memory: {total:,} bytes, {self.keep_all_total:,} without a plan",
+                f"memory: {self.optimizer_step.total:,} bytes with all updates",
+                f"time: {format_duration(self.optimizer_step.seconds)} predicted",
+            ]
+        elif self.peak is not None and self.time is not None:
+            total = self.fixed.bytes_before_step + self.peak
+            reserved = total if self.gpu is None else self.gpu.reserved
+            lines += [
+                f"memory: {reserved:,} bytes, {self.keep_all_total:,} without a plan",
                 f"time: {format_duration(self.time)} predicted, "
                 f"{format_duration(self.keep_all.time)} without a plan",
             ]
-        if self.optimizer_step is not None:
-            lines.append(f"memory with all updates: {self.optimizer_step.total:,} bytes")
         return "\n".join([*lines, f"package: {self.package}"])
 
     def with_note(self, note: str) -> ChosenPlan:
