@@ -94,5 +94,5 @@ def test_what_is_written_into_constants_is_guarded_too(store: Path) -> None:
 
 
 def test_ones_is_true_or_false(store: Path) -> None:
-    with pytest.raises(tightfit.ConfigError, match="ones is 1, expected True, False or None"):
+    with pytest.raises(tightfit.ConfigError, match="masks is 1, expected True, False or None"):
         plan(store, Masked(), ONES, assume_all_ones_masks=1)
