@@ -46,11 +46,10 @@ def losses_of(width: int, layers: int, steps: int, disk: str) -> tuple[list[floa
         loss=loss_of,
         budget="min",
         optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3),
-        parameters="away",
-        disk=disk,
+        offload=tightfit.ParameterOffloadOptions(disk),
         progress=False,
     )
-    print(plan.message)
+    print(plan.summary())
     optimizer: Any = plan.optimizer
     expected = torch.optim.AdamW(plain.parameters(), lr=1e-3)
     found, wanted = [], []

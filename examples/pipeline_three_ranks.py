@@ -107,7 +107,7 @@ def main(words: Sequence[str] | None = None) -> None:
         )
         print(made.message)
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
-        command += [__file__, "--package", str(made.module)]
+        command += [__file__, "--package", str(made.package)]
         command += ["--width", str(options.width), "--steps", str(options.steps)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]

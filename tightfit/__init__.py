@@ -1,6 +1,6 @@
 """Makes PyTorch training fit a memory budget.
 
-    fitted, made = tightfit.plan(model, args, kwargs, budget="8GiB")
+    module, plan = tightfit.plan(model, args, kwargs, budget="8GiB")
 
 gives a module that takes the place of `model`, and what is known of its plan. `tightfit.load` takes
 a plan that was made before. PyTorch and the stages are loaded when they are first used.
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from tightfit.api.pipeline_parallel import MadePipeline as MadePipeline
     from tightfit.api.pipeline_parallel import load_pipeline as load_pipeline
     from tightfit.api.pipeline_parallel import plan_pipeline as plan_pipeline
+    from tightfit.api.plan_options import FusedKernelOptions as FusedKernelOptions
+    from tightfit.api.plan_options import GradientOptions as GradientOptions
+    from tightfit.api.plan_options import OffloadOptions as OffloadOptions
+    from tightfit.api.plan_options import ParameterOffloadOptions as ParameterOffloadOptions
+    from tightfit.api.plan_options import SolverOptions as SolverOptions
     from tightfit.api.plan_result import ChosenPlan as ChosenPlan
     from tightfit.api.planning import load as load
     from tightfit.api.planning import plan as plan
@@ -31,10 +36,15 @@ __all__ = [
     "ArtifactError",
     "ChosenPlan",
     "ConfigError",
+    "FusedKernelOptions",
+    "GradientOptions",
     "MadePipeline",
     "ModelError",
+    "OffloadOptions",
+    "ParameterOffloadOptions",
     "Plan",
     "PlanMismatch",
+    "SolverOptions",
     "TightfitError",
     "__version__",
     "in_backward",
@@ -47,7 +57,12 @@ __all__ = [
 
 _LAZY_EXPORTS = {
     "ChosenPlan": "tightfit.api.plan_result",
+    "FusedKernelOptions": "tightfit.api.plan_options",
+    "GradientOptions": "tightfit.api.plan_options",
     "MadePipeline": "tightfit.api.pipeline_parallel",
+    "OffloadOptions": "tightfit.api.plan_options",
+    "ParameterOffloadOptions": "tightfit.api.plan_options",
+    "SolverOptions": "tightfit.api.plan_options",
     "Plan": "tightfit.schemas.plan",
     "in_backward": "tightfit.api.backward_optimizer",
     "load": "tightfit.api.planning",

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from tightfit.api.plan_options import GradientOptions
 from tightfit.api.planning import plan
 from tightfit.util.errors import ConfigError, ModelError
 
@@ -30,7 +31,7 @@ def plan_trainer(trainer: Any, *, batches: int = 1, **options: Any) -> ChosenPla
     random numbers as without it. A dataset that is a stream of its own loses the batches that
     planning takes. What it saves are checkpoints of the model that it was given. With an
     `optimizer`, which may be `trainer.create_optimizer()`, the plan's optimizer becomes that of the
-    trainer; unless `keep_gradients` is given, gradients are kept until its `step()` where the
+    trainer; unless `gradients` are given, gradients are kept until its `step()` where the
     trainer clips them (`max_grad_norm`, 1.0 by default), scales them or accumulates them, and a
     budget in bytes counts them. Returns the plan.
     Raises ConfigError where an argument of the trainer cannot go with a plan, and what
@@ -43,8 +44,8 @@ def plan_trainer(trainer: Any, *, batches: int = 1, **options: Any) -> ChosenPla
             options["loss"] = model_output_loss
         if options.get("optimizer") is not None:
             several = trainer.args.gradient_accumulation_steps > 1
-            options.setdefault("keep_gradients", several or _changes_gradients(trainer))
-            options.setdefault("accumulating", several)
+            keep = several or _changes_gradients(trainer)
+            options.setdefault("gradients", GradientOptions(accumulate=several, keep=keep))
         with trainer.accelerator.autocast():
             fitted, made = plan(trainer.model, samples=samples, **options)
     trainer.model = trainer.model_wrapped = fitted

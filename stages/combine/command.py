@@ -8,7 +8,9 @@ from pathlib import Path
 from tightfit.schemas.frontier import FRONTIER_BUDGETS
 from tightfit.schemas.machine import machine_path
 from tightfit.stages.combine.frontier_files import FrontierFiles
+from tightfit.stages.combine.frontier_task import FrontierTask
 from tightfit.util.command_line import LineageEntry, parse_count
+from tightfit.util.progress import ProgressPrinter
 from tightfit.util.solver_engines import ENGINES, HIGHS_ENGINE
 
 
@@ -49,21 +51,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Writes the frontier. Raises ConfigError where the strategy cannot plan the model."""
-    from tightfit.schemas.frontier import write_frontier
-
-    files = (options.graph, options.costs, options.blocks, options.options, options.hierarchy)
-    makings = FrontierFiles(*files, options.machine, options.solver)
-    found = makings.frontier(
-        options.strategy, options.no_local_search, options.workers, options.budgets
-    )
-    write_frontier(options.out, found)
+    """Writes the frontier and prints the progress."""
+    _parse_task(options).run(ProgressPrinter())
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
-    read = [options.graph, options.costs, options.blocks, options.options]
-    read += [path for path in (options.hierarchy, options.machine) if path is not None]
-    settings = {"strategy": options.strategy, "solver": options.solver}
-    settings |= {"local_search": False} if options.no_local_search else {"budgets": options.budgets}
-    return [LineageEntry([options.out], read, settings)]
+    return _parse_task(options).lineage_entries()
+
+
+def _parse_task(options: argparse.Namespace) -> FrontierTask:
+    files = (options.graph, options.costs, options.blocks, options.options, options.hierarchy)
+    return FrontierTask(
+        FrontierFiles(*files, options.machine, options.solver),
+        options.strategy,
+        options.out,
+        not options.no_local_search,
+        options.workers,
+        options.budgets,
+    )

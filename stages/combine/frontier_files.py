@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tightfit.schemas.frontier import FRONTIER_BUDGETS, Frontier
 from tightfit.util.errors import ConfigError
+from tightfit.util.progress import StageProgress
 from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
 
 
@@ -39,7 +40,12 @@ class FrontierFiles:
             read_machine(self.machine)
 
     def frontier(
-        self, name: str, given: bool = False, workers: int = 1, budgets: int = FRONTIER_BUDGETS
+        self,
+        name: str,
+        progress: StageProgress,
+        given: bool = False,
+        workers: int = 1,
+        budgets: int = FRONTIER_BUDGETS,
     ) -> Frontier:
         """The frontier of a strategy by name, of its own plans alone where these are asked for as
         `given`, else for at most so many `budgets`. Raises ConfigError where the strategy cannot
@@ -49,8 +55,7 @@ class FrontierFiles:
         from tightfit.stages.combine.frontier_inputs import FrontierInputs
         from tightfit.stages.combine.local_search.anneal import anneal_epoch
         from tightfit.stages.combine.strategies.strategy import load_strategy as strategy_of
-        from tightfit.util.code_cache import print_compiling_note
-        from tightfit.util.progress import ProgressPrinter
+        from tightfit.util.code_cache import note_compilation
 
         strategy = strategy_of(name)
         about = replace(strategy.about, baseline=strategy.about.baseline or given)
@@ -66,9 +71,9 @@ class FrontierFiles:
         if said := strategy.supports(read.step):
             raise ConfigError(f"{name} cannot plan {read.graph.model}: {said}")
         if not about.baseline:
-            print_compiling_note(anneal_epoch)
-        report = ProgressPrinter(f"{read.graph.model}: {name}", "budgets")
-        found = read.frontier(strategy, about, workers, report, budgets)
+            note_compilation(anneal_epoch, progress.note)
+        progress.begin(f"{read.graph.model}: {name}", "budgets")
+        found = read.frontier(strategy, about, workers, progress.report, budgets)
         return (
             replace(found, timed_out_solves=clock_limited_solves(self.options))
             if about.uses_solved_options

@@ -7,8 +7,9 @@ import os
 import sys
 from pathlib import Path
 
+from tightfit.stages.fuse.task import FuseTask
 from tightfit.util.command_line import LineageEntry, parse_count
-from tightfit.util.errors import ConfigError
+from tightfit.util.progress import ProgressPrinter
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,36 +22,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="the fused graph to write")
 
 
+class _GroupPrinter(ProgressPrinter):
+    """Prints each group that is compiled."""
+
+    def report(self, done: int, most: int, doing: str = "") -> None:
+        """Prints how many groups are compiled."""
+        print(f"{self.work}: compiled {done} of {most} {self.parts}", flush=True)
+
+
 def run(options: argparse.Namespace) -> None:
-    """Compiles each distinct group and writes the fused graph. A group that does not compile stays
-    ATen, and standard error says so. Raises ModelError where there is no compiler, ConfigError for
-    a device that the graph was not traced for."""
-    import torch
-
+    """Writes the fused graph and prints the number of its groups; standard error names those that
+    do not compile."""
     from tightfit.schemas.graph.fused_groups import is_fused_group
-    from tightfit.schemas.graph.training_graph import read_graph, write_graph
-    from tightfit.stages.fuse.compile_groups import fuse_and_compile
-    from tightfit.stages.runtime.call_context import default_torch_state
-    from tightfit.stages.torch_utils.devices import enter_device, parse_device, require_device
-    from tightfit.stages.torch_utils.graph_check import check_graph_program
 
-    require_device(options.device)
-    graph = read_graph(options.graph)
-    if torch.device(options.device).type != graph.device:
-        raise ConfigError(f"--device {options.device}: the graph was traced for {graph.device}")
-    check_graph_program(graph, str(options.graph))
-    place = parse_device(options.device)
-
-    def tell(sentence: str) -> None:
-        print(sentence, file=sys.stderr)
-
-    def report(done: int, total: int) -> None:
-        print(f"{graph.model}: compiled {done} of {total} groups", flush=True)
-
-    with enter_device(place), default_torch_state():
-        fused = fuse_and_compile(graph, torch.device(place.type), tell, report, options.jobs)
-    check_graph_program(fused, str(options.out))
-    write_graph(options.out, fused, fused=True)
+    graph, fused = _parse_task(options).run(_GroupPrinter())
     groups = [op.target for op in fused.ops if is_fused_group(op.target)]
     print(
         f"{graph.model}: {len(graph.ops)} ops, {len(fused.ops)} of them left, of which "
@@ -60,4 +45,11 @@ def run(options: argparse.Namespace) -> None:
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
-    return [LineageEntry([options.out], [options.graph], {"device": options.device})]
+    return _parse_task(options).lineage_entries()
+
+
+def _parse_task(options: argparse.Namespace) -> FuseTask:
+    def warn(sentence: str) -> None:
+        print(sentence, file=sys.stderr)
+
+    return FuseTask(options.graph, options.device, options.jobs, options.out, warn)

@@ -47,6 +47,7 @@ from tightfit.stages.torch_utils.fused_group_operators import (
 )
 from tightfit.util.errors import ModelError
 from tightfit.util.paths import INSTALL_ROOT
+from tightfit.util.progress import ProgressCallback
 
 GROUPS_PER_PROCESS = 4
 """So many groups are worth a process."""
@@ -118,9 +119,6 @@ def _send_task(process: subprocess.Popen[str], task: str) -> None:
         process.stdin.close()
 
 
-ProgressCallback = Callable[[int, int], None]
-
-
 class GroupCompileError(ModelError):
     """One group cannot be compiled; others may."""
 
@@ -159,7 +157,7 @@ def fuse_and_compile(
     graph: Graph,
     device: torch.device,
     tell: Callable[[str], None],
-    report: ProgressCallback = lambda done, total: None,
+    report: ProgressCallback = lambda done, total, _: None,
     jobs: int = 1,
 ) -> Graph:
     """The fused graph, each distinct group of it compiled, with the forms in place that are exact
@@ -201,7 +199,7 @@ def _add_inplace_kernels(
     return add_inplace_kernels(
         fused,
         lambda body, over: is_exact_and_smaller(body, over, device),
-        lambda done, total: tell_done(done),
+        lambda done, total, _: tell_done(done),
     )
 
 
@@ -215,7 +213,7 @@ def _add_partial_recomputes(
     return add_partial_recomputes(
         graph,
         lambda body, part: is_exact_and_faster(body, part, device),
-        lambda done, total: tell_done(done * len(wanted) // total),
+        lambda done, total, _: tell_done(done * len(wanted) // total),
     )
 
 
@@ -226,7 +224,7 @@ def _monotone_progress(report: ProgressCallback, total: int) -> Callable[[int], 
     def done(count: int) -> None:
         nonlocal most
         most = max(most, count)
-        report(most, total)
+        report(most, total, "")
 
     return done
 

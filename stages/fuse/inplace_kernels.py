@@ -20,10 +20,10 @@ from tightfit.stages.runtime.kernels.compile import InPlaceKernel, Kernel, Tenso
 from tightfit.stages.torch_utils.devices import preserve_random_states
 from tightfit.stages.torch_utils.fused_group_operators import fill_form, group_kernel, tensor_forms
 from tightfit.stages.torch_utils.memory_meter import measure_call_memory
+from tightfit.util.progress import ProgressCallback
 
 InplaceKernelJudge = Callable[[GroupBody, InPlaceKernel], bool]
 """Whether a group may write an output over an input."""
-ProgressCallback = Callable[[int, int], None]
 
 MIN_STORAGE_SHARE = 0.01
 """What is overwritten is at least so much of the largest storage that the step makes: it takes time
@@ -49,7 +49,7 @@ def add_inplace_kernels(
     taken = set()
     for number, ((target, over), op) in enumerate(distinct.items()):
         if report is not None:
-            report(number, len(distinct))
+            report(number, len(distinct), "")
         if judge(read_group_body(op), over):
             taken.add((target, over))
     return replace(

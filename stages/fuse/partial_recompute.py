@@ -32,6 +32,7 @@ from tightfit.stages.fuse.inplace_kernels import MIN_STORAGE_SHARE, fill_positiv
 from tightfit.stages.fuse.speed_filter import min_seconds
 from tightfit.stages.torch_utils.devices import preserve_random_states
 from tightfit.stages.torch_utils.fused_group_operators import fill_form, group_kernel, tensor_forms
+from tightfit.util.progress import ProgressCallback
 
 _LAYER_NORM = "aten.native_layer_norm.default"
 STATISTICS_RATIO = 16
@@ -139,7 +140,6 @@ def _open_norm(call: GroupCall, there: Collection[int], body: GroupBody) -> list
 
 PartialRecomputeJudge = Callable[[GroupBody, PartialRecompute], bool]
 """Whether a part of a body may run in its place."""
-ProgressCallback = Callable[[int, int], None]
 
 MAX_TIME_SHARE = 0.95
 """The part of a group's time that a part of it takes at most: what is above may be noise."""
@@ -157,7 +157,7 @@ def add_partial_recomputes(
     taken: dict[str, list[PartialRecompute]] = {}
     for number, (target, part) in enumerate(wanted):
         if report is not None:
-            report(number, len(wanted))
+            report(number, len(wanted), "")
         if judge(bodies[target], part):
             taken.setdefault(target, []).append(part)
     alternatives = [_recompute_op(op, part) for op in groups for part in taken.get(op.target, ())]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -16,12 +16,10 @@ from tightfit.stages.torch_utils.custom_operators import is_custom_operator
 from tightfit.stages.torch_utils.devices import enter_device, parse_device, preserve_random_states
 from tightfit.stages.torch_utils.fused_group_operators import register_groups
 from tightfit.util.errors import ConfigError, ModelError
+from tightfit.util.progress import ProgressCallback
 
 ALLOCATOR_ROUNDING_BYTES = 512
 """Bytes to whose multiples PyTorch's allocator on CUDA rounds up."""
-
-OpProgressCallback = Callable[[int, int, str], None]
-"""Called ahead of each op that is measured: how many are done, how many there are, the target."""
 
 
 def profile(
@@ -29,7 +27,7 @@ def profile(
     loss: LossCallable | None,
     library: CostLibrary,
     remeasure: bool = False,
-    report: OpProgressCallback | None = None,
+    report: ProgressCallback | None = None,
     device: str = "",
 ) -> Costs:
     """The costs of all ops of a graph with their in-place forms, and of the random state.

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tightfit.schemas.machine import machine_path
+from tightfit.stages.solve.task import SolveTask
 from tightfit.util.command_line import LineageEntry, parse_count
+from tightfit.util.progress import StageProgress
 from tightfit.util.solver_engines import BLOCK_SOLVERS
-
-if TYPE_CHECKING:
-    from tightfit.schemas.link import HostLink
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,63 +36,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="the options to write")
 
 
+class _BlockPrinter(StageProgress):
+    """Prints each block that is solved."""
+
+    def report(self, done: int, most: int, doing: str = "") -> None:
+        """Prints the number of its options."""
+        print(doing, flush=True)
+
+
 def run(options: argparse.Namespace) -> None:
-    """Solves the distinct blocks that the store lacks and writes the options of all."""
-    from tightfit.schemas.block_options import BlockOption, write_block_options
-    from tightfit.schemas.blocks import read_blocks
-    from tightfit.stages.solve.option_store import count_clock_limited, solve_blocks
-    from tightfit.stages.solve.search import OptionGrid
-
-    blocks, link = read_blocks(options.blocks), _link(options)
-    labels, problems = blocks.labels, blocks.problems
-    grid = OptionGrid(peaks=options.peaks, saves=options.saves)
-
-    solved: list[str] = []
-
-    def tell(digest: str, found: list[BlockOption], here: bool) -> None:
-        if here:
-            solved.append(digest)
-            proven = sum(option.status == "optimal" for option in found)
-            print(f"{labels[digest]}: {len(found)} options, {proven} optimal", flush=True)
-
-    found = solve_blocks(problems, options.store, options.solver, grid, options.jobs, tell, link)
-    taken = len(problems) - len(solved)
-    print(f"{blocks.model}: solved {len(solved)}, {taken} from the store", flush=True)
-    clock = count_clock_limited(_stored_paths(options))
-    metadata = {
-        "engine": options.solver,
-        "grid": f"{grid.peaks}x{grid.saves}",
-        "clock": str(clock),
-        **({"link": link.speed} if link else {}),
-    }
-    write_block_options(options.out, found, metadata)
-
-
-def _link(options: argparse.Namespace) -> HostLink | None:
-    """The link that options are made for."""
-    from tightfit.schemas.link import read_host_link
-    from tightfit.schemas.machine import read_machine
-
-    if options.machine is None:
-        return None
-    return read_host_link(read_machine(options.machine), options.machine)
+    """Writes the options of all blocks and prints how many were solved."""
+    found = _parse_task(options).run(_BlockPrinter())
+    print(f"{found.model}: solved {found.solved}, {found.stored} from the store", flush=True)
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
-    """What `run` made of what: the blocks, and the options of each distinct one in the store."""
-    settings = {name: getattr(options, name) for name in ("solver", "peaks", "saves")}
-    machine = [] if options.machine is None else [options.machine]
-    read = [options.blocks, *_stored_paths(options), *machine]
-    return [LineageEntry([options.out], read, settings)]
+    """What `run` made of what."""
+    return _parse_task(options).lineage_entries()
 
 
-def _stored_paths(options: argparse.Namespace) -> list[Path]:
-    from tightfit.schemas.blocks import read_blocks
-    from tightfit.stages.solve.option_store import option_store_path
-    from tightfit.stages.solve.search import OptionGrid
-
-    grid = OptionGrid(peaks=options.peaks, saves=options.saves)
-    digests, link = sorted(read_blocks(options.blocks).problems), _link(options)
-    return [
-        option_store_path(options.store, digest, options.solver, grid, link) for digest in digests
-    ]
+def _parse_task(options: argparse.Namespace) -> SolveTask:
+    return SolveTask(
+        options.blocks,
+        options.store,
+        options.solver,
+        options.peaks,
+        options.saves,
+        options.jobs,
+        options.out,
+        options.machine,
+    )

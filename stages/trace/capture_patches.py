@@ -226,7 +226,8 @@ def all_ones_hint(built: BuiltModel, error: Exception) -> str:
     names = [argument_name(paths[leaf]) for leaf in all_ones_leaves(built)]
     if not names:
         return ""
-    return f"; where it looks whether {' or '.join(names)} is all ones, plan with ones=True"
+    masks = " or ".join(names)
+    return f"; where it looks whether {masks} is all ones, plan with assume_all_ones_masks=True"
 
 
 @contextlib.contextmanager

@@ -182,7 +182,7 @@ def _run_validation(
 
     _set_plan_threads(options, plan)
     asked = "" if plan["budget"] == NO_BUDGET else f" {plan['budget']}"
-    report = ProgressPrinter(f"{graph.model}: running {plan['strategy']}{asked}", "steps at most")
+    printer = ProgressPrinter(f"{graph.model}: running {plan['strategy']}{asked}", "steps at most")
     with prepare_model(options, graph) as built, use_disk_folder(options.disk):
         if has_offloaded_parameters(options.module):
             return validate_offloaded_step(
@@ -193,7 +193,7 @@ def _run_validation(
                 options.pairs,
                 options.device,
                 second_disk=options.second_disk,
-                report=report,
+                report=printer.report,
             )
         result = validate(
             graph,
@@ -204,7 +204,7 @@ def _run_validation(
             options.plan_seconds,
             options.device,
             options.unplanned if has_fused_kernels(path) else None,
-            report,
+            printer.report,
             _load_original(options),
         )
         return _add_eager_fallback(options, built, result)
@@ -288,8 +288,8 @@ def _run_pipeline(options: argparse.Namespace) -> None:
     load_package(options.module)
     source = ModelSource(options.factory, parse_factory_arguments(options), options.search_path)
     with register_operators(options.operators, options.search_path):
-        report = ProgressPrinter(f"{pipeline.model}: running its pipeline", "steps")
-        measured = validate_pipeline(source, pipeline, plan, Path(options.module), report)
+        printer = ProgressPrinter(f"{pipeline.model}: running its pipeline", "steps")
+        measured = validate_pipeline(source, pipeline, plan, Path(options.module), printer.report)
     write_pipeline_measurement(options.out, measured)
     print(measured.message)
     if measured.status == FAILED_VERDICT:

@@ -40,8 +40,9 @@ _NONDETERMINISM_CAUSE = (
     "out what reads the clock or memory that nobody has written"
 )
 _ONES_MASK_CAUSE = (
-    "where {names} holds only ones the model goes a shorter way: plan with ones=True (in a "
-    "configuration ones: true), or leave out a mask that masks nothing"
+    "where {names} holds only ones the model goes a shorter way: plan with "
+    "assume_all_ones_masks=True (in a configuration ones: true), or leave out a mask that "
+    "masks nothing"
 )
 _PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
 

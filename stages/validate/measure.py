@@ -44,7 +44,7 @@ from tightfit.stages.validate.comparison import (
 )
 from tightfit.stages.validate.training_step import StepRunner, clear_gradients, detach_sample
 from tightfit.stages.validate.transfer_check import last_transfers
-from tightfit.util.progress import LabeledProgressCallback, LabeledProgressCounter
+from tightfit.util.progress import LabeledProgressCounter, ProgressCallback
 
 TIMED_STEP = "timing"
 """What is told of steps that are timed."""
@@ -327,7 +327,7 @@ def measure_original(
     built: BuiltModel,
     runs: int,
     device: str,
-    report: LabeledProgressCallback | None = None,
+    report: ProgressCallback | None = None,
 ) -> OriginalMeasurement:
     """Runs the model of a graph, which has a digest: in the rounds of a comparison, for its memory,
     and `runs` times for its time; `report` is told of each step.

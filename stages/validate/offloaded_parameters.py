@@ -41,7 +41,7 @@ from tightfit.stages.validate.transfer_check import offload_target_name
 from tightfit.stages.validate.validate import Validation
 from tightfit.util.command_line import format_duration
 from tightfit.util.errors import ConfigError, ModelError
-from tightfit.util.progress import LabeledProgressCallback, LabeledProgressCounter
+from tightfit.util.progress import LabeledProgressCounter, ProgressCallback
 
 STEPS = 3
 PLAIN_OPTIMIZER_STEP, PLANNED_OPTIMIZER_STEP = (
@@ -167,7 +167,7 @@ def validate_offloaded_step(
     device: str,
     folder: str | None = None,
     second_disk: str | None = None,
-    report: LabeledProgressCallback | None = None,
+    report: ProgressCallback | None = None,
 ) -> Validation:
     """Runs a planned step beside a plain one with an optimizer of `torch.optim`, on copies of the
     model, and measures both; `report` is told of each step.

@@ -27,7 +27,7 @@ from tightfit.stages.validate.training_step import (
     detach_sample,
     random_output_gradients,
 )
-from tightfit.util.progress import LabeledProgressCallback, LabeledProgressCounter
+from tightfit.util.progress import LabeledProgressCounter, ProgressCallback
 
 STEPS = 3
 QUICK_STEPS = 2
@@ -41,7 +41,7 @@ def compare_optimizer_steps(
     optimizer: torch.optim.Optimizer,
     replace_optimizer: Callable[[torch.optim.Optimizer], torch.optim.Optimizer] = in_backward,
     original: Callable[[nn.Module], nn.Module] | None = None,
-    report: LabeledProgressCallback | None = None,
+    report: ProgressCallback | None = None,
     full: bool = True,
 ) -> str:
     """Takes three steps, or unless `full` two, of a copy of the model, or of what `original` makes

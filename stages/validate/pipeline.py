@@ -34,7 +34,7 @@ from tightfit.stages.validate.measure import restore_buffers
 from tightfit.stages.validate.step_results import max_abs_difference, same_bits
 from tightfit.stages.validate.training_step import copy_sample, randomize_sample
 from tightfit.util.errors import ModelError
-from tightfit.util.progress import LabeledProgressCallback, LabeledProgressCounter
+from tightfit.util.progress import LabeledProgressCounter, ProgressCallback
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def validate_pipeline(
     pipeline: PipelineSchedule,
     plan: PipelinePlan,
     module: Path,
-    report: LabeledProgressCallback | None = None,
+    report: ProgressCallback | None = None,
 ) -> PipelineMeasurement:
     """Runs a pipeline's package beside one process over the same microbatches; `report` is told of
     each step of that one, and of those of all ranks together.

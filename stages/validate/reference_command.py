@@ -37,9 +37,11 @@ def run(options: argparse.Namespace) -> None:
     if options.pairs < 1:
         raise ConfigError(f"--pairs {options.pairs}: must be 1 or more")
     graph, digest = read_graph(options.graph), read_header(options.graph).digest
-    report = ProgressPrinter(f"{graph.model}: running the model", "steps at most")
+    printer = ProgressPrinter(f"{graph.model}: running the model", "steps at most")
     with prepare_model(options, graph) as built:
-        found = measure_original(graph, digest, built, options.pairs, options.device, report)
+        found = measure_original(
+            graph, digest, built, options.pairs, options.device, printer.report
+        )
     write_memory_timeline(memory_line_path(options), found.line)
     write_reference(options.out, found.reference)
 

@@ -77,7 +77,7 @@ from tightfit.stages.validate.transfer_check import (
     transfer_lines,
 )
 from tightfit.util.errors import ArtifactError, ModelError
-from tightfit.util.progress import LabeledProgressCallback, LabeledProgressCounter
+from tightfit.util.progress import LabeledProgressCounter, ProgressCallback
 
 PAIRS = 15
 ORIGINAL_MODEL = "the original model"
@@ -102,7 +102,7 @@ def validate(
     plan_seconds: float | None = None,
     device: str = "",
     unplanned: Path | str | None = None,
-    report: LabeledProgressCallback | None = None,
+    report: ProgressCallback | None = None,
     original: OriginalMeasurement | None = None,
 ) -> Validation:
     """Runs a planned module against the model it was made from; `report` is told of each step.
@@ -152,7 +152,7 @@ def check_planned_module(
     graph: Graph,
     built: BuiltModel,
     planned: nn.Module,
-    report: LabeledProgressCallback | None = None,
+    report: ProgressCallback | None = None,
     full: bool = True,
 ) -> str:
     """Compares a planned module with its original as `validate` does, without measuring, or, unless
@@ -205,7 +205,7 @@ def check_fused_module(
     built: BuiltModel,
     planned: nn.Module,
     unplanned: nn.Module,
-    report: LabeledProgressCallback | None = None,
+    report: ProgressCallback | None = None,
     full: bool = True,
 ) -> str:
     """Compares a planned module with the same kernels `unplanned`, bit for bit, as `check` does

@@ -55,7 +55,8 @@ def _called(strategy: str, *budgets: str) -> Callable[[Case, Path], Load]:
     def plan(case: Case, folder: Path) -> Load:
         built = case.built()
         args, kwargs = built.samples[0]
-        settings: dict[str, Any] = {"peaks": 2, "saves": 2, "jobs": 1, "store": folder / "store"}
+        solver = tightfit.SolverOptions(peak_levels=2, save_levels=2, jobs=1)
+        settings: dict[str, Any] = {"solver": solver, "store": folder / "store"}
         for number, budget in enumerate(budgets, 1):
             try:
                 with contextlib.redirect_stdout(io.StringIO()), case.around():

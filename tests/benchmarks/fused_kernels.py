@@ -67,7 +67,7 @@ def _planned(built: BuiltModel, folder: Path, kernels: str, limit: float) -> Con
         args,
         kwargs,
         budget=int(limit * 1e6) + before,
-        kernels=kernels,  # type: ignore[arg-type]
+        fused_kernels=tightfit.FusedKernelOptions() if kernels == "fused" else None,
         store=folder,
         check=False,
     )

@@ -54,7 +54,11 @@ def rows_of_whole_steps(store: Path, rounds: int) -> Iterator[str]:
     wanted: list[tuple[str, int, dict[str, Any]]] = [
         ("all activations kept", 10 * whole, {"strategy": "rockmate"}),
         (f"in 1 / {SHARE} of it", whole // SHARE, {"strategy": "rockmate"}),
-        (f"in 1 / {AWAY}, parameters on disk", whole // AWAY, {"parameters": "away"}),
+        (
+            f"in 1 / {AWAY}, parameters on disk",
+            whole // AWAY,
+            {"offload": tightfit.ParameterOffloadOptions()},
+        ),
     ]
     for number, (name, budget, how) in enumerate(wanted):
         place = store / str(number)
@@ -68,7 +72,7 @@ def rows_of_whole_steps(store: Path, rounds: int) -> Iterator[str]:
         planned = _Steps(fitted, made.optimizer, args, kwargs)
         first = planned.peak()
         steady = planned.peak()
-        foretold = (made.whole.first_peak, made.whole.peak)
+        foretold = (made.optimizer_step.first_peak, made.optimizer_step.peak)
         if (first, steady) != foretold:
             raise SystemExit(f"{(first, steady)} bytes were taken, {foretold} were predicted")
         ours, theirs, waited = [], [], []
@@ -81,7 +85,7 @@ def rows_of_whole_steps(store: Path, rounds: int) -> Iterator[str]:
         if not number:
             figures = f"- | - | - | {_median(theirs)} | - | 1.00 | - | -"
             yield f"| plain AdamW | {whole / 1e6:.1f} | {figures} |"
-        own = made.whole
+        own = made.optimizer_step
         foretold_part = own.seconds / statistics.median(ours)
         pace = statistics.median(theirs) / statistics.median(around)
         yield (

@@ -119,9 +119,9 @@ def _away(
     folder = tempfile.mkdtemp()
     fitted, made = tightfit.plan(
         model, tuple(args), kwargs, budget=budget, optimizer=optimizer, store=folder,
-        parameters="away", check=False, progress=False,
+        offload=tightfit.ParameterOffloadOptions(), check=False, progress=False,
     )  # fmt: skip
-    whole = made.whole
+    whole = made.optimizer_step
     assert whole is not None
     said = {
         "there": whole.parameters,

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
+from tightfit import SolverOptions
 from tightfit.schemas.graph.training_graph import Graph
 from tightfit.stages.combine.bounds import lower_bounds
 from tightfit.stages.combine.local_search import search
@@ -23,7 +24,7 @@ from tightfit.stages.torch_utils.model_factory import BuiltModel
 from tightfit.stages.trace import trace as tracing
 from tightfit.util.errors import TightfitError
 
-SETTINGS: dict[str, Any] = {"peaks": 2, "saves": 2, "jobs": 1}
+SETTINGS: dict[str, Any] = {"solver": SolverOptions(peak_levels=2, save_levels=2, jobs=1)}
 
 
 @pytest.fixture(scope="module")

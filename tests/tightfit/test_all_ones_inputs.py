@@ -48,7 +48,7 @@ def same(model: torch.nn.Module, fitted: torch.nn.Module, mask: torch.Tensor) ->
 
 def test_the_shorter_way_is_planned_and_guarded(store: Path) -> None:
     model = Masked().train()
-    fitted = plan(store, model, ONES, ones=True)
+    fitted = plan(store, model, ONES, assume_all_ones_masks=True)
     assert same(model, fitted, torch.ones_like(ONES))
     for mask in (SOME, ONES * 2):
         with pytest.raises(PlanMismatch, match=r"more than ones.*; plan with .*ones=False"):
@@ -56,11 +56,13 @@ def test_the_shorter_way_is_planned_and_guarded(store: Path) -> None:
 
 
 def test_with_false_the_refusal_names_it(store: Path) -> None:
-    with pytest.raises(ModelError, match="looks whether mask is all ones, plan with ones=True"):
-        plan(store, Masked().train(), ONES, ones=False)
+    with pytest.raises(
+        ModelError, match="whether mask is all ones, plan with assume_all_ones_masks=True"
+    ):
+        plan(store, Masked().train(), ONES, assume_all_ones_masks=False)
     with pytest.raises(ModelError) as refused:
-        plan(store, Masked().train(), SOME, ones=True)
-    assert "ones=True" not in str(refused.value)
+        plan(store, Masked().train(), SOME, assume_all_ones_masks=True)
+    assert "assume_all_ones_masks" not in str(refused.value)
 
 
 def test_what_cannot_be_planned_for_any_mask_is_planned_for_ones(store: Path) -> None:
@@ -85,12 +87,12 @@ class Counting(Masked):
 
 def test_what_is_written_into_constants_is_guarded_too(store: Path) -> None:
     model = Counting().train()
-    fitted = plan(store, model, ONES, ones=True)
+    fitted = plan(store, model, ONES, assume_all_ones_masks=True)
     assert same(model, fitted, ONES)
     with pytest.raises(PlanMismatch, match="mask holds more than ones"):
         fitted(X, mask=SOME.flip(0) * 3)
 
 
 def test_ones_is_true_or_false(store: Path) -> None:
-    with pytest.raises(tightfit.ConfigError, match="ones is 1, expected True, False or None"):
-        plan(store, Masked(), ONES, ones=1)
+    with pytest.raises(tightfit.ConfigError, match="masks is 1, expected True, False or None"):
+        plan(store, Masked(), ONES, assume_all_ones_masks=1)

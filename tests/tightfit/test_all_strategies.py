@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import tightfit
 from tests.tightfit.conftest import SETTINGS
-from tightfit import ModelError
+from tightfit import ModelError, OffloadOptions
 from tightfit.util.errors import ConfigError
 from tightfit.util.strategies import STRATEGIES
 
@@ -104,7 +104,7 @@ def test_a_plan_gives_what_eager_gives(
         strategy=strategy,
         store=store,
         progress=False,
-        machine=linked,
+        offload=OffloadOptions(machine=linked),
         **SETTINGS,
     )
     given = step(planned, x)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import tightfit
 from tests.tightfit.optimizer_steps import Measured, check_three_steps, loss
+from tightfit import OffloadOptions
 from tightfit.api import optimizer_search
 from tightfit.api.optimizer_search import _bisect_plans
 from tightfit.schemas.actions import UpdateOnDevice
@@ -69,15 +70,15 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(kind: Any, store:
     plain = copy.deepcopy(model)
     expected, given = kind(plain), kind(model)
     fitted, made = tightfit.plan(model, args, loss=loss, optimizer=given, store=store, **SETTINGS)
-    assert made.whole is not None and made.optimizer is not None
-    check_three_steps(fitted, made.optimizer, plain, expected, args, made.whole)
+    assert made.optimizer_step is not None and made.optimizer is not None
+    check_three_steps(fitted, made.optimizer, plain, expected, args, made.optimizer_step)
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
     with made.optimizer.accumulating():  # type: ignore[attr-defined]
         loss(fitted(*args)).backward()
-    assert Measured(fitted).peak(args) == made.whole.accumulating_peak
+    assert Measured(fitted).peak(args) == made.optimizer_step.accumulating_peak
     made.optimizer.step()
-    assert made.optimizer.staging_bytes == made.whole.staging  # type: ignore[attr-defined]
-    assert made.whole.places["optimizer states"].startswith("disk")
+    assert made.optimizer.staging_bytes == made.optimizer_step.staging  # type: ignore[attr-defined]
+    assert made.optimizer_step.places["optimizer states"].startswith("disk")
     with pytest.raises(ConfigError, match=r"in the backward of a plan already: .* close\(\) it"):
         tightfit.plan(model, args, optimizer=made.optimizer, store=store, **SETTINGS)
     made.optimizer.close()  # type: ignore[attr-defined]
@@ -95,7 +96,7 @@ def test_states_stay_on_the_device_in_what_a_budget_leaves(
         model, args, budget=budget, loss=loss, optimizer=adamw(model), store=store,
         strategy="rotor", progress=False,
     )  # fmt: skip
-    own, optimizer = made.whole, cast(Any, made.optimizer)
+    own, optimizer = made.optimizer_step, cast(Any, made.optimizer)
     assert own is not None and own.total <= budget
     assert 0 < own.resident == optimizer.resident_bytes
     assert (own.slow > 0) == (own.moved > 0) == some
@@ -109,22 +110,22 @@ def test_its_schedule_is_played_and_written_as_the_same_program(store: Path) -> 
     _, made = tightfit.plan(
         model, args, loss=loss, optimizer=adamw(model), store=store, check=False, **SETTINGS
     )
-    assert made.whole is not None and made.optimizer is not None
+    assert made.optimizer_step is not None and made.optimizer is not None
     made.optimizer.close()  # type: ignore[attr-defined]
-    path = Path(made.whole.schedule)
+    path = Path(made.optimizer_step.schedule)
     steps, updates = read_schedule(path), schedule_optimizer_plan(path)
     graph, costs = read_graph(_beside(path, "graph")), read_costs(_beside(path, "costs"))
     updated = [step.action.value for step in steps if isinstance(step.action, UpdateOnDevice)]
     paths = {graph.values[value].path for value in updated}
     assert paths == {name for name, _ in model.named_parameters()}
     played = simulate(graph, costs, steps, link=schedule_link(path), updates=updates)
-    assert played.peak == made.whole.peak
-    facts = {"strategy": "", "budget": "", "budget_bytes": 0, "verdict": "feasible"}
-    files = build_package(graph, steps, {**facts, "sentence": "", "peak": 0, "time": 0.0})
+    assert played.peak == made.optimizer_step.peak
+    facts = {"strategy": "", "budget": "", "budget_bytes": 0, "status": "feasible"}
+    files = build_package(graph, steps, {**facts, "message": "", "peak": 0, "time": 0.0})
     lines = files["step.py"].decode().splitlines()
     remarks = [line for line in lines if line.startswith("    # ---- updated: ")]
     assert len(remarks) == len(updated)
-    plain = (made.module / "step.py").read_text().splitlines()
+    plain = (made.package / "step.py").read_text().splitlines()
     code = [line for line in lines if line.strip() and line not in remarks]
     assert [_code(line) for line in code] == [_code(line) for line in plain if line.strip()]
 
@@ -150,9 +151,9 @@ def test_a_budget_in_bytes_counts_the_whole_step(store: Path) -> None:
             optimizer=adamw(model), strategy="rotor", progress=False
         )  # fmt: skip
         made.optimizer.close()  # type: ignore[union-attr]
-        assert made.whole is not None
-        assert f"takes {made.whole.total:,} bytes, " in made.message
-        return made.whole
+        assert made.optimizer_step is not None
+        assert f"takes {made.optimizer_step.total:,} bytes, " in made.message
+        return made.optimizer_step
 
     assert whole_of(300_000).total <= 300_000
     said = r"no plan fits in 90,000 bytes: the smallest budget known .* is ([\d,]+) bytes; (.*)"
@@ -199,8 +200,11 @@ def test_optimizers_that_cannot_be(kind: Any, words: str, store: Path) -> None:
 
 def test_a_disk_that_is_none(store: Path) -> None:
     model, args = tied()
-    with pytest.raises(ConfigError, match="disk: tensors cannot wait in files of /nowhere"):
-        tightfit.plan(model, args, optimizer=adamw(model), disk="/nowhere", store=store, **SETTINGS)
+    with pytest.raises(ConfigError, match="path: tensors cannot wait in files of /nowhere"):
+        tightfit.plan(
+            model, args, optimizer=adamw(model), offload=OffloadOptions("/nowhere"), store=store,
+            **SETTINGS,
+        )  # fmt: skip
 
 
 def test_the_optimizer_alone_for_a_model_that_is_not_planned() -> None:
@@ -231,7 +235,9 @@ def test_refusals_name_the_least_of_all_plans_not_of_the_strategys_own(
 
         def made(self, route: Any, budget: str) -> Any:
             fixed = SimpleNamespace(there_before=0)
-            return SimpleNamespace(message="", size=int(budget), baseline=fixed)
+            plan = SimpleNamespace(message="", size=int(budget), fixed=fixed)
+            plan.with_note = lambda note: plan
+            return plan
 
     class Step:
         def step(self, variant: Any, plan: Any) -> Any:

@@ -44,7 +44,7 @@ def test_a_model_that_calls_one_is_planned_and_equal(tmp_path: Path) -> None:
             "model = torch.nn.Linear(2, 2)\n"
             "try: tightfit.load(sys.argv[1], model)\n"
             "except Exception as error: print(type(error).__name__, error)",
-            str(made.module),
+            str(made.package),
         ],
         capture_output=True,
         text=True,

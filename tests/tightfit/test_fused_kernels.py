@@ -1,4 +1,4 @@
-"""`plan(kernels="fused")`: groups of small ops as single kernels, end to end."""
+"""`plan(fused_kernels=...)`: groups of small ops as single kernels, end to end."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import tightfit
 from tests.tightfit.conftest import SETTINGS
+from tightfit import FusedKernelOptions
 from tightfit.api.kernel_choice import KernelChoice
 from tightfit.schemas.graph.fused_groups import is_fused_group
 from tightfit.schemas.graph.training_graph import Graph, read_graph
@@ -50,6 +51,7 @@ def net() -> Net:
     return Net().train()
 
 
+FUSED = FusedKernelOptions()
 ROWS = torch.linspace(-1, 1, 64 * 16).reshape(64, 16)
 
 
@@ -69,7 +71,13 @@ def planned(
 ) -> tuple[nn.Module, tightfit.ChosenPlan, Path]:
     store = tmp_path_factory.mktemp("store")
     fitted, made = tightfit.plan(
-        net(), (ROWS,), budget="min", kernels="fused", store=store, progress=False, **SETTINGS
+        net(),
+        (ROWS,),
+        budget="min",
+        fused_kernels=FUSED,
+        store=store,
+        progress=False,
+        **SETTINGS,
     )
     return fitted, made, store
 
@@ -124,10 +132,10 @@ def test_convolutions_are_planned_with_channels_last(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.SiLU(), nn.Conv2d(8, 4, 3))
     images = torch.randn(2, 3, 12, 12)
     fitted, made = tightfit.plan(
-        model.train(), (images,), budget="min", kernels="fused", store=tmp_path, progress=False,
+        model.train(), (images,), budget="min", fused_kernels=FUSED, store=tmp_path, progress=False,
         **SETTINGS,
     )  # fmt: skip
-    text = (Path(made.module) / "step.py").read_text()
+    text = (Path(made.package) / "step.py").read_text()
     assert "channels_last" in text
     output = fitted(images)
     assert output.is_contiguous()
@@ -140,7 +148,7 @@ def test_groups_of_equal_layers_are_one_function(
     _, made, store = planned
     groups = [op.target for op in graph_of(store).ops if is_fused_group(op.target)]
     assert len(groups) > len(set(groups))
-    text = (Path(made.module) / "groups.py").read_text()
+    text = (Path(made.package) / "groups.py").read_text()
     assert text.count("\ndef _group_") <= len(set(groups))
     assert "aten.tanh.default(" in text
 
@@ -201,7 +209,7 @@ class Casting(nn.Module):
 def test_a_model_that_casts_is_compared_with_eager_alone(tmp_path: Path) -> None:
     torch.manual_seed(0)
     _, made = tightfit.plan(
-        Casting(), (ROWS,), budget="100%", kernels="fused", store=tmp_path, progress=False,
+        Casting(), (ROWS,), budget="100%", fused_kernels=FUSED, store=tmp_path, progress=False,
         **SETTINGS,
     )  # fmt: skip
     assert any(is_fused_group(op.target) for op in graph_of(tmp_path).ops)
@@ -247,7 +255,13 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, nn.Modul
     torch.manual_seed(0)
     model, store = Heads(), tmp_path_factory.mktemp("heads")
     fitted, _ = tightfit.plan(
-        model, (ROWS,), budget="100%", kernels="fused", store=store, progress=False, **SETTINGS
+        model,
+        (ROWS,),
+        budget="100%",
+        fused_kernels=FUSED,
+        store=store,
+        progress=False,
+        **SETTINGS,
     )
     return fitted, model
 
@@ -274,8 +288,8 @@ def test_numbers_that_are_not_finite_are_alike_or_wrong(
 
 
 def test_what_are_no_kernels(tmp_path: Path) -> None:
-    with pytest.raises(tightfit.ConfigError, match="kernels is 'fast', expected"):
-        tightfit.plan(net(), (ROWS,), kernels="fast", store=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(tightfit.ConfigError, match="fused_kernels is 'fast', expected"):
+        tightfit.plan(net(), (ROWS,), fused_kernels="fast", store=tmp_path)  # type: ignore[arg-type]
 
 
 @pytest.mark.long
@@ -287,7 +301,7 @@ def test_an_optimizer_may_step_in_the_backward(tmp_path: Path) -> None:
         model,
         (ROWS,),
         budget="100%",
-        kernels="fused",
+        fused_kernels=FUSED,
         optimizer=own,
         store=tmp_path,
         progress=False,
@@ -314,4 +328,4 @@ def test_without_a_compiler_there_is_one_sentence(
 
     monkeypatch.setattr(compile, "check_compiler", absent)
     with pytest.raises(tightfit.ModelError, match="there is none: use kernels: eager"):
-        tightfit.plan(net(), (ROWS,), kernels="fused", store=tmp_path, progress=False)
+        tightfit.plan(net(), (ROWS,), fused_kernels=FUSED, store=tmp_path, progress=False)

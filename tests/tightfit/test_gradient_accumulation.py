@@ -11,12 +11,15 @@ import pytest
 import tightfit
 from tests.tightfit.optimizer_steps import Measured, alike, loss
 from tests.tightfit.test_parameter_offload import _small, adamw, deep
+from tightfit import GradientOptions, OffloadOptions, ParameterOffloadOptions
 from tightfit.stages.torch_utils.memory_meter import memory_session
 from tightfit.util.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
 __all__ = ["_small"]
+
+ADDED_UP = GradientOptions(accumulate=True)
 
 
 @pytest.mark.sample(only=["device-240000"])
@@ -31,10 +34,11 @@ def test_microbatches_take_the_bytes_that_the_budget_counts(
     expected = adamw(plain)
     fitted, made = tightfit.plan(
         model, args, loss=loss, optimizer=adamw(model), budget=budget, store=store,
-        parameters=parameters, accumulating=True, check=False, progress=False,
+        offload=OffloadOptions() if parameters == "device" else ParameterOffloadOptions(),
+        gradients=ADDED_UP, check=False, progress=False,
     )  # fmt: skip
     optimizer: Any = made.optimizer
-    whole = made.whole
+    whole = made.optimizer_step
     assert whole is not None and whole.total == whole.accumulating_total <= budget
     measured = Measured(fitted)
     for number in range(2):
@@ -59,22 +63,26 @@ def test_microbatches_take_the_bytes_that_the_budget_counts(
 def test_what_has_no_room_for_gradients_is_told(store: Path) -> None:
     model, args = deep()
     given: dict[str, Any] = {"loss": loss, "store": store, "progress": False, "check": False}
-    with pytest.raises(ConfigError, match="accumulating is for plans with an optimizer"):
-        tightfit.plan(model, args, accumulating=True, **given)
-    more: dict[str, Any] = {"optimizer": adamw(model), "parameters": "away", "microbatches": 2}
+    with pytest.raises(ConfigError, match="GradientOptions is for plans with an optimizer"):
+        tightfit.plan(model, args, gradients=ADDED_UP, **given)
+    more: dict[str, Any] = {
+        "optimizer": adamw(model),
+        "offload": ParameterOffloadOptions(microbatches=2),
+    }
     with pytest.raises(ConfigError, match="leave one of the two out"):
-        tightfit.plan(model, args, accumulating=True, **given, **more)
-    with pytest.raises(ConfigError, match="accumulating is 1, expected True or False"):
-        tightfit.plan(model, args, accumulating=1, **given)  # type: ignore[arg-type]
+        tightfit.plan(model, args, gradients=ADDED_UP, **given, **more)
+    with pytest.raises(ConfigError, match="accumulate is 1, expected True or False"):
+        GradientOptions(accumulate=1)  # type: ignore[arg-type]
 
 
 @pytest.mark.long
 def test_a_budget_without_room_for_gradients_is_told(store: Path) -> None:
     model, args = deep()
     given: dict[str, Any] = {"loss": loss, "store": store, "progress": False, "check": False}
-    given |= {"optimizer": adamw(model), "parameters": "away", "budget": 84_000}
+    given |= {"optimizer": adamw(model), "offload": ParameterOffloadOptions(), "budget": 84_000}
     with pytest.raises(ConfigError, match=r"no plan (fits|is known that fits) in 84,000 bytes"):
-        tightfit.plan(model, args, accumulating=True, **given)
+        tightfit.plan(model, args, gradients=ADDED_UP, **given)
     _, made = tightfit.plan(model, args, **given)
-    assert made.whole is not None and made.whole.total <= 84_000 < made.whole.accumulating_total
+    whole = made.optimizer_step
+    assert whole is not None and whole.total <= 84_000 < whole.accumulating_total
     made.optimizer.close()  # type: ignore[union-attr]

@@ -14,6 +14,7 @@ import tightfit
 from tests.tightfit.optimizer_steps import alike, loss
 from tests.tightfit.test_backward_optimizer import SETTINGS, _own_folder, adamw, tied
 from tests.tightfit.test_parameter_offload import _small, deep
+from tightfit import GradientOptions, OffloadOptions, ParameterOffloadOptions
 from tightfit.stages.torch_utils.memory_meter import memory_session
 from tightfit.util.errors import ConfigError
 
@@ -29,14 +30,15 @@ def test_clipping_by_norm_is_that_of_torch_in_the_bytes_predicted(
     model, args = tied() if parameters == "device" else deep()
     plain = copy.deepcopy(model)
     expected = adamw(plain)
+    offload = OffloadOptions() if parameters == "device" else ParameterOffloadOptions()
     more: dict[str, Any] = (
         SETTINGS if parameters == "device" else {"progress": False, "budget": "min"}
     )
     fitted, made = tightfit.plan(
-        model, args, loss=loss, optimizer=adamw(model), store=store, keep_gradients=True,
-        parameters=parameters, **more,
+        model, args, loss=loss, optimizer=adamw(model), store=store,
+        gradients=GradientOptions(keep=True), offload=offload, **more,
     )  # fmt: skip
-    optimizer, whole = made.optimizer, made.whole
+    optimizer, whole = made.optimizer, made.optimizer_step
     assert optimizer is not None and whole is not None
     for number in range(3):
         loss(plain(*args)).backward()
@@ -68,19 +70,20 @@ def test_a_budget_counts_gradients_that_are_kept(store: Path) -> None:
     args = (torch.ones(1, 64),)
     given: dict[str, Any] = {"loss": loss, "store": store, "check": False, "progress": False}
 
-    def total(budget: Any, **more: Any) -> int:
+    def total(budget: Any, **gradients: bool) -> int:
         _, made = tightfit.plan(
-            model, args, optimizer=adamw(model), strategy="rotor", budget=budget, **given, **more
-        )
-        assert made.whole is not None and made.optimizer is not None
+            model, args, optimizer=adamw(model), strategy="rotor", budget=budget,
+            gradients=GradientOptions(**gradients), **given,
+        )  # fmt: skip
+        assert made.optimizer_step is not None and made.optimizer is not None
         made.optimizer.close()  # type: ignore[attr-defined]
-        return made.whole.total
+        return made.optimizer_step.total
 
-    least, kept = total("min"), total("min", keep_gradients=True)
-    assert least < kept == total(kept, keep_gradients=True)
-    assert kept <= total("min", keep_gradients=True, accumulating=True)
+    least, kept = total("min"), total("min", keep=True)
+    assert least < kept == total(kept, keep=True)
+    assert kept <= total("min", keep=True, accumulate=True)
     with pytest.raises(ConfigError, match=f"no plan fits in {least:,} bytes"):
-        total(least, keep_gradients=True)
+        total(least, keep=True)
 
 
 def test_a_loop_that_looks_at_gradients_that_are_gone_is_told(store: Path) -> None:
@@ -104,11 +107,13 @@ def test_a_loop_that_looks_at_gradients_that_are_gone_is_told(store: Path) -> No
 
 def test_what_gradients_are_not_kept_for_is_told(store: Path) -> None:
     model, args = deep()
-    given: dict[str, Any] = {"store": store, "progress": False, "keep_gradients": True}
-    with pytest.raises(ConfigError, match="keep_gradients is for plans with an optimizer"):
+    given: dict[str, Any] = {"store": store, "progress": False}
+    given["gradients"] = GradientOptions(keep=True)
+    with pytest.raises(ConfigError, match="GradientOptions is for plans with an optimizer"):
         tightfit.plan(model, args, **given)
-    more: dict[str, Any] = {"optimizer": adamw(model), "parameters": "away", "microbatches": 2}
+    more: dict[str, Any] = {"optimizer": adamw(model)}
+    more["offload"] = ParameterOffloadOptions(microbatches=2)
     with pytest.raises(ConfigError, match="leave one of the two out"):
         tightfit.plan(model, args, **given, **more)
-    with pytest.raises(ConfigError, match="keep_gradients is 1, expected True or False"):
-        tightfit.plan(model, args, **{**given, "keep_gradients": 1})
+    with pytest.raises(ConfigError, match="keep is 1, expected True or False"):
+        GradientOptions(keep=1)  # type: ignore[arg-type]

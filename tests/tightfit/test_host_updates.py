@@ -8,7 +8,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ import tightfit
 from tests.tightfit import test_parameter_offload as away
 from tests.tightfit.optimizer_steps import Measured, alike, check_three_steps, loss
 from tests.tightfit.test_parameter_offload import SETTINGS, adamw, deep, momentum
+from tightfit import ParameterOffloadOptions
 from tightfit.api import parameter_offload
 from tightfit.stages.torch_utils.memory_meter import memory_session
 
@@ -52,7 +53,7 @@ def plain_sgd(model: nn.Module) -> Any:
 def made_of(model: Any, args: Any, kind: Any, budget: int | str, store: Path, **more: Any) -> Any:
     return tightfit.plan(
         model, args, loss=loss, optimizer=kind(model), budget=budget, store=store, check=False,
-        **SETTINGS, **more,
+        **{**SETTINGS, **more},
     )  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def test_updates_on_disk_are_those_of_torch_in_the_bytes_predicted(
     expected = kind(plain)
     fitted, made = made_of(model, args, kind, budget, store)
     optimizer: Any = made.optimizer
-    whole = made.whole
+    whole = made.optimizer_step
     assert whole is not None and whole.total <= budget and whole.away > 10_000 and whole.bench
     check_three_steps(fitted, optimizer, plain, expected, args, whole)
     optimizer.close()
@@ -82,7 +83,7 @@ def one_microbatch(store: Path) -> tuple[Path, Any]:
     """The folder of a package that updates on the disk, and what is predicted of it."""
     model, args = deep()
     _, made = made_of(model, args, adamw, 150_000, store)
-    return made.module, made.whole
+    return made.package, made.optimizer_step
 
 
 @pytest.mark.parametrize(
@@ -123,8 +124,10 @@ def test_gradients_that_add_up_on_the_device_leave_with_the_last_one(
 def microbatches(store: Path) -> tuple[Path, Any]:
     """The folder of a package of two microbatches, and what is predicted of them."""
     model, args = deep()
-    _, made = made_of(model, args, adamw, 170_000, store, microbatches=2)
-    return made.module, made.whole
+    _, made = made_of(
+        model, args, adamw, 170_000, store, offload=ParameterOffloadOptions(microbatches=2)
+    )
+    return made.package, made.optimizer_step
 
 
 class Turned(nn.Module):
@@ -149,7 +152,7 @@ def test_a_parameter_that_lies_transposed_takes_the_bytes_predicted(
     with memory_session("cpu"):
         model = copy.deepcopy(plain)
     fitted, made = made_of(model, args, momentum, "min", store)
-    check_three_steps(fitted, made.optimizer, plain, momentum(plain), args, made.whole)
+    check_three_steps(fitted, made.optimizer, plain, momentum(plain), args, made.optimizer_step)
 
 
 def planned(package: Path) -> tuple[Any, Any, Any, Any]:
@@ -248,21 +251,23 @@ def test_the_fastest_number_of_microbatches_is_taken(store: Path) -> None:
     samples: Any = [((torch.zeros(size, 6, dtype=torch.int64),), {}) for size in (200, 2)]
     given: dict[str, Any] = {"samples": samples, "loss": loss, "optimizer": adamw(model)}
     given |= {"budget": 170_000, "store": store, "check": False, **SETTINGS}
-    for words, more in (
+    for words, counts in (
         (
             "a number for each shape of samples: given are 1 number for 2 shapes",
-            {"microbatches": [1]},
+            [1],
         ),
-        ("is for samples of one shape, or for as many numbers", {}),
-        ("microbatches is 0, expected a number from 1 on", {"microbatches": [1, 0]}),
-        ("microbatches is 'a', expected a number from 1 on", {"microbatches": "a"}),
-        ('for parameters="away"', {"microbatches": [1, 2], "parameters": "device"}),
+        ("is for samples of one shape, or for as many numbers", 1),
+        ("microbatches is 0, expected a number from 1 on", [1, 0]),
+        ("microbatches is 'a', expected a number from 1 on", "a"),
     ):
         with pytest.raises(tightfit.ConfigError, match=words):
-            tightfit.plan(model, **{**given, **more})
-    fitted, made = tightfit.plan(model, **given, microbatches=[1, 2])
+            offload = ParameterOffloadOptions(microbatches=cast(Any, counts))
+            tightfit.plan(model, **{**given, "offload": offload})
+    fitted, made = tightfit.plan(
+        model, **{**given, "offload": ParameterOffloadOptions(microbatches=[1, 2])}
+    )
     optimizer: Any = made.optimizer
-    assert made.whole is not None and made.whole.microbatches == 2
+    assert made.optimizer_step is not None and made.optimizer_step.microbatches == 2
     plain = deep()[0]
     expected = adamw(plain)
     mine, other = train_parts(fitted, optimizer, (2,)), train_parts(plain, expected, (2,))

@@ -36,7 +36,8 @@ model(x).sum().backward()
 wanted = [weight.grad.clone() for weight in model.parameters()]
 model.zero_grad()
 fitted, made = tightfit.plan(
-    model, (x,), loss=torch.sum, strategy="checkpoint_all", peaks=1, saves=1, jobs=1, progress=False
+    model, (x,), loss=torch.sum, strategy="checkpoint",
+    solver=tightfit.SolverOptions(peak_levels=1, save_levels=1, jobs=1), progress=False
 )
 fitted(x).sum().backward()
 assert all(torch.equal(w.grad, e) for w, e in zip(model.parameters(), wanted, strict=True))

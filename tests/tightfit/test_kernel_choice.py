@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ import tightfit
 import tightfit.api.kernel_choice as tightfit_kernels
 from tests.tightfit.conftest import SETTINGS
 from tests.tightfit.test_fused_kernels import ROWS, net, step
+from tightfit import FusedKernelOptions
 from tightfit.api.input_specialization import InputSpecialization
 from tightfit.api.kernel_choice import KernelChoice
 from tightfit.api.stage_runner import StageRunner
@@ -41,9 +42,18 @@ def paced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(compile_groups, "is_slower_than_aten", lambda body, device: False)
 
 
+FUSED = FusedKernelOptions()
+
+
 def planned(store: Path, budget: str) -> tuple[nn.Module, tightfit.ChosenPlan]:
     return tightfit.plan(
-        net(), (ROWS,), budget=budget, kernels="fused", store=store, progress=False, **SETTINGS
+        net(),
+        (ROWS,),
+        budget=budget,
+        fused_kernels=FUSED,
+        store=store,
+        progress=False,
+        **SETTINGS,
     )
 
 
@@ -56,7 +66,7 @@ def test_slow_groups_leave_the_plan_to_eagers_kernels(paced: None, tmp_path: Pat
     assert made.budget_total is not None
     assert made.peak is not None
     assert made.baseline.bytes_before_step + made.peak <= made.budget_total
-    assert not (made.module / "groups.py").exists()
+    assert not (made.package / "groups.py").exists()
     assert all(map(torch.equal, step(fitted), step(net())))
 
 
@@ -68,15 +78,15 @@ def test_fast_groups_are_kept_and_eager_is_not_planned(
     made_of = InputSpecialization.with_frontier.__func__  # type: ignore[attr-defined]
 
     def counted(cls: Any, route: Any, *more: Any) -> InputSpecialization:
-        frontiers.append(route.kernels)
+        frontiers.append(route.fused_kernels)
         found: InputSpecialization = made_of(cls, route, *more)
         return found
 
     monkeypatch.setattr(InputSpecialization, "with_frontier", classmethod(counted))
     _, made = planned(tmp_path, "100%")
     assert made.kernels == "fused"
-    assert (made.module / "groups.py").exists()
-    assert frontiers == ["fused"]
+    assert (made.package / "groups.py").exists()
+    assert frontiers == [FusedKernelOptions()]
 
 
 def interrupted(rivals: KernelChoice, plan: Plan) -> None:
@@ -98,12 +108,12 @@ def test_an_interruption_leaves_the_plan_of_fused_kernels(
 
 @pytest.mark.long
 def test_the_smallest_budget_is_that_of_either_kernels(tmp_path: Path) -> None:
-    def least(kernels: Any) -> int:
+    def least(fused: FusedKernelOptions | None) -> int:
         _, made = tightfit.plan(
             net(),
             (ROWS,),
             budget="min",
-            kernels=kernels,
+            fused_kernels=fused,
             store=tmp_path,
             progress=False,
             **SETTINGS,
@@ -111,7 +121,7 @@ def test_the_smallest_budget_is_that_of_either_kernels(tmp_path: Path) -> None:
         assert made.peak is not None
         return made.peak
 
-    assert least("fused") <= least("eager")
+    assert least(FusedKernelOptions()) <= least(None)
 
 
 @pytest.mark.long
@@ -122,7 +132,7 @@ def test_an_optimizer_in_the_backward_steps_with_eagers_kernels_where_these_are_
     model, other = net(), net()
     own = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     fitted, made = tightfit.plan(
-        model, (ROWS,), budget="100%", kernels="fused", optimizer=own, store=tmp_path,
+        model, (ROWS,), budget="100%", fused_kernels=FUSED, optimizer=own, store=tmp_path,
         progress=False, **SETTINGS,
     )  # fmt: skip
     assert made.kernels == "eager"
@@ -136,6 +146,17 @@ def test_an_optimizer_in_the_backward_steps_with_eagers_kernels_where_these_are_
             steps.zero_grad()
     made.optimizer.close()  # type: ignore[attr-defined]
     assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A plan of kernels, with its message."""
+
+    kernels: str
+    message: str = "it fits"
+
+    def with_note(self, note: str) -> _Planned:
+        return replace(self, message=f"{self.message}; {note}")
 
 
 WHOLE = OptimizerStepPrediction("SGD", 10, 1, 0, 1, 1, 7, 7, 7, "disk", 1, 1, 2.0, 0.0, "")
@@ -163,15 +184,16 @@ def test_which_kernels_step_in_the_backward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def planned_whole(route: Any, *more: Any) -> tuple[Any, OptimizerStepPrediction]:
-        whole = fused if route.kernels == "fused" else eager
+        kernels = "eager" if route.fused_kernels is None else "fused"
+        whole = eager if route.fused_kernels is None else fused
         if whole is None:
-            raise tightfit.ConfigError(f"no plan of {route.kernels} kernels fits")
-        return SimpleNamespace(kernels=route.kernels, message="it fits"), whole
+            raise tightfit.ConfigError(f"no plan of {kernels} kernels fits")
+        return _Planned(kernels), whole
 
     monkeypatch.setattr(tightfit_kernels, "plan_optimizer_step", planned_whole)
     monkeypatch.setattr(KernelChoice, "is_unbeatable", lambda rivals, seconds, total: False)
     monkeypatch.setattr(KernelChoice, "eager", None)
-    route = StageRunner(Path(), "cpu", "auto", ("none", "4", "6"), kernels="fused")
+    route = StageRunner(Path(), "cpu", "auto", fused_kernels=FusedKernelOptions())
     variant: Any = SimpleNamespace(bytes_of=lambda written: 9)
     rivals = KernelChoice(route, variant, written)
     updating: Any = None
@@ -180,5 +202,6 @@ def test_which_kernels_step_in_the_backward(
             rivals.plan_with_optimizer(updating)
         return
     made, _ = rivals.plan_with_optimizer(updating)
-    assert (made.route.kernels, made.plan.kernels) == (kernels, kernels)
+    assert (made.runner.fused_kernels is not None) == (kernels == "fused")
+    assert made.plan.kernels == kernels
     assert ("with eager's kernels" in made.plan.message) == (kernels == "eager")

@@ -11,7 +11,7 @@ import torch
 
 import tightfit
 from tests.tightfit.conftest import SETTINGS
-from tightfit import ModelError, PlanMismatch
+from tightfit import ModelError, OffloadOptions, PlanMismatch
 from tightfit.api.stage_runner import StageRunner
 from tightfit.integrations import plan_trainer
 from tightfit.stages.validate import scenarios
@@ -85,13 +85,13 @@ def test_plans_by_package_refuse_the_other_kind(store: Path) -> None:
     fitted, made = plan(store, model, ONES)
     with pytest.raises(PlanMismatch, match="no plan takes the call"):
         fitted(input_ids=IDS[:1], attention_mask=ONES[:1], labels=IDS[:1])
-    resting, general = (tightfit.load(each.module, model) for each in made.plans)
+    resting, general = (tightfit.load(each.package, model) for each in made.plans)
     assert equal(model, resting, ONES) and equal(model, general, PADDED)
     with pytest.raises(PlanMismatch, match="attention_mask holds more than ones"):
         step(resting, PADDED)
     with pytest.raises(PlanMismatch, match="attention_mask holds nothing but ones"):
         step(general, ONES)
-    both = tightfit.load([each.module for each in made.plans], model)
+    both = tightfit.load([each.package for each in made.plans], model)
     assert equal(model, both, ONES) and equal(model, both, PADDED)
 
 
@@ -118,9 +118,9 @@ def test_with_false_the_cause_is_told_before_the_search(
         raise AssertionError("the search has begun")
 
     monkeypatch.setattr(StageRunner, "frontier", search)
-    said = r"where attention_mask holds only ones the model goes a shorter way: plan with ones=True"
+    said = r"where attention_mask holds only ones .* shorter way: plan with assume_all_ones_masks"
     with pytest.raises(ModelError, match=said) as refused:
-        plan(store / "other", grouped(), ONES, ones=False)
+        plan(store / "other", grouped(), ONES, assume_all_ones_masks=False)
     assert scenarios.UNKNOWN_CAUSE not in str(refused.value)
 
 
@@ -128,7 +128,14 @@ def test_a_plan_with_an_optimizer_is_for_the_samples_masks(store: Path) -> None:
     model, twin = grouped(), grouped()
     adam = torch.optim.AdamW(model.parameters(), lr=1e-2)
     fitted, made = plan(
-        store, model, ONES, optimizer=adam, disk=store, budget="100%", strategy="rotor", check=False
+        store,
+        model,
+        ONES,
+        optimizer=adam,
+        offload=OffloadOptions(store),
+        budget="100%",
+        strategy="rotor",
+        check=False,
     )
     assert "holds only ones" in made.message
     other = torch.optim.AdamW(twin.parameters(), lr=1e-2)

@@ -11,6 +11,7 @@ import pytest
 import tightfit
 from tests.tightfit.optimizer_steps import check_three_steps, loss
 from tests.tightfit.test_parameter_offload import _small, adam, adamw, deep, momentum
+from tightfit import OffloadOptions, ParameterOffloadOptions
 from tightfit.stages.torch_utils.memory_meter import memory_session
 
 pytestmark = pytest.mark.usefixtures("traced_once")
@@ -31,10 +32,11 @@ def test_three_steps_of_the_least_budget_are_those_of_torch(
         model = copy.deepcopy(model)
     fitted, made = tightfit.plan(
         model, args, budget="min", loss=loss, optimizer=kind(model), store=store,
-        parameters=parameters, check=False, progress=False,
+        offload=OffloadOptions() if parameters == "device" else ParameterOffloadOptions(),
+        check=False, progress=False,
     )  # fmt: skip
     optimizer: Any = made.optimizer
-    assert made.whole is not None and made.budget_total is not None
-    assert parameters == "device" or made.whole.total == made.budget_total
-    check_three_steps(fitted, optimizer, plain, kind(plain), args, made.whole)
+    assert made.optimizer_step is not None and made.budget_total is not None
+    assert parameters == "device" or made.optimizer_step.total == made.budget_total
+    check_three_steps(fitted, optimizer, plain, kind(plain), args, made.optimizer_step)
     optimizer.close()

@@ -109,7 +109,7 @@ def test_one_budget_in_bytes_for_all(store: Path) -> None:
 
 
 def test_packages_for_several_shapes_are_loaded_as_one_module(store: Path) -> None:
-    folders = [one.module for one in plan(store, net())[1].plans]
+    folders = [one.package for one in plan(store, net())[1].plans]
     fitted = tightfit.load(folders, net())
     assert equal(train(fitted, ORDERS[2]), train(net(), ORDERS[2]))
     assert equal(train(copy.deepcopy(fitted), SAMPLES), train(fitted, SAMPLES))
@@ -141,15 +141,15 @@ def test_a_shape_that_was_not_planned_is_refused_or_run_as_the_original(store: P
         fitted(rows(7))
     said = str(caught.value)
     assert "that for (64, 16) since x has shape (7, 16), the plan was made for (64, 16)" in said
-    assert 'plan with a sample of its shapes too, or with otherwise="original"' in said
-    loose, _ = plan(store, net(), check=False, otherwise="original")
+    assert 'plan with a sample of its shapes too, or with on_mismatch="original"' in said
+    loose, _ = plan(store, net(), check=False, on_mismatch="original")
     calls = [call(7), SAMPLES[0], call(3, labels=True)]
     assert equal(train(loose, calls), train(net(), calls))
 
 
 @pytest.mark.parametrize("way", ["as planned", "pickle"])
 def test_inputs_of_other_strides_are_copied_where_asked(way: str, store: Path) -> None:
-    fitted, _ = plan(store, net(), check=False, otherwise="copy")
+    fitted, _ = plan(store, net(), check=False, on_mismatch="copy")
     again = COPIES.get(way, lambda model: model)(fitted)
     for count in (64, 24):
         x, twin = rows(count), net()
@@ -228,9 +228,9 @@ def test_shapes_that_are_alike_are_planned_once(
     ran: list[str] = []
     run = stage_runner.StageRunner.run
 
-    def noting(self: Any, stage: str, *words: object, **parts: Any) -> None:
-        ran.append(stage)
-        run(self, stage, *words, **parts)
+    def noting(self: Any, task: Any, reuse: bool = False) -> None:
+        ran.append(task.stage)
+        run(self, task, reuse)
 
     monkeypatch.setattr(stage_runner.StageRunner, "run", noting)
     model = torch.nn.Sequential(*[torch.nn.Linear(8, 8), torch.nn.Tanh()] * 3)

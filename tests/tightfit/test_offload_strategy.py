@@ -13,6 +13,7 @@ import torch
 
 import tightfit
 from tests.tightfit.conftest import SETTINGS, Tower, gradients, tower
+from tightfit import OffloadOptions
 from tightfit.schemas.measured_link import MeasuredLink
 from tightfit.schemas.optimizer_plan import LinkSpeed
 from tightfit.schemas.schedule import schedule_link
@@ -56,7 +57,7 @@ def test_what_waits_is_on_the_disk_that_was_named(
     monkeypatch.setattr(DiskTarget, "__init__", told)
     disk, store = tmp_path / "disk", tmp_path / "store"
     disk.mkdir()
-    model, fitted, made, args = planned(store, disk=disk)
+    model, fitted, made, args = planned(store, offload=OffloadOptions(disk))
     assert measuring == [str(disk)] and made.transfers is not None
     own = rf"has {made.transfers.host_peak:,} bytes in the disk at most, as predicted, and waits"
     assert re.search(own, made.message)
@@ -65,14 +66,14 @@ def test_what_waits_is_on_the_disk_that_was_named(
     assert (moved.left, moved.peak) == (made.transfers.left, made.transfers.host_peak)
     again = copy.deepcopy(fitted)
     monkeypatch.chdir(tmp_path)
-    loaded = tightfit.load(made.module, copy.deepcopy(model), disk="disk")
+    loaded = tightfit.load(made.package, copy.deepcopy(model), offload_path="disk")
     monkeypatch.chdir(store)
     assert vars(type(loaded))["_tightfit_transfers"].folder == str(disk)
     for module in (model, again, loaded):
         for one, other in zip(mine, gradients(module, *args), strict=True):
             assert torch.equal(one, other)
     assert not list(disk.iterdir())
-    link = schedule_link(made.module.parent / "schedule.arrow")
+    link = schedule_link(made.package.parent / "schedule.arrow")
     assert link is not None and (link.bandwidth, link.to, link.room) == (1e15, "disk", 1 << 40)
     assert link_cache.cached_machine(store, "cpu", disk).exists() and len(measuring) == 1
 
@@ -80,22 +81,23 @@ def test_what_waits_is_on_the_disk_that_was_named(
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"strategy": "auto"}, "disk is for the states of an optimizer and for strategies that"),
-        ({"disk": 7}, "disk is 7, expected the path of a folder"),
-        ({"disk": ""}, "disk is '', expected the path of a folder"),
-        ({"disk": "/nowhere"}, "disk: tensors cannot wait in files of /nowhere"),
+        ({"strategy": "auto"}, "path is for the states of an optimizer and for strategies that"),
+        ({"path": 7}, "path is 7, expected the path of a folder"),
+        ({"path": ""}, "path is '', expected the path of a folder"),
+        ({"path": "/nowhere"}, "tensors cannot wait in files of /nowhere"),
     ],
 )
 def test_a_disk_that_cannot_be_is_refused(more: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
-        planned(tmp_path / "store", **{"disk": tmp_path, **more})
+        path = more.pop("path", tmp_path)
+        planned(tmp_path / "store", offload=OffloadOptions(path), **more)
 
 
 def test_what_is_no_folder_is_refused_by_every_call(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for disk in (7, ""):
-        given: dict[str, Any] = {"disk": disk}
+        given: dict[str, Any] = {"offload_path": disk}
         for name, call in (
             ("load", lambda given=given: tightfit.load(tmp_path, model, **given)),
             (
@@ -104,5 +106,5 @@ def test_what_is_no_folder_is_refused_by_every_call(tmp_path: Path) -> None:
             ),
             ("in_backward", lambda given=given: tightfit.in_backward(optimizer, **given)),
         ):
-            with pytest.raises(ConfigError, match=f"^{name}: disk is {disk!r}, expected the path"):
+            with pytest.raises(ConfigError, match=f"^{name}: offload_path is {disk!r}, expected"):
                 call()

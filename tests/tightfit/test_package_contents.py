@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import tightfit
 from tests.stages.fuse.compilers import without_compiler
 from tests.tightfit.fused_model import Wave
+from tightfit import FusedKernelOptions
 from tightfit.api import pickling
 from tightfit.api.kernel_choice import KernelChoice
 from tightfit.schemas.graph.training_graph import read_graph
@@ -68,9 +69,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
         wave(),
         (ROWS,),
         budget="100%",
-        kernels="fused",
-        with_eager=True,
-        with_libraries=True,
+        fused_kernels=FusedKernelOptions(eager_fallback=True, libraries=True),
         strategy="rotor",
         store=tmp_path_factory.mktemp("store"),
         progress=False,
@@ -80,7 +79,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
 @pytest.fixture
 def folder(planned: Planned, tmp_path: Path) -> Path:
     """A copy of the package, of which nothing has run."""
-    return Path(shutil.copytree(planned[1].module, tmp_path / "module"))
+    return Path(shutil.copytree(planned[1].package, tmp_path / "module"))
 
 
 @pytest.fixture
@@ -226,7 +225,7 @@ def test_a_doctored_library_never_runs(
 
 
 def test_an_audit_names_a_doctored_library(planned: Planned, tmp_path: Path) -> None:
-    place = planned[1].module
+    place = planned[1].package
     above = Path(shutil.copytree(place.parents[5], tmp_path / "calls"))
     module = above / place.relative_to(place.parents[5])
     assert not [said for said in audit(above).complaints if "libraries.pt2" in said]
@@ -249,10 +248,10 @@ def test_peaks_are_as_predicted(planned: Planned, folder: Path, fused: bool) -> 
         fitted = tightfit.load(folder, wave(), libraries=True)
     else:
         fitted = load_package(folder).eager.load(wave())
-        assert made.beside is not None
-        made = made.beside
+        assert made.eager_fallback is not None
+        made = made.eager_fallback
     graph = next(
-        path / "graph.arrow" for path in made.module.parents if (path / "graph.arrow").exists()
+        path / "graph.arrow" for path in made.package.parents if (path / "graph.arrow").exists()
     )
     stepper = StepRunner.of(read_graph(graph), BuiltModel(wave(), [((ROWS,), {})]))
     sample: Sample = ((ROWS.clone(),), {})
@@ -273,9 +272,9 @@ def test_standard_error_tells_how_far_compiling_is(
 
 def test_the_plan_beside_has_the_same_budget(planned: Planned) -> None:
     made = planned[1]
-    assert made.beside is not None
-    assert made.beside.budget_total == made.budget_total
-    assert made.beside.peak == load_package(made.module).eager.PREDICTED_PEAK
+    assert made.eager_fallback is not None
+    assert made.eager_fallback.budget_total == made.budget_total
+    assert made.eager_fallback.peak == load_package(made.package).eager.PREDICTED_PEAK
 
 
 def test_what_a_package_does_not_have_is_refused(planned: Planned, folder: Path) -> None:
@@ -289,16 +288,9 @@ def test_what_a_package_does_not_have_is_refused(planned: Planned, folder: Path)
         tightfit.load(folder, wave(), without_compiler="original")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"with_eager": True}, 'with_eager is for kernels="fused"'),
-        ({"with_libraries": 1, "kernels": "fused"}, "with_libraries is 1, expected True or False"),
-    ],
-)
-def test_settings_that_are_none(options: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(tightfit.ConfigError, match=said):
-        tightfit.plan(wave(), (ROWS,), store=tmp_path, **options)
+def test_settings_that_are_none() -> None:
+    with pytest.raises(tightfit.ConfigError, match="libraries is 1, expected True or False"):
+        FusedKernelOptions(libraries=1)  # type: ignore[arg-type]
 
 
 def test_the_manifest_names_all_that_travels(folder: Path) -> None:

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 import tightfit
 from tests.tightfit.optimizer_steps import alike, check_three_steps, loss
+from tightfit import FusedKernelOptions, ParameterOffloadOptions
 from tightfit.stages.torch_utils.memory_meter import memory_session
 from tightfit.util.errors import ConfigError, ModelError
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
-SETTINGS: dict[str, Any] = {"progress": False, "parameters": "away"}
+SETTINGS: dict[str, Any] = {"progress": False, "offload": ParameterOffloadOptions()}
 
 
 @pytest.fixture(autouse=True)
@@ -115,14 +116,14 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(
         model, args, loss=loss, optimizer=kind(model), budget=budget, store=store, **SETTINGS
     )
     optimizer: Any = made.optimizer
-    assert made.whole is not None and made.whole.remote > 20_000
-    assert made.budget_total is not None and made.whole.total <= made.budget_total
+    assert made.optimizer_step is not None and made.optimizer_step.remote > 20_000
+    assert made.budget_total is not None and made.optimizer_step.total <= made.budget_total
     assert budget != "min" or made.budget_total < 90_000
-    assert f"feasible: {made.whole.total:,} bytes of the device" in made.message
+    assert f"feasible: {made.optimizer_step.total:,} bytes of the device" in made.message
     # Where there is room for them, states stay on the device.
-    assert optimizer.resident_bytes == made.whole.resident
-    assert budget != 260_000 or made.whole.resident > 10_000
-    check_three_steps(fitted, optimizer, plain, expected, args, made.whole)
+    assert optimizer.resident_bytes == made.optimizer_step.resident
+    assert budget != 260_000 or made.optimizer_step.resident > 10_000
+    check_three_steps(fitted, optimizer, plain, expected, args, made.optimizer_step)
     assert all(map(lambda one, other: one is other, before, model.parameters()))
     optimizer.close()
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
@@ -146,7 +147,7 @@ def package(store: Path) -> Path:
             model, args, loss=loss, optimizer=adamw(model), budget=100_000, store=store,
             check=False, **SETTINGS,
         )  # fmt: skip
-    return made.module
+    return made.package
 
 
 def planned(package: Path) -> tuple[Any, ...]:
@@ -322,13 +323,12 @@ def test_what_cannot_be_is_told(store: Path, package: Path) -> None:
         with pytest.raises(ConfigError, match=words):
             tightfit.plan(model, args, loss=loss, **{**given, **settings})
 
-    refused('parameters is "disk"'.replace('"', "'"), parameters="disk")
     refused("needs the optimizer", optimizer=None)
     refused("leave strategy out", strategy="rotor")
-    refused("fused kernels", kernels="fused")
-    refused("has no original to run", otherwise="original")
+    refused("fused kernels", fused_kernels=FusedKernelOptions())
+    refused("has no original to run", on_mismatch="original")
     refused(r"no plan fits in 40,000 bytes: aten\.\S+ of table needs \d\d,\d+ with", budget=40_000)
-    refused("tensors cannot wait in files of /nowhere", disk="/nowhere")
+    refused("tensors cannot wait in files of /nowhere", offload=ParameterOffloadOptions("/nowhere"))
     some = torch.optim.SGD([model.norm.weight], lr=0.1)
     refused("has a gradient, and is not among the parameters", optimizer=some)
     kept = model.layers[2].weight.detach()

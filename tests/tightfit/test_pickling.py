@@ -59,7 +59,7 @@ def moved(store: Path, tmp_path: Path, **options: Any) -> tuple[Tower, Path]:
     """A planned module by a package in a folder of its own."""
     _, made = planned(store, **options)
     folder = tmp_path / "package"
-    shutil.copytree(made.module, folder)
+    shutil.copytree(made.package, folder)
     model = tightfit.load(folder, tower(), options.get("otherwise", "error"))
     assert isinstance(model, Tower)
     return model, folder
@@ -111,7 +111,7 @@ def test_a_shallow_copy_shares_the_state(store: Path) -> None:
 
 
 def test_what_happens_otherwise_goes_along(store: Path) -> None:
-    model, _ = planned(store, otherwise="original")
+    model, _ = planned(store, on_mismatch="original")
     again = pickle.loads(pickle.dumps(model))
     assert torch.equal(again(ROWS[:5]), tower()(ROWS[:5]))
 
@@ -217,7 +217,7 @@ def test_cuda_graphs_go_along_and_are_refused_on_the_cpu(store: Path) -> None:
         "CUDA graphs need a GPU, and the plan was made for cpu: load the plan without cuda_graphs"
     )
     with pytest.raises(ArtifactError, match=said):
-        tightfit.load(made.module, tower(), cuda_graphs=True)
+        tightfit.load(made.package, tower(), cuda_graphs=True)
     reduced = model.__reduce_ex__(2)
     assert isinstance(reduced, tuple)
     load, parts = reduced[:2]

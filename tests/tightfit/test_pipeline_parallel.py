@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 import tightfit
 from tests.stages.validate.pipelines import Words, machine, words
+from tightfit import SolverOptions
 
 
 def test_a_pipeline_is_planned_and_wants_its_processes(tmp_path: Path, store: Path) -> None:
@@ -22,11 +23,11 @@ def test_a_pipeline_is_planned_and_wants_its_processes(tmp_path: Path, store: Pa
     assert made.status in ("optimal", "feasible") and made.ranks == len(made.peaks) == 2
     assert all(peak < 50_000 for peak in made.peaks)
     for name in ("schedule.csv", "pipeline.json", "stage_1.py"):
-        assert (made.module / name).exists()
+        assert (made.package / name).exists()
     with pytest.raises(tightfit.ArtifactError, match="needs a group of processes: start them with"):
-        tightfit.load_pipeline(made.module, model)
+        tightfit.load_pipeline(made.package, model)
     with pytest.raises(tightfit.ArtifactError, match="the package has no function 'load'"):
-        tightfit.load(made.module, model)
+        tightfit.load(made.package, model)
 
 
 def test_what_cannot_be_a_pipeline_is_told(
@@ -40,9 +41,12 @@ def test_what_cannot_be_a_pipeline_is_told(
     ):
         tightfit.plan_pipeline(model, args, loss=loss, strategy="magic", **given)
     with pytest.raises(tightfit.ConfigError, match="engine is 'glpk', expected one of highs, cbc"):
-        tightfit.plan_pipeline(model, args, loss=loss, **{**given, "engine": "glpk"})
+        tightfit.plan_pipeline(
+            model, args, loss=loss, solver=SolverOptions(cast(Any, "glpk")), **given
+        )
     with pytest.raises(tightfit.ConfigError, match="'cbc', and pipedream solves no integer"):
-        tightfit.plan_pipeline(model, args, loss=loss, strategy="pipedream", engine="cbc", **given)
+        solver = SolverOptions("cbc")
+        tightfit.plan_pipeline(model, args, loss=loss, strategy="pipedream", solver=solver, **given)
     with pytest.raises(
         tightfit.ConfigError, match=r"2 devices of 1000 bytes; .* are known to work"
     ):

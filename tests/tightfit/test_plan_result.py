@@ -6,7 +6,7 @@ import copy
 import pickle
 import re
 import traceback
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,6 +20,7 @@ from tightfit.schemas.graph.training_graph import Graph
 from tightfit.schemas.plan import BaselineBytes, GpuMemory
 from tightfit.stages.combine.plan_summary import describe_peak
 from tightfit.stages.simulate.simulate import SimulationResult
+from tightfit.util.command_line import format_duration
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
@@ -159,13 +160,20 @@ def test_a_budget_that_no_device_has_is_refused(store: Path) -> None:
 
 
 def test_a_plan_says_all_that_it_did(made: tightfit.ChosenPlan) -> None:
-    assert isinstance(made, tightfit.Plan) and (made.module / "__init__.py").is_file()
-    assert "frontier" not in asdict(made)
+    assert isinstance(made, tightfit.Plan) and (made.package / "__init__.py").is_file()
+    assert made.summary().splitlines() == [
+        f"{made.status}: {made.message.removeprefix(f'{made.status}: ')}",
+        f"memory: {made.baseline.bytes_before_step + (made.peak or 0):,} bytes, "
+        f"{made.keep_all_total:,} without a plan",
+        f"time: {format_duration(made.time or 0)} predicted, "
+        f"{format_duration(made.keep_all.time)} without a plan",
+        f"package: {made.package}",
+    ]
 
 
 def test_a_plan_is_kept_with_the_way_to_its_frontier(made: tightfit.ChosenPlan) -> None:
     for kept in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
-        assert asdict(kept) == asdict(made) and kept.module == made.module
+        assert kept == made
         assert str(kept.frontier) == str(made.frontier)
 
 
@@ -185,7 +193,7 @@ def test_a_table_and_a_picture(made: tightfit.ChosenPlan) -> None:
 def test_a_model_of_a_strange_name_stays_a_text(made: tightfit.ChosenPlan) -> None:
     from tightfit.schemas.frontier import read_frontier
 
-    path = made.module.parents[1] / "frontier.arrow"
+    path = made.package.parents[1] / "frontier.arrow"
     strange = replace(read_frontier(path), model="<script>alert(1)</script>")
     assert "<script>" not in FrontierEntries(strange, made)._repr_html_()
 
@@ -193,7 +201,7 @@ def test_a_model_of_a_strange_name_stays_a_text(made: tightfit.ChosenPlan) -> No
 def test_one_point_is_a_frontier_too(made: tightfit.ChosenPlan) -> None:
     from tightfit.schemas.frontier import read_frontier
 
-    whole = read_frontier(made.module.parents[1] / "frontier.arrow")
+    whole = read_frontier(made.package.parents[1] / "frontier.arrow")
     assert made.peak is not None and made.time is not None
     point = replace(whole.points[0], peak=made.peak, seconds=made.time)
     one = FrontierEntries(replace(whole, points=[point]), made)
@@ -205,7 +213,7 @@ def test_choices_for_a_gpu_are_budgets_of_reserved_bytes(made: tightfit.ChosenPl
     """A plan that reserves more than a faster one is none to choose."""
     from tightfit.schemas.frontier import read_frontier
 
-    whole = read_frontier(made.module.parents[1] / "frontier.arrow")
+    whole = read_frontier(made.package.parents[1] / "frontier.arrow")
     slow, fast = replace(whole.points[0], peak=9000, seconds=3.0), whole.points[0]
     points = [replace(fast, peak=11000, seconds=1.0), replace(fast, peak=10000, seconds=2.0), slow]
     gpu = GpuMemory(12000, 12288, 2 << 20, 2 << 20, 0, 8 << 20, 0)
@@ -223,7 +231,7 @@ def test_the_bytes_of_a_frontier_are_counted_as_budgets_are(
     from tightfit.schemas.costs import Costs, read_costs, write_costs
     from tightfit.schemas.frontier import read_frontier
 
-    place = made.module.parents[1]
+    place = made.package.parents[1]
     folders = list(place.parents)
     graph = next(path for folder in folders if (path := folder / "graph.arrow").exists())
     paid = next(path for folder in folders if (path := folder / "costs.arrow").exists())

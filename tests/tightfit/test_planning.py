@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,12 +12,17 @@ import torch
 import tightfit
 import tightfit.stages
 from data.models import gpt2
+from tightfit import SolverOptions
+from tightfit.api.package_task import PackageTask
 from tightfit.schemas.plan import Plan
+from tightfit.stages.combine.frontier_task import FrontierTask
+from tightfit.stages.combine.select_task import SelectionTask
+from tightfit.stages.solve.task import SolveTask
 from tightfit.util.errors import ConfigError, ModelError
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
-SETTINGS: dict[str, Any] = {"peaks": 2, "saves": 2, "jobs": 1}
+SETTINGS: dict[str, Any] = {"solver": SolverOptions(peak_levels=2, save_levels=2, jobs=1)}
 
 
 def model_and_tokens() -> tuple[torch.nn.Module, torch.Tensor]:
@@ -68,15 +73,15 @@ def test_the_same_call_measures_searches_and_writes_nothing_again(
     asked: dict[str, Any] = {"budget": "50%", "store": store, **SETTINGS}
     first = tightfit.plan(model, (tokens,), **asked)[1]
     wanted = gradients(copy.deepcopy(model), tokens)
-    for run in ("solve.command", "combine.command", "combine.select_command", "generate.command"):
-        monkeypatch.setattr(f"tightfit.stages.{run}.run", never)
+    for task in (SolveTask, FrontierTask, SelectionTask, PackageTask):
+        monkeypatch.setattr(task, "run", never)
     monkeypatch.setattr("tightfit.stages.profile.profile.measure_op", never)
     fitted, again = tightfit.plan(model, (tokens,), **asked)
-    assert (again.message, again.module) == (first.message, first.module)
+    assert (again.message, again.package) == (first.message, first.package)
     assert all(map(torch.equal, gradients(fitted, tokens), wanted))
     with pytest.raises(AssertionError, match="there already"):
         tightfit.plan(model, (tokens,), **(asked | {"budget": "45%"}))
-    with (first.module / "__init__.py").open("a") as file:
+    with (first.package / "__init__.py").open("a") as file:
         file.write("# somebody was here\n")
     with pytest.raises(AssertionError, match="there already"):
         tightfit.plan(model, (tokens,), **asked)
@@ -159,13 +164,15 @@ def test_what_is_no_call_of_a_model(arguments: Any, words: str, store: Path) -> 
             {"optimizer": torch.optim.SGD([torch.ones(2)])},
             "optimizer has no parameter of the model",
         ),
-        ({"peaks": 0}, "peaks: 0"),
-        ({"saves": 1.5}, "saves: 1.5"),
-        ({"jobs": 0}, "jobs is 0, expected a number of at least 1"),
-        ({"engine": "gurobi"}, 'engine: "gurobi"'),
+        ({"solver": SolverOptions(peak_levels=0)}, "peaks: 0"),
+        ({"solver": SolverOptions(save_levels=cast(Any, 1.5))}, "saves: 1.5"),
+        ({"solver": SolverOptions(engine=cast(Any, "gurobi"))}, 'engine: "gurobi"'),
         ({"strategy": "rokmate"}, "rokmate.*rockmate"),
         ({"check": "quick"}, "check is 'quick', expected True, False or \"full\""),
-        ({"otherwise": "orig"}, 'otherwise is \'orig\', expected "error", "original" or "copy"'),
+        (
+            {"on_mismatch": "orig"},
+            'on_mismatch is \'orig\', expected "error", "original" or "copy"',
+        ),
         ({"cuda_graphs": True}, "cuda_graphs needs a GPU, and the model is on cpu"),
         ({"cuda_graphs": "yes"}, "cuda_graphs is 'yes', expected True or False"),
         ({"store": "/proc/none"}, "cannot be made"),
@@ -179,6 +186,11 @@ def test_settings_that_are_none(setting: dict[str, Any], words: str, store: Path
         tightfit.plan(
             torch.nn.Linear(2, 2), (torch.ones(2),), **{"store": store, **SETTINGS, **setting}
         )
+
+
+def test_jobs_that_are_no_number() -> None:
+    with pytest.raises(ConfigError, match="jobs is 0, expected a number of at least 1"):
+        SolverOptions(jobs=0)
 
 
 def test_a_loss_that_is_no_function() -> None:

@@ -16,10 +16,9 @@ import tightfit
 from tests.tightfit.conftest import SETTINGS, gradients, tower
 from tightfit.api import progress_bar
 from tightfit.api.progress_bar import ProgressReporter
-from tightfit.api.stage_runner import _parse_budgets, _parse_searches, _solved_blocks_parser
 from tightfit.stages.combine.frontier_inputs import FrontierInputs
 from tightfit.stages.solve import option_store
-from tightfit.util.code_cache import COMPILING_NOTE, NOTE_PREFIX
+from tightfit.util.code_cache import COMPILING_NOTE
 
 
 class Terminal(io.StringIO):
@@ -40,7 +39,7 @@ def test_a_log_has_a_line_a_stage_and_one_now_and_then(monkeypatch: pytest.Monke
         told.stage("trace")
         told.stage("profile")
         for count in range(5):
-            told.done(count, 5)
+            told.report(count, 5)
     assert lines(stream) == [
         "tightfit: 1/7 capturing the step",
         "tightfit: 2/7 measuring ops",
@@ -57,8 +56,8 @@ def test_first_parts_that_take_long_are_not_taken_for_the_rest(
     stream = io.StringIO()
     told = ProgressReporter(stream=stream)
     told.stage("combine")
-    told.done(2, 76)
-    told.done(22, 76)
+    told.report(2, 76)
+    told.report(22, 76)
     assert lines(stream)[1:] == [
         "tightfit: 5/8 making plans, 2 of 76 done",
         "tightfit: 5/8 making plans, 22 of 76 done, about 27 s left",
@@ -70,31 +69,18 @@ def test_a_terminal_has_a_bar_with_a_fraction_and_the_time_left() -> None:
     told = ProgressReporter(stream=stream)
     with told.show_stages():
         told.stage("solve")
-        told.done(1, 2)
+        told.report(1, 2)
         told.bar.refresh()
         assert told.bar.tasks[0].percentage == pytest.approx(10 + 20 + 2 + 12.5)
-        told.say("a line")
+        told.note("a line")
     assert "solving blocks 1/2" in stream.getvalue() and "a line" in stream.getvalue()
     assert "44%" in stream.getvalue() and ":" in stream.getvalue()
 
 
-def test_what_a_stage_prints_is_read_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_note_is_a_line_of_its_own() -> None:
     stream = io.StringIO()
-    told = ProgressReporter(stream=stream)
-    counts = []
-    told.done = lambda *given: counts.append(given[:2])  # type: ignore[method-assign]
-    with told.reading(_solved_blocks_parser(2)):
-        print("head: 3 options, 1 optimal")
-        print("something else")
-        print("tail: 2 options, 2 optimal")
-    with told.reading(_parse_budgets):
-        print("gpt2: rockmate at 12 of 43 budgets")
-        print(COMPILING_NOTE)
-    with told.reading(_parse_searches):
-        print("gpt2: rockmate for 50% at 3 of 18 searches at most")
-    assert counts == [(1, 2), (2, 2), (12, 43), (3, 18)]
-    assert lines(stream) == ["tightfit: " + COMPILING_NOTE.removeprefix(NOTE_PREFIX)]
-    assert capsys.readouterr().out == ""
+    ProgressReporter(stream=stream).note(COMPILING_NOTE)
+    assert lines(stream) == [f"tightfit: {COMPILING_NOTE}"]
 
 
 def test_a_call_tells_its_stages(

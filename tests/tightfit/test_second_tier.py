@@ -19,6 +19,7 @@ from tests.tightfit import test_parameter_offload as away
 from tests.tightfit.optimizer_steps import alike, check_three_steps, loss
 from tests.tightfit.test_host_updates import train_parts
 from tests.tightfit.test_parameter_offload import SETTINGS, adamw, deep
+from tightfit import GradientOptions, ParameterOffloadOptions
 from tightfit.api.plan_arguments import group_samples
 from tightfit.schemas.graph.training_graph import read_graph
 from tightfit.stages.torch_utils.memory_meter import memory_session
@@ -44,7 +45,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def made_of(model: Any, args: Any, folder: Path, store: Path, **more: Any) -> Any:
-    given = {"budget": 200_000, "check": False, "room": ROOM, "far_disk": folder, **SETTINGS}
+    offload = {"limit": ROOM, "second_path": folder, **more.pop("offload", {})}
+    given = {"budget": 200_000, "check": False, **SETTINGS}
+    given["offload"] = ParameterOffloadOptions(**offload)
     optimizer = more.pop("optimizer", None) or adamw(model)
     return tightfit.plan(
         model, args, loss=loss, optimizer=optimizer, store=store, **{**given, **more}
@@ -63,19 +66,21 @@ def made(folder: Path, store: Path) -> Any:
 @pytest.fixture(scope="module")
 def package(made: Any) -> Path:
     """The folder of its package."""
-    return Path(made.module)
+    return Path(made.package)
 
 
 def test_three_steps_are_those_of_torch_in_the_bytes_predicted(made: Any, folder: Path) -> None:
     plain, args = deep()
     with memory_session("cpu"):
         model = copy.deepcopy(plain)
-    expected, whole = adamw(plain), made.whole
+    expected, whole = adamw(plain), made.optimizer_step
     assert whole.total <= 200_000 and 0 < whole.slow <= ROOM
     assert whole.far > 0 and whole.far_memory == "far-disk"
     assert f"and {whole.far:,} in far-disk/memory" in made.message
     assert "far-disk, pieces of them in the disk" in whole.places["optimizer states"]
-    fitted, optimizer = tightfit.load_whole(made.module, model, adamw(model), far_disk=folder)
+    fitted, optimizer = tightfit.load_whole(
+        made.package, model, adamw(model), second_offload_path=folder
+    )
     own: Any = optimizer
     check_three_steps(fitted, own, plain, expected, args, whole)
     far = own._updates.far.behind.disk.file.fileno()
@@ -91,8 +96,8 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(made: Any, folder
 
 def test_what_has_room_stays_on_the_first_disk(folder: Path, store: Path) -> None:
     model, args = deep()
-    _, roomy = made_of(model, args, folder, store, room=10**9)
-    assert roomy.whole.far == 0 and "far-disk" not in roomy.message
+    _, roomy = made_of(model, args, folder, store, offload={"limit": 10**9})
+    assert roomy.optimizer_step.far == 0 and "second-disk" not in roomy.message
     roomy.optimizer.close()
 
 
@@ -108,14 +113,18 @@ def test_what_has_room_stays_on_the_first_disk(folder: Path, store: Path) -> Non
 def test_parameters_with_states_there_are_used_as_others(
     use: Any, package: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tightfit, "load_whole", partial(tightfit.load_whole, far_disk=folder))
+    monkeypatch.setattr(
+        tightfit, "load_whole", partial(tightfit.load_whole, second_offload_path=folder)
+    )
     use(package)
 
 
 def test_state_dicts_are_those_of_torch(
     package: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tightfit, "load_whole", partial(tightfit.load_whole, far_disk=folder))
+    monkeypatch.setattr(
+        tightfit, "load_whole", partial(tightfit.load_whole, second_offload_path=folder)
+    )
     away.test_state_dicts_are_those_of_torch(package, tmp_path)
 
 
@@ -124,36 +133,35 @@ def test_gradients_of_microbatches_add_up_beside_it(folder: Path, store: Path) -
     model, args = deep()
     plain = copy.deepcopy(model)
     expected = adamw(plain)
-    fitted, made = made_of(model, args, folder, store, room=70_000, microbatches=2)
-    assert made.whole.far > 0 and made.whole.slow <= 70_000 and made.whole.microbatches == 2
+    fitted, made = made_of(model, args, folder, store, offload={"limit": 70_000, "microbatches": 2})
+    whole = made.optimizer_step
+    assert whole.far > 0 and whole.slow <= 70_000 and whole.microbatches == 2
     counts = (2, 3, 1)
     mine = train_parts(fitted, made.optimizer, counts)
     other = train_parts(plain, expected, counts)
     assert all(map(torch.equal, mine, other))
     assert alike(dict(fitted.state_dict()), dict(plain.state_dict()))
     assert alike(made.optimizer.state_dict(), expected.state_dict())
-    assert made.optimizer.slow_bytes == made.whole.slow
+    assert made.optimizer.slow_bytes == made.optimizer_step.slow
     made.optimizer.close()
 
 
 def test_what_cannot_be_is_told(folder: Path, store: Path, package: Path) -> None:
     model, args = deep()
 
-    def refused(words: str, **more: Any) -> None:
+    def refused(words: str, gradients: GradientOptions | None = None, **offload: Any) -> None:
+        more = {} if gradients is None else {"gradients": gradients}
         with pytest.raises(tightfit.ConfigError, match=words):
-            made_of(model, args, folder, store, **more)
+            made_of(model, args, folder, store, offload=offload, **more)
 
-    refused(r'far_disk is for plans whose .*: parameters="away"', parameters="device")
-    refused(r"far_disk is 7, expected the path of a folder", far_disk=7)
-    refused(r"with accumulating or keep_gradients all are updated on the device", accumulating=True)
-    refused(r"room is '50%', expected bytes or a size such as '20GB'", room="50%")
-    refused(r"room: 'much' is no size", room="much")
-    refused(
-        "far_disk: tensors cannot wait in files of /nowhere.*as second_disk", far_disk="/nowhere"
-    )
-    refused("parameters and optimizer states take .* which has 45,000: .*far_disk=", far_disk=None)
-    refused("parameters.* take .* in disk/memory, which has 20,000: .* by room=", room=20_000)
-    with pytest.raises(tightfit.ArtifactError, match="name its folder, second_disk"):
+    refused(r"second_path is 7, expected the path of a folder", second_path=7)
+    refused(r"GradientOptions all are updated on the device", GradientOptions(accumulate=True))
+    refused(r"limit is '50%', expected bytes or a size such as '20GB'", limit="50%")
+    refused(r"limit: 'much' is no size", limit="much")
+    refused("tensors cannot wait in files of /nowhere", second_path="/nowhere")
+    refused("parameters and optimizer states take .* which has 45,000", second_path=None)
+    refused("parameters.* take .* in disk/memory, which has 20,000", limit=20_000)
+    with pytest.raises(tightfit.ArtifactError, match="name its folder, far_disk"):
         tightfit.load_whole(package, model, adamw(model))
     assert loss(model(*args)).isfinite()
 

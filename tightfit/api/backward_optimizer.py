@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tightfit.api.input_specialization import InputSpecialization
-from tightfit.api.plan_arguments import check_folder
+from tightfit.api.plan_options import DEFAULT_GRADIENTS, GradientOptions, OptionalPath, check_folder
 from tightfit.api.plan_result import ChosenPlan
 from tightfit.schemas.link import HostLink
 from tightfit.schemas.optimizer_plan import (
@@ -31,20 +31,6 @@ if TYPE_CHECKING:
     from tightfit.schemas.schedule import ScheduleStep
     from tightfit.stages.combine.optimizer_offload.gradient_accumulation import AccumulationPeaks
     from tightfit.stages.simulate.simulate import SimulationResult
-
-
-@dataclass(frozen=True)
-class GradientSettings:
-    """What a plan with an optimizer does with gradients: those of several microbatches `accumulate`
-    on the device, and the loop has them until `optimizer.step()` where it is to `keep` them."""
-
-    accumulate: bool = False
-    keep: bool = False
-
-    @property
-    def stay(self) -> bool:
-        """Whether gradients are on the device after some backwards."""
-        return self.accumulate or self.keep
 
 
 @dataclass(frozen=True)
@@ -109,7 +95,7 @@ class OptimizerSetup:
     slow: int
     slow_memory: str
     spare: bool = True
-    gradients: GradientSettings = GradientSettings()
+    gradients: GradientOptions = DEFAULT_GRADIENTS
     source: str = ""
 
     def step(
@@ -123,7 +109,7 @@ class OptimizerSetup:
         from tightfit.schemas.store import read_header
 
         graph, costs = read_graph(variant.graph), read_costs(variant.costs)
-        path = plan.module.parent / "schedule.arrow"
+        path = plan.package.parent / "schedule.arrow"
         link = schedule_link(path) or self.link(graph.device)
         predicted = self.predicted(graph, costs, read_schedule(path), link, resident)
         updates, played = predicted.updates, predicted.played
@@ -231,15 +217,15 @@ class OptimizerSetup:
 
 
 def measure_optimizer(
-    route: StageRunner,
+    runner: StageRunner,
     graph: Path,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    disk: Path | str | None,
+    folder: OptionalPath,
     away: bool = False,
 ) -> OptimizerSetup:
-    """What the updates of an optimizer take, also in the memory of parameters that are `away`;
-    raises ConfigError where it cannot step in the backward."""
+    """What the updates of an optimizer take, with states in a folder, also in the memory of
+    parameters that are `away`; raises ConfigError where it cannot step in the backward."""
     from tightfit.schemas.graph.training_graph import read_graph
     from tightfit.stages.profile.link_cache import cached_link
     from tightfit.stages.profile.optimizer_updates import has_spare_core, measure_updates
@@ -268,12 +254,12 @@ def measure_optimizer(
         for piece in own
     ]
     device = parameters[0][0].device
-    folder = None if disk is None else str(disk)
+    place = None if folder is None else str(folder)
     try:
-        costs = measure_updates(kind, groups, names, PIECE_BYTES, folder, beside=away)
+        costs = measure_updates(kind, groups, names, PIECE_BYTES, place, beside=away)
     except RuntimeError as error:
-        raise ConfigError(f"plan: disk: {error}") from error
-    kept = cached_link(route.store, str(device), disk)
+        raise ConfigError(f"plan: offload: path: {error}") from error
+    kept = cached_link(runner.store, str(device), folder)
     return OptimizerSetup(
         optimizer=kind.__name__,
         costs=costs,
@@ -289,23 +275,37 @@ def measure_optimizer(
 
 def in_backward(
     optimizer: torch.optim.Optimizer,
-    disk: Path | str | None = None,
+    offload_path: OptionalPath = None,
     resident: Collection[int] = (),
     keep_gradients: bool = False,
 ) -> torch.optim.Optimizer:
-    """The optimizer that takes the place of another one, for any module: it updates each parameter
-    in the backward, with its states in a file of the folder `disk`, or in the host's memory for
-    parameters on a GPU, but for those of the `resident` parameters, by their numbers in all groups,
-    which stay on the device. The states of `optimizer` move. With `keep_gradients` it updates in
-    `step()` instead, and gradients are there until then, to be clipped, scaled or read.
+    """Makes the optimizer that updates each parameter in the backward, for any module.
 
-    Raises ConfigError where it cannot step in the backward, or the disk has no room, or is none.
+    Args:
+        optimizer: The optimizer whose place it takes; its states move.
+        offload_path: Folder of the file with its states, for parameters on the CPU; those of a GPU
+            have them in the host's memory. By default the folder that the environment variable
+            TIGHTFIT_DISK names, or that of temporary files.
+        resident: Parameters whose states stay on the device, by their numbers in all groups.
+        keep_gradients: Whether it updates in `step()` instead; gradients are there until then, to
+            be clipped, scaled or read.
+
+    Returns:
+        The optimizer for the training loop.
+
+    Raises:
+        ConfigError: It cannot step in the backward, or the folder is none or has no space.
+
+    Example:
+        >>> optimizer = tightfit.in_backward(torch.optim.AdamW(model.parameters()), "/mnt/nvme")
     """
     from tightfit.stages.runtime.offload.backward_optimizer import in_backward
 
-    check_folder("in_backward", disk)
+    check_folder("in_backward", offload_path, "offload_path")
     try:
-        return in_backward(optimizer, disk, resident=resident, keep_gradients=keep_gradients)
+        return in_backward(
+            optimizer, offload_path, resident=resident, keep_gradients=keep_gradients
+        )
     except RuntimeError as error:
         raise ConfigError(f"optimizer: {error}") from error
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tightfit.api.multi_shape_module import call_signature
 from tightfit.api.plan_result import ChosenPlan, FrontierEntry
-from tightfit.api.stage_runner import FUSED_KERNELS, PLANNING_LOCK, StageRunner
+from tightfit.api.stage_runner import PLANNING_LOCK, StageRunner
 from tightfit.schemas.frontier import (
     Frontier,
     ParetoPoint,
@@ -34,33 +34,33 @@ if TYPE_CHECKING:
     from tightfit.stages.torch_utils.model_factory import BuiltModel, Sample
 
 
-def partial_frontier(route: StageRunner, graph: Path, costs: Path) -> Path | None:
+def partial_frontier(runner: StageRunner, graph: Path, costs: Path) -> Path | None:
     """The path of a frontier of what is known without the rest of the work: the strategy's
     plans before polish, the baselines, and what other strategies found for this step.
 
     None where there is none. An interruption of this leaves out what it had not come to.
     """
-    place = route.place(costs)
+    place = runner.place(costs)
     found: list[Frontier] = []
     with contextlib.suppress(KeyboardInterrupt):
         found += _known_frontiers(place)
-        for name in ("keep_all", "checkpoint_all", route.strategy):
-            found += _unpolished_frontiers(name, graph, costs, place, route)
+        for name in ("keep_all", "checkpoint_all", runner.strategy):
+            found += _unpolished_frontiers(name, graph, costs, place, runner)
     if not found:
         return None
     points: list[ParetoPoint] = [point for frontier in found for point in frontier.points]
     merged = replace(
         found[0],
-        strategy=route.strategy,
+        strategy=runner.strategy,
         points=pareto_points(points),
         optimal_in="",
         timed_out_solves=0,
         link=next((frontier.link for frontier in found if frontier.link is not None), None),
         dominated=[],
     )
-    path = place / f"{route.strategy}-interrupted" / "frontier.arrow"
+    path = place / f"{runner.strategy}-interrupted" / "frontier.arrow"
     write_frontier(path, merged)
-    settings = {"strategy": route.strategy, "interrupted": True}
+    settings = {"strategy": runner.strategy, "interrupted": True}
     write_lineage("combine", LineageEntry([path], [graph, costs, place / "blocks.arrow"], settings))
     return path
 
@@ -75,13 +75,13 @@ def _known_frontiers(place: Path) -> list[Frontier]:
 
 
 def _unpolished_frontiers(
-    name: str, graph: Path, costs: Path, place: Path, route: StageRunner
+    name: str, graph: Path, costs: Path, place: Path, runner: StageRunner
 ) -> list[Frontier]:
     """The frontier of a strategy's own plans, none where what it plans from is not there yet."""
     from tightfit.stages.combine.frontier_inputs import FrontierInputs
     from tightfit.stages.combine.strategies.strategy import load_strategy as strategy_of
 
-    blocks, options = place / "blocks.arrow", route.options(place)
+    blocks, options = place / "blocks.arrow", runner.options(place)
     solved = options.exists()
     if not blocks.exists() or not (solved or name == "keep_all"):
         return []
@@ -90,8 +90,8 @@ def _unpolished_frontiers(
     given = FrontierInputs.read(
         *(graph, costs, blocks, options if solved else None),
         clusters if clusters.exists() else None,
-        route.machine if strategy.about.links else None,
-        route.engine,
+        runner.machine if strategy.about.links else None,
+        runner.engine,
     )
     if strategy.supports(given.step):
         return []
@@ -116,20 +116,20 @@ class InputSpecialization:
 
     @classmethod
     def of(
-        cls, route: StageRunner, built: BuiltModel, written: str, traced: Path | None = None
+        cls, runner: StageRunner, built: BuiltModel, written: str, traced: Path | None = None
     ) -> InputSpecialization:
         """Makes what is not in the store yet; the graph may be `traced` already."""
-        graph = traced or route.trace(built)
-        if route.kernels == FUSED_KERNELS:
-            graph = route.fuse_graph(graph)
-        return cls.with_frontier(route, built, graph, route.profile(built, graph), written)
+        graph = traced or runner.trace(built)
+        if runner.fused_kernels is not None:
+            graph = runner.fuse_graph(graph)
+        return cls.with_frontier(runner, built, graph, runner.profile(built, graph), written)
 
     @classmethod
     def with_frontier(
-        cls, route: StageRunner, built: BuiltModel, graph: Path, costs: Path, written: str
+        cls, runner: StageRunner, built: BuiltModel, graph: Path, costs: Path, written: str
     ) -> InputSpecialization:
         """Makes the frontier of a graph and its costs, where it is not in the store yet."""
-        path, more = _frontier(route, graph, costs, written)
+        path, more = _frontier(runner, graph, costs, written)
         return cls(built, graph, costs, path, read_frontier(path), more)
 
     def bytes_of(self, written: str) -> int:
@@ -139,43 +139,43 @@ class InputSpecialization:
             return in_all.of(in_all.least(self.frontier))
         return in_all.budget(written, self.frontier)
 
-    def made(self, route: StageRunner, budget: str) -> ChosenPlan:
+    def made(self, runner: StageRunner, budget: str) -> ChosenPlan:
         """The plan for a budget; raises ConfigError where none fits."""
-        return self.package_plan(route, *self.chosen(route, budget))
+        return self.package_plan(runner, *self.chosen(runner, budget))
 
-    def chosen(self, route: StageRunner, budget: str, search: bool = True) -> tuple[Plan, Path]:
+    def chosen(self, runner: StageRunner, budget: str, search: bool = True) -> tuple[Plan, Path]:
         """The plan for a budget, which may be infeasible, and its folder; without a `search` it is
         the frontier's. Where looking for a faster one is interrupted, it is that, too, if there is
         one; else the interruption is raised."""
         try:
-            plan, point = route.choose(self.graph, self.costs, self.path, budget, search)
+            plan, point = runner.choose(self.graph, self.costs, self.path, budget, search)
         except KeyboardInterrupt:
-            route.progress.say(INTERRUPTED_MESSAGE)
-            plan, point = route.choose(self.graph, self.costs, self.path, budget, search=False)
+            runner.progress.note(INTERRUPTED_MESSAGE)
+            plan, point = runner.choose(self.graph, self.costs, self.path, budget, search=False)
             if not plan.feasible:
                 raise
             return replace(
                 plan, message=plan.message + ("" if self.more else BEST_SO_FAR_NOTE)
             ), point
         if not plan.feasible and not self.more:
-            path = route.frontier(self.graph, self.costs)
+            path = runner.frontier(self.graph, self.costs)
             if path != self.path:
-                plan, point = route.choose(self.graph, self.costs, path, budget)
+                plan, point = runner.choose(self.graph, self.costs, path, budget)
         return plan, point
 
     def package_plan(
-        self, route: StageRunner, plan: Plan, point: Path, beside: tuple[Path, Path] | None = None
+        self, runner: StageRunner, plan: Plan, point: Path, beside: tuple[Path, Path] | None = None
     ) -> ChosenPlan:
         """A plan with its package, which the plan in the second folder of `beside`, of the graph
         there, goes along with; raises ConfigError where it is infeasible."""
         if not plan.feasible:
             raise ConfigError(plan.message)
-        module = route.module(self.graph, point, beside)
+        package = runner.package(self.graph, point, beside)
         said = replace(plan, message=plan.message + self.more + _more_of(self.graph))
         known = partial(read_frontier, self.path)
-        whole = partial(_full_frontier, route, self.graph, self.costs)
+        whole = partial(_full_frontier, runner, self.graph, self.costs)
         totals = partial(frontier_totals, self.graph, self.costs)
-        return ChosenPlan.of(said, known if self.more else whole, totals, module)
+        return ChosenPlan.of(said, known if self.more else whole, totals, package)
 
 
 def budget_text(budget: str | int | FrontierEntry) -> str:
@@ -208,13 +208,12 @@ def _more_of(graph: Path) -> str:
     from tightfit.stages.trace.activation_checkpoints import missing_gradient_message
 
     said = {
-        "all_ones_inputs": "it takes calls in which {} holds only ones",
-        "not_all_ones_inputs": "it takes calls in which {} does not hold only ones",
-        "all_ones_samples": "{} holds only ones in the sample, where the model itself takes a "
-        "shorter way: "
-        "ones=True plans that one, without it eager may differ in last bits and memory",
-        "other_masks": "where {} holds only ones the model itself takes a shorter way, which may "
-        "differ "
+        "ones": "it takes calls in which {} holds only ones",
+        "mixed": "it takes calls in which {} does not hold only ones",
+        "wished": "{} holds only ones in the sample, where the model itself takes a shorter way: "
+        "assume_all_ones_masks=True plans that one, without it eager may differ in last bits and "
+        "memory",
+        "masks": "where {} holds only ones the model itself takes a shorter way, which may differ "
         "in last bits and memory",
     }
     traced = read_graph(graph)
@@ -230,13 +229,13 @@ def _more_of(graph: Path) -> str:
     )
 
 
-def _full_frontier(route: StageRunner, graph: Path, costs: Path) -> Frontier:
+def _full_frontier(runner: StageRunner, graph: Path, costs: Path) -> Frontier:
     """The whole frontier, made unless it is there."""
     with (
         PLANNING_LOCK,
-        route.progress.show_stages("trace", "profile", "select", "generate", "check"),
+        runner.progress.show_stages("trace", "profile", "choose", "generate", "check"),
     ):
-        return read_frontier(route.frontier(graph, costs))
+        return read_frontier(runner.frontier(graph, costs))
 
 
 def _budget_accounting(graph: Path, costs: Path) -> BudgetAccounting:
@@ -256,20 +255,20 @@ def frontier_totals(graph: Path, costs: Path, frontier: Frontier) -> list[int]:
     return [in_all.of(point) for point in frontier.points]
 
 
-def _frontier(route: StageRunner, graph: Path, costs: Path, written: str) -> tuple[Path, str]:
+def _frontier(runner: StageRunner, graph: Path, costs: Path, written: str) -> tuple[Path, str]:
     """The frontier, and what is to be said of it; only for the least budget it is the whole one.
     Where making it is interrupted, it is that of what is known so far, if a plan of it fits; else
     the interruption is raised."""
     try:
-        return route.frontier(graph, costs, given=written not in (MIN_BUDGET, NO_BUDGET)), ""
+        return runner.frontier(graph, costs, given=written not in (MIN_BUDGET, NO_BUDGET)), ""
     except KeyboardInterrupt:
         from tightfit.schemas.costs import read_costs
         from tightfit.schemas.graph.training_graph import read_graph
         from tightfit.stages.combine.select_plan import select_plan
         from tightfit.stages.simulate.planning_graph import build_planning_graph
 
-        route.progress.say(INTERRUPTED_MESSAGE)
-        known = partial_frontier(route, graph, costs)
+        runner.progress.note(INTERRUPTED_MESSAGE)
+        known = partial_frontier(runner, graph, costs)
         if known is None or written == MIN_BUDGET:
             raise
         traced, paid = read_graph(graph), read_costs(costs)
@@ -285,7 +284,7 @@ TracedSamples = tuple["BuiltModel", Path]
 """Samples with the path of their graph."""
 
 
-def specialize_masks(route: StageRunner, given: Sequence[BuiltModel]) -> list[TracedSamples]:
+def specialize_masks(runner: StageRunner, given: Sequence[BuiltModel]) -> list[TracedSamples]:
     """The samples with their graphs: where the forward asks whether masks are all ones, and goes
     another way for those, samples of either kind, made of the given ones where none is.
 
@@ -295,10 +294,10 @@ def specialize_masks(route: StageRunner, given: Sequence[BuiltModel]) -> list[Tr
     shapes: dict[Hashable, list[BuiltModel]] = {}
     for built in given:
         shapes.setdefault(call_signature(*built.samples[0]), []).append(built)
-    return [traced for alike in shapes.values() for traced in _mask_specializations(route, alike)]
+    return [traced for alike in shapes.values() for traced in _mask_specializations(runner, alike)]
 
 
-def _mask_specializations(route: StageRunner, alike: Sequence[BuiltModel]) -> list[TracedSamples]:
+def _mask_specializations(runner: StageRunner, alike: Sequence[BuiltModel]) -> list[TracedSamples]:
     """The same for the samples of one shape."""
     from tightfit.stages.generate.graph_guards import guarded_mask_leaves as masks_of
     from tightfit.stages.torch_utils.input_masks import all_ones_leaves
@@ -306,26 +305,26 @@ def _mask_specializations(route: StageRunner, alike: Sequence[BuiltModel]) -> li
     together = [sample for built in alike for sample in built.samples]
     general = replace(alike[0], samples=together, ones=False)
     try:
-        graph = route.trace_graph(general)
+        graph = runner.trace_graph(general)
     except ModelError:
         if not any(map(all_ones_leaves, alike)):
             raise
-        return [(built, route.trace(built)) for built in alike]
+        return [(built, runner.trace(built)) for built in alike]
     masks = masks_of(graph)
     if not masks:
-        return [(general, route.store_graph(graph))]
+        return [(general, runner.store_graph(graph))]
     found: list[TracedSamples] = []
     for built, ones in _group_by_ones(alike, masks):
         if not ones:
-            found.append((built, route.store_graph(_with_mask_guards(graph, masks))))
+            found.append((built, runner.store_graph(_with_mask_guards(graph, masks))))
             continue
         try:
-            shorter = route.trace_graph(built)
+            shorter = runner.trace_graph(built)
         except ModelError:
-            return [(general, route.store_graph(graph))]
+            return [(general, runner.store_graph(graph))]
         if replace(shorter, guards=graph.guards) == graph:
-            return [(general, route.store_graph(graph))]
-        found.append((built, route.store_graph(shorter)))
+            return [(general, runner.store_graph(graph))]
+        found.append((built, runner.store_graph(shorter)))
     return found
 
 

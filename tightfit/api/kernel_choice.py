@@ -13,7 +13,7 @@ from tightfit.api.backward_optimizer import OptimizerSetup
 from tightfit.api.input_specialization import InputSpecialization, sample_shapes
 from tightfit.api.optimizer_search import plan_optimizer_step
 from tightfit.api.plan_result import ChosenPlan
-from tightfit.api.stage_runner import FUSED_KERNELS, StageRunner
+from tightfit.api.stage_runner import StageRunner
 from tightfit.schemas.plan import Plan
 from tightfit.util.budget import MIN_BUDGET, NO_BUDGET
 from tightfit.util.errors import ConfigError
@@ -21,18 +21,18 @@ from tightfit.util.errors import ConfigError
 if TYPE_CHECKING:
     from tightfit.schemas.optimizer_plan import OptimizerStepPrediction
 
-NOT_COMPARED_NOTE = "; not compared with plans of eager's kernels, which was interrupted"
+NOT_COMPARED_NOTE = "not compared with plans of eager's kernels, which was interrupted"
 
 
 @dataclass(frozen=True)
 class SpecializedPlan:
-    """A plan with the route that it was made on, and the variant that it is of; `beside` is the one
-    of eager's kernels that travels with it."""
+    """A plan with the runner that it was made on, and the variant that it is of; `eager_fallback`
+    is the one of eager's kernels that its package has, too."""
 
-    route: StageRunner
+    runner: StageRunner
     variant: InputSpecialization
     plan: ChosenPlan
-    beside: SpecializedPlan | None = None
+    eager_fallback: SpecializedPlan | None = None
 
 
 @dataclass(frozen=True)
@@ -40,35 +40,35 @@ class KernelChoice:
     """The plans of one variant, and those of eager's kernels for the same step, which are made when
     they are first needed."""
 
-    route: StageRunner
+    runner: StageRunner
     variant: InputSpecialization
     written: str
 
     @property
-    def eager_route(self) -> StageRunner:
+    def eager_runner(self) -> StageRunner:
         """The way to plans of eager's kernels."""
-        return self.route.eager
+        return self.runner.eager
 
     @cached_property
     def eager_files(self) -> tuple[Path, Path]:
         """The paths of eager's graph and costs."""
-        self.route.progress.say("looking at eager's kernels, too")
-        route = self.eager_route
-        graph = route.trace(self.variant.built)
-        return graph, route.profile(self.variant.built, graph)
+        self.runner.progress.note("looking at eager's kernels, too")
+        runner = self.eager_runner
+        graph = runner.trace(self.variant.built)
+        return graph, runner.profile(self.variant.built, graph)
 
     @cached_property
     def eager(self) -> InputSpecialization:
         """The variant with eager's kernels."""
         graph, costs = self.eager_files
         return InputSpecialization.with_frontier(
-            self.eager_route, self.variant.built, graph, costs, self.written
+            self.eager_runner, self.variant.built, graph, costs, self.written
         )
 
     @property
     def can_compare(self) -> bool:
         """Whether there are plans of eager's kernels to compare with."""
-        return self.route.kernels == FUSED_KERNELS and self.written != NO_BUDGET
+        return self.runner.fused_kernels is not None and self.written != NO_BUDGET
 
     def bytes_of(self, written: str) -> int:
         """A budget as written in bytes of the whole step. The smallest is that of either kernels,
@@ -77,45 +77,45 @@ class KernelChoice:
         own = self.variant.bytes_of(written)
         if written != MIN_BUDGET or not self.can_compare:
             return own
-        both = max if self.route.with_eager else min
+        both = max if self.runner.adds_eager_fallback else min
         return both(own, self.eager.bytes_of(written))
 
     def made(self, budget: str) -> SpecializedPlan:
         """The plan for a budget: where fused kernels are asked for and those of eager have a faster
         plan in as many bytes, or alone have one, it is that. An interruption while eager's are
         looked at gives the other plan, where it fits. Raises ConfigError where none fits."""
-        plan, point = self.variant.chosen(self.route, budget)
-        better, told = None, ""
+        plan, point = self.variant.chosen(self.runner, budget)
+        better, said = None, plan
         try:
             better = self.competing_plan(plan) if self.can_compare else None
         except KeyboardInterrupt:
             if not plan.feasible:
                 raise
             self.report_interruption()
-            told = NOT_COMPARED_NOTE
+            said = replace(plan, message=f"{plan.message}; {NOT_COMPARED_NOTE}")
         if better is not None:
             return better
-        said = replace(plan, message=plan.message + told)
-        beside, paths = None, None
-        if self.route.with_eager and plan.feasible:
-            beside, paths = self.beside(plan)
-        made = self.variant.package_plan(self.route, said, point, paths)
-        object.__setattr__(made, "beside", None if beside is None else beside.plan)
-        return SpecializedPlan(self.route, self.variant, made, beside)
+        if not (self.runner.adds_eager_fallback and plan.feasible):
+            made = self.variant.package_plan(self.runner, said, point)
+            return SpecializedPlan(self.runner, self.variant, made)
+        eager, paths = self.eager_fallback(plan)
+        made = self.variant.package_plan(self.runner, said, point, paths)
+        made = replace(made, eager_fallback=eager.plan)
+        return SpecializedPlan(self.runner, self.variant, made, eager)
 
-    def beside(self, plan: Plan) -> tuple[SpecializedPlan, tuple[Path, Path]]:
+    def eager_fallback(self, plan: Plan) -> tuple[SpecializedPlan, tuple[Path, Path]]:
         """The plan of eager's kernels for as many bytes as one of fused ones has, with its graph
         and its folder; raises ConfigError where none fits."""
         total = NO_BUDGET if plan.budget_total is None else str(plan.budget_total)
-        other, point = self.eager.chosen(self.eager_route, total)
+        other, point = self.eager.chosen(self.eager_runner, total)
         if not other.feasible:
-            raise ConfigError(f"beside, with eager's kernels: {other.message}")
-        made = self.eager.package_plan(self.eager_route, other, point)
-        return SpecializedPlan(self.eager_route, self.eager, made), (self.eager.graph, point)
+            raise ConfigError(f"eager_fallback, with eager's kernels: {other.message}")
+        made = self.eager.package_plan(self.eager_runner, other, point)
+        return SpecializedPlan(self.eager_runner, self.eager, made), (self.eager.graph, point)
 
     def report_interruption(self) -> None:
         """Tells that plans of eager's kernels are not looked at."""
-        self.route.progress.say("interrupted, taking the plan of fused kernels")
+        self.runner.progress.note("interrupted, taking the plan of fused kernels")
 
     def competing_plan(self, plan: Plan) -> SpecializedPlan | None:
         """The plan of eager's kernels where it takes the place of one of fused ones."""
@@ -125,12 +125,12 @@ class KernelChoice:
             return None
         if plan.time is not None and self.is_unbeatable(plan.time, plan.budget_total):
             return None
-        route = self.eager_route
-        other, place = self.eager.chosen(route, str(plan.budget_total))
+        runner = self.eager_runner
+        other, place = self.eager.chosen(runner, str(plan.budget_total))
         told = choose_kernels(plan, other)
-        if told.kernels == FUSED_KERNELS:
+        if told.kernels == "fused":
             return None
-        return SpecializedPlan(route, self.eager, self.eager.package_plan(route, told, place))
+        return SpecializedPlan(runner, self.eager, self.eager.package_plan(runner, told, place))
 
     def is_unbeatable(self, seconds: float, total: int) -> bool:
         """Whether no step of eager's kernels can take less time in so many bytes."""
@@ -153,7 +153,7 @@ class KernelChoice:
         refused: ConfigError | None = None
         found: tuple[ChosenPlan, OptimizerStepPrediction] | None = None
         try:
-            found = plan_optimizer_step(self.route, self.variant, updating, self.written)
+            found = plan_optimizer_step(self.runner, self.variant, updating, self.written)
         except ConfigError as error:
             if not self.can_compare:
                 raise
@@ -165,12 +165,12 @@ class KernelChoice:
                 if found is None:
                     raise
                 self.report_interruption()
-                _append_to_sentence(found[0], NOT_COMPARED_NOTE)
+                found = found[0].with_note(NOT_COMPARED_NOTE), found[1]
                 better = None
             if better is not None:
                 return better
         assert found is not None
-        return SpecializedPlan(self.route, self.variant, found[0]), found[1]
+        return SpecializedPlan(self.runner, self.variant, found[0]), found[1]
 
     def _competing_step(
         self,
@@ -185,22 +185,24 @@ class KernelChoice:
         if found is not None and total is not None and self.is_unbeatable(found[1].seconds, total):
             return None
         try:
-            other = plan_optimizer_step(self.eager_route, self.eager, updating, self.written, total)
+            other = plan_optimizer_step(
+                self.eager_runner, self.eager, updating, self.written, total
+            )
         except ConfigError as error:
             if refused is not None:
                 raise ConfigError(f"{refused}; with eager's kernels, {error}") from None
             return None
         if found is None:
-            told = "; with eager's kernels, as fused ones do not fit"
+            told = "with eager's kernels, as fused ones do not fit"
         elif not _is_smaller(other[1], found[1], least):
             return None
         elif least:
-            told = f"; with eager's kernels, as fused ones need {found[1].total:,} bytes"
+            told = f"with eager's kernels, as fused ones need {found[1].total:,} bytes"
         else:
             share = f"{found[1].seconds / other[1].seconds:.3f}"
-            told = f"; with eager's kernels, as fused ones would take {share} times as long"
-        _append_to_sentence(other[0], told)
-        return SpecializedPlan(self.eager_route, self.eager, other[0]), other[1]
+            told = f"with eager's kernels, as fused ones would take {share} times as long"
+        made = other[0].with_note(told)
+        return SpecializedPlan(self.eager_runner, self.eager, made), other[1]
 
 
 def _is_smaller(
@@ -213,15 +215,11 @@ def _is_smaller(
     return other.seconds < found.seconds
 
 
-def _append_to_sentence(plan: ChosenPlan, more: str) -> None:
-    object.__setattr__(plan, "message", plan.message + more)
-
-
 def plan_specializations(
-    route: StageRunner, variants: Sequence[InputSpecialization], written: str
+    runner: StageRunner, variants: Sequence[InputSpecialization], written: str
 ) -> list[SpecializedPlan]:
     """The plans of all variants within one budget; raises ConfigError naming one that has none."""
-    rivals = [KernelChoice(route, variant, written) for variant in variants]
+    rivals = [KernelChoice(runner, variant, written) for variant in variants]
     made = []
     for number, (rival, budget) in enumerate(
         zip(rivals, specialization_budgets(rivals, written), strict=True)
@@ -234,7 +232,7 @@ def plan_specializations(
                 raise
             raise ConfigError(f"the samples of shapes {shapes}: {error}") from None
         if len(variants) > 1:
-            route.progress.say(f"planned {number + 1} of {len(variants)}: {shapes}")
+            runner.progress.note(f"planned {number + 1} of {len(variants)}: {shapes}")
     return made
 
 

@@ -17,7 +17,7 @@ _MAX_REMEMBERED_CALLS = 1 << 12
 """Calls of which it is remembered which plan took them: numbers among their arguments may count."""
 
 ModuleLoader = Callable[["nn.Module", str], "nn.Module"]
-"""Makes a planned module of a model, and of what happens otherwise."""
+"""Makes a planned module of a model, and of what a call that it was not made for does."""
 
 
 @dataclass(frozen=True)
@@ -26,28 +26,28 @@ class MultiShapePlans:
 
     loads: list[ModuleLoader]
     shapes: list[str]
-    otherwise: str
+    on_mismatch: str
 
     def join(self, model: nn.Module) -> nn.Module:
         """The module that takes the place of `model` with all plans.
 
         The module shares the model's state and runs, in each call, the plan that was made for such
-        a call. Any other call raises PlanMismatch or, with otherwise="original", runs the model's
-        own forward; with otherwise="copy" it runs the plan that its inputs can be copied for.
+        a call. Any other call raises PlanMismatch or, with on_mismatch="original", runs the
+        model's own forward; with "copy" it runs the plan that its inputs can be copied for.
         """
-        ways = ["error", "copy"] if self.otherwise == "copy" else ["error"]
+        ways = ["error", "copy"] if self.on_mismatch == "copy" else ["error"]
         planned = [load(model, way) for way in ways for load in self.loads]
         return _module_with_state(_joined_class(self, planned), vars(model))
 
 
 def join_pickled(
-    carried: Sequence[tuple[Any, ...]], shapes: list[str], otherwise: str, model: nn.Module
+    carried: Sequence[tuple[Any, ...]], shapes: list[str], on_mismatch: str, model: nn.Module
 ) -> nn.Module:
     """The joined module of a pickle, of what its plans' packages carry."""
     from tightfit.api.pickling import pickled_package_loader
 
     return MultiShapePlans(
-        [pickled_package_loader(*parts) for parts in carried], shapes, otherwise
+        [pickled_package_loader(*parts) for parts in carried], shapes, on_mismatch
     ).join(model)
 
 
@@ -62,7 +62,7 @@ def _joined_class(plans: MultiShapePlans, planned: Sequence[nn.Module]) -> Any:
         return join_pickled, (
             carried,
             plans.shapes,
-            plans.otherwise,
+            plans.on_mismatch,
             _module_with_state(base, vars(self)),
         )
 
@@ -111,7 +111,7 @@ def _joined_forward(base: Any, kinds: Sequence[Any], plans: MultiShapePlans) -> 
                 if torch.is_grad_enabled() and len(known) < _MAX_REMEMBERED_CALLS:
                     known[like] = number
                 return result
-        if plans.otherwise == "original":
+        if plans.on_mismatch == "original":
             return base.forward(self, *args, **kwargs)
         if like in known or len(set(refusals)) == 1:
             raise PlanMismatch(refusals[0])
@@ -142,7 +142,7 @@ def _mismatch_message(refusals: Sequence[str], shapes: Sequence[str]) -> str:
     )
     return (
         f"no plan takes the call, {said}; plan with a sample of its shapes too, or with "
-        f'otherwise="original"'
+        f'on_mismatch="original"'
     )
 
 

@@ -21,7 +21,7 @@ MAX_SEARCH_ROUNDS = 4
 
 
 def plan_optimizer_step(
-    route: StageRunner,
+    runner: StageRunner,
     variant: InputSpecialization,
     updating: OptimizerSetup,
     written: str,
@@ -36,7 +36,7 @@ def plan_optimizer_step(
     """
 
     def made(budget: str) -> tuple[ChosenPlan, OptimizerStepPrediction]:
-        plan = variant.made(route, budget)
+        plan = variant.made(runner, budget)
         return plan, updating.step(variant, plan)
 
     if written.endswith("%"):
@@ -44,7 +44,7 @@ def plan_optimizer_step(
     if written == NO_BUDGET:
         return _state_step_bytes(*made(written))
     if written == MIN_BUDGET:
-        return _state_step_bytes(*_smallest_step(route, variant, updating))
+        return _state_step_bytes(*_smallest_step(runner, variant, updating))
     limit = variant.bytes_of(written)
     tried = _bisect_plans(_plan_sizes(variant), limit, made)
     fitting = [found for found in tried if found[1].total <= limit]
@@ -52,9 +52,9 @@ def plan_optimizer_step(
         return _state_step_bytes(*_keep_states_resident(variant, updating, *fitting[-1], limit))
     # A budget in bytes asks for the strategy's own plans alone; the least is one of all.
     variant = InputSpecialization.with_frontier(
-        route, variant.built, variant.graph, variant.costs, MIN_BUDGET
+        runner, variant.built, variant.graph, variant.costs, MIN_BUDGET
     )
-    least = min(*tried, _smallest_step(route, variant, updating), key=_step_size)
+    least = min(*tried, _smallest_step(runner, variant, updating), key=_step_size)
     if least[1].total <= limit:
         return _state_step_bytes(*_keep_states_resident(variant, updating, *least, limit))
     raise ConfigError(
@@ -68,16 +68,16 @@ PlannedStep = tuple[ChosenPlan, OptimizerStepPrediction]
 
 
 def _smallest_step(
-    route: StageRunner, variant: InputSpecialization, updating: OptimizerSetup
+    runner: StageRunner, variant: InputSpecialization, updating: OptimizerSetup
 ) -> PlannedStep:
     """The plan whose whole step takes the fewest bytes: that of the frontier, what is found for as
     many bytes as that one takes without updates, or what is found for the least so far."""
 
     def made(budget: str, search: bool = True) -> PlannedStep:
         plan = (
-            variant.made(route, budget)
+            variant.made(runner, budget)
             if search
-            else variant.package_plan(route, *variant.chosen(route, budget, search=False))
+            else variant.package_plan(runner, *variant.chosen(runner, budget, search=False))
         )
         return plan, updating.step(variant, plan)
 
@@ -150,13 +150,11 @@ def _state_step_bytes(
 ) -> tuple[ChosenPlan, OptimizerStepPrediction]:
     """A plan whose sentence tells the bytes of the step with all updates."""
     stay = f", {whole.resident:,} of them for states that stay there" if whole.resident else ""
-    object.__setattr__(
-        plan,
-        "message",
-        f"{plan.message}; with all updates the step takes {whole.total:,} bytes{stay}, "
-        "which is what a budget in bytes counts",
+    said = (
+        f"with all updates the step takes {whole.total:,} bytes{stay}, which is what a budget in "
+        "bytes counts"
     )
-    return plan, whole
+    return plan.with_note(said), whole
 
 
 def _plan_sizes(variant: InputSpecialization) -> list[int]:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tightfit.api.backward_optimizer import GradientSettings, OptimizerSetup, measure_optimizer
-from tightfit.api.plan_arguments import OffloadLocations, check_folder, free_disk_bytes
+from tightfit.api.backward_optimizer import OptimizerSetup, measure_optimizer
+from tightfit.api.plan_arguments import PlanningRequest, free_disk_bytes
+from tightfit.api.plan_options import (
+    GradientOptions,
+    OptionalPath,
+    ParameterOffloadOptions,
+    check_folder,
+)
 from tightfit.api.plan_result import ChosenPlan
-from tightfit.api.stage_runner import FUSED_KERNELS, StageRunner
+from tightfit.api.stage_runner import StageRunner
 from tightfit.api.verification import check_optimizer_steps
 from tightfit.schemas.optimizer_plan import OptimizerPlan, OptimizerStepPrediction
 from tightfit.util.budget import MAX_BUDGET_BYTES
@@ -29,60 +34,23 @@ if TYPE_CHECKING:
     from tightfit.stages.combine.optimizer_offload.search import OffloadSearchResult
     from tightfit.stages.torch_utils.model_factory import BuiltModel
 
-ParameterPlacement = Literal["device", "away"]
-MicrobatchCounts = int | Sequence[int]
-"""How many microbatches make a step: of the sample, or of each shape, of which one is chosen."""
 MAX_ROOM_RETRIES = 4
 """How often a plan is looked for with less room in the other memory where one takes too much."""
 MIN_OFFLOADED_BYTES = 1 << 20
 """Parameters of fewer bytes stay on the device."""
 
 
-def check_parameter_offload(
-    parameters: str,
-    optimizer: object,
-    route: StageRunner,
-    otherwise: str,
-    cuda_graphs: bool,
-    shapes: int,
-    microbatches: MicrobatchCounts,
-) -> None:
-    """Raises ConfigError where parameters cannot live where they are to live."""
-    if parameters not in ("device", "away"):
-        raise ConfigError(f'plan: parameters is {parameters!r}, expected "device" or "away"')
-    counts = _microbatch_counts(microbatches, shapes)
-    if parameters == "device" and max(counts) > 1:
-        raise ConfigError(
-            'plan: microbatches: their gradients add up in another memory, for parameters="away": '
-            "on the device they add up anyway"
-        )
-    if parameters == "device":
-        return
-    for wrong, said in (
-        (optimizer is None, "needs the optimizer, which updates them in the backward"),
-        (
-            shapes > 1 and isinstance(microbatches, int),
-            "is for samples of one shape, or for as many numbers of microbatches",
-        ),
-        (route.strategy != "auto", "has a strategy of its own: leave strategy out"),
-        (route.machine is not None, "measures the link itself: leave machine out"),
-        (route.kernels == FUSED_KERNELS, "is not made with fused kernels yet"),
-        (cuda_graphs, "is not made of CUDA graphs"),
-        (otherwise == "original", "has no original to run, which needs all of them"),
-    ):
-        if wrong:
-            raise ConfigError(f'plan: parameters="away": {said}')
-
-
-def _microbatch_counts(microbatches: MicrobatchCounts, shapes: int) -> list[int]:
-    """How many microbatches of each shape make a step; raises ConfigError where that is no number,
-    or not one for each."""
-    several = isinstance(microbatches, Sequence) and not isinstance(microbatches, str)
-    counts: list[int] = [*microbatches] if several else [microbatches]  # type: ignore[misc, list-item]
-    for count in counts:
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ConfigError(f"plan: microbatches is {count!r}, expected a number from 1 on")
-    if several and len(counts) != shapes:
+def _microbatch_counts(offload: ParameterOffloadOptions, shapes: int) -> list[int]:
+    """How many microbatches of each shape make a step; raises ConfigError where that is not one
+    number for each."""
+    counts = offload.microbatch_counts
+    if isinstance(offload.microbatches, int):
+        if shapes > 1:
+            raise ConfigError(
+                "plan: ParameterOffloadOptions: is for samples of one shape, or for as many "
+                "numbers of microbatches"
+            )
+    elif len(counts) != shapes:
         raise ConfigError(
             "plan: microbatches needs a number for each shape of samples: given are "
             f"{_count_phrase(len(counts), 'number')} for {_count_phrase(shapes, 'shape')}"
@@ -108,31 +76,30 @@ class _OffloadCandidate:
 
 
 def _fastest_candidate(
-    route: StageRunner,
-    given: Sequence[BuiltModel],
-    written: str,
+    request: PlanningRequest,
     optimizer: torch.optim.Optimizer,
-    memories: OffloadLocations,
-    counts: Sequence[int],
-    gradients: GradientSettings,
+    offload: ParameterOffloadOptions,
+    gradients: GradientOptions,
 ) -> _OffloadCandidate:
     """The fastest plan of a step that is so many microbatches of each shape; raises the first
     ConfigError where none is found."""
     found, refused = [], None
-    for built, count in zip(given, counts, strict=True):
-        graph = route.trace(built)
+    runner, counts = request.runner, _microbatch_counts(offload, len(request.samples))
+    for built, count in zip(request.samples, counts, strict=True):
+        graph = runner.trace(built)
         _check_sizes(graph)
-        costs = route.profile(built, graph)
-        disk, away = memories.disk, not gradients.stay
-        updating = measure_optimizer(route, graph, built.model, optimizer, disk, away=away)
+        costs = runner.profile(built, graph)
+        updating = measure_optimizer(
+            runner, graph, built.model, optimizer, offload.path, away=not gradients.stay
+        )
         updating = replace(updating, gradients=gradients)
         try:
-            route.progress.stage("combine")
+            runner.progress.stage("combine")
             task = replace(
-                _planning_task(graph, costs, updating, memories, count), engine=route.engine
+                _planning_task(graph, costs, updating, offload, count), engine=runner.engine
             )
-            beyond = _disk_tier_link(route, task.link, memories)
-            best = _plan_in_host_memory(task, beyond, updating, written)
+            beyond = _disk_tier_link(runner, task.link, offload)
+            best = _plan_in_host_memory(task, beyond, updating, request.budget)
         except ConfigError as error:
             refused = refused or error
         else:
@@ -162,79 +129,102 @@ def _plan_in_host_memory(
         sized = replace(sized, link=replace(sized.link, room=less))
     raise ConfigError(
         f"the step takes {whole.slow:,} bytes in {task.link.other}, which has {int(room):,}: give "
-        "it more by room="
+        "it more by limit="
     )
 
 
 def plan_with_offloaded_parameters(
-    route: StageRunner,
-    given: Sequence[BuiltModel],
-    written: str,
-    otherwise: str,
-    check: bool,
+    request: PlanningRequest,
     optimizer: torch.optim.Optimizer,
-    memories: OffloadLocations,
-    microbatches: MicrobatchCounts,
-    gradients: GradientSettings,
+    offload: ParameterOffloadOptions,
+    gradients: GradientOptions,
 ) -> tuple[nn.Module, ChosenPlan]:
     """The plan of a step whose parameters live in another memory, and its module."""
     from tightfit.schemas.graph.training_graph import read_graph
     from tightfit.stages.combine.optimizer_offload.plan import write_offload_plan
 
-    counts = _microbatch_counts(microbatches, len(given))
-    best = _fastest_candidate(route, given, written, optimizer, memories, counts, gradients)
+    check_offload_limit(offload, request.runner.device)
+    runner, written = request.runner, request.budget
+    best = _fastest_candidate(request, optimizer, offload, gradients)
     built, graph, task, found = best.built, best.graph, best.task, best.found
-    place = best.costs.parent / "whole" / _plan_digest(found.updates, written, memories)
+    place = best.costs.parent / "whole" / _plan_digest(found.updates, written, offload)
     plan = write_offload_plan(place, task, found, written, _graph_digest(graph))
-    module = route.module(graph, place)
-    load = partial(_load_package, module, memories, gradients.keep, otherwise)
-    if check:
-        check_optimizer_steps(route, read_graph(graph), built, load, optimizer, task.microbatches)
+    package = runner.package(graph, place)
+    load = partial(_load_package, package, offload, gradients.keep, request.on_mismatch)
+    if request.check:
+        check_optimizer_steps(runner, read_graph(graph), built, load, optimizer, task.microbatches)
     fitted, stepping = load(built.model, optimizer)
-    made = ChosenPlan.of(plan, _no_frontier, lambda _: [], module)
-    whole = replace(best.whole, schedule=str(place / "schedule.arrow"))
-    object.__setattr__(made, "whole", whole)
-    object.__setattr__(made, "optimizer", stepping)
-    return fitted, made
+    made = ChosenPlan.of(plan, _no_frontier, lambda _: [], package)
+    step = replace(best.whole, schedule=str(place / "schedule.arrow"))
+    return fitted, replace(made, optimizer_step=step, optimizer=stepping)
+
+
+def check_offload_limit(offload: ParameterOffloadOptions, device: str) -> None:
+    """Raises ConfigError where a second disk is given, and a GPU's plan is not told what it may
+    take of the host's memory."""
+    if offload.second_path is not None and offload.limit is None and not device.startswith("cpu"):
+        raise ConfigError(
+            "plan: second_path needs limit, the bytes of the host's memory that may be taken"
+        )
 
 
 def load_whole(
     package: Path | str,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    disk: Path | str | None = None,
-    otherwise: Literal["error", "copy"] = "error",
-    far_disk: Path | str | None = None,
+    offload_path: OptionalPath = None,
+    on_mismatch: Literal["error", "copy"] = "error",
+    second_offload_path: OptionalPath = None,
     keep_gradients: bool = False,
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The module that takes the place of `model`, and the optimizer that takes the place of
-    `optimizer`, by the generated package of a plan whose parameters live in another memory: in a
-    file of the folder `disk`, on a GPU in the host's memory. Where the plan has states in a third
-    one, these are in a file of the folder `far_disk`. With `keep_gradients` the optimizer updates
-    in `step()`, and gradients are on the device until then, as where the plan was made with it.
+    """Loads a plan with `ParameterOffloadOptions` from its generated package.
 
-    Raises ArtifactError where the folder holds no such package, or one for another model or
-    optimizer, or where the other memory has no room, ConfigError where `disk` is no folder's path.
+    Args:
+        package: Folder of the package.
+        model: The model that was planned, or one of the same code and shapes.
+        optimizer: Its optimizer, of the kind that the plan was made with.
+        offload_path: Folder of the file in which parameters and states live, on the CPU; on a GPU
+            they live in the host's memory.
+        on_mismatch: What a call that differs from the plan does: raise PlanMismatch ("error"), or
+            run the plan on copies of inputs that have other strides ("copy").
+        second_offload_path: Folder of the file for states in a third memory, if the plan has such.
+        keep_gradients: Whether the optimizer updates in `step()`, and gradients are on the device
+            until then, as with `GradientOptions(keep=True)`.
+
+    Returns:
+        The module that takes the place of `model`, and the optimizer that takes the place of
+        `optimizer`.
+
+    Raises:
+        ArtifactError: The folder has no such package, or one for another model or optimizer, or
+            the other memory has no space.
+        ConfigError: A path is that of no folder.
+
+    Example:
+        >>> module, optimizer = tightfit.load_whole(plan.package, model, adamw, "/mnt/nvme")
     """
-    check_folder("load_whole", disk)
-    check_folder("load_whole", far_disk, "far_disk")
-    memories = OffloadLocations(disk, None if far_disk is None else str(far_disk))
-    return _load_package(package, memories, keep_gradients, otherwise, model, optimizer)
+    check_folder("load_whole", offload_path, "offload_path")
+    check_folder("load_whole", second_offload_path, "second_offload_path")
+    offload = ParameterOffloadOptions(offload_path, second_path=second_offload_path)
+    return _load_package(package, offload, keep_gradients, on_mismatch, model, optimizer)
 
 
 def _load_package(
     package: Path | str,
-    memories: OffloadLocations,
+    offload: ParameterOffloadOptions,
     keep_gradients: bool,
-    otherwise: str,
+    on_mismatch: str,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
 ) -> tuple[nn.Module, Any]:
     """The module and the optimizer of a package."""
     from tightfit.stages.validate.load import load_offloaded_module
 
+    first, second = (
+        None if each is None else str(each) for each in (offload.path, offload.second_path)
+    )
     planned, made = load_offloaded_module(
-        package, model, optimizer, *memories.folders, on_mismatch=otherwise
+        package, model, optimizer, first, second, otherwise=on_mismatch
     )
     made.keep_gradients = keep_gradients
     return planned, made
@@ -244,7 +234,7 @@ def _planning_task(
     graph: Path,
     costs: Path,
     updating: OptimizerSetup,
-    memories: OffloadLocations,
+    offload: ParameterOffloadOptions,
     microbatches: int,
 ) -> OffloadProblem:
     """The task without a bound on what the device has."""
@@ -259,7 +249,7 @@ def _planning_task(
     task = build_offload_problem(
         traced,
         paid,
-        _host_link(updating, traced.device, memories),
+        _host_link(updating, traced.device, offload),
         costs_by_value(traced, updating.costs),
         MAX_BUDGET_BYTES,
         MIN_OFFLOADED_BYTES,
@@ -283,32 +273,33 @@ def _check_sizes(graph: Path) -> None:
 
 def _no_parameter_error() -> ConfigError:
     return ConfigError(
-        f'plan: parameters="away": none has {MIN_OFFLOADED_BYTES} bytes or more for itself, and '
-        "smaller ones stay on the device: leave it out"
+        f"plan: ParameterOffloadOptions: none has {MIN_OFFLOADED_BYTES} bytes or more for itself, "
+        "and smaller ones stay on the device: leave it out"
     )
 
 
-def _host_link(updating: OptimizerSetup, device: str, memories: OffloadLocations) -> HostLink:
+def _host_link(updating: OptimizerSetup, device: str, offload: ParameterOffloadOptions) -> HostLink:
     """The link, as it was measured, with the room that the other memory has now, or as much of it
     as was said."""
     from tightfit.stages.runtime.offload.disk_target import disk_folder_of
 
     own = updating.link(device)
-    free = free_disk_bytes(disk_folder_of(memories.disk), "disk") if own.to == "disk" else math.inf
-    return replace(own, room=free if memories.room is None else min(free, memories.room))
+    free = free_disk_bytes(disk_folder_of(offload.path), "path") if own.to == "disk" else math.inf
+    limit = offload.limit_bytes
+    return replace(own, room=free if limit is None else min(free, limit))
 
 
 def _disk_tier_link(
-    route: StageRunner, link: HostLink, memories: OffloadLocations
+    runner: StageRunner, link: HostLink, offload: ParameterOffloadOptions
 ) -> HostLink | None:
     """The link to a third memory, where there is one, with the room that it has now."""
     from tightfit.schemas.link import HostLink
     from tightfit.stages.profile.link_cache import cached_second_tier_link
 
-    if memories.far is None:
+    if offload.second_path is None:
         return None
-    far = cached_second_tier_link(route.store, route.device, memories.disk, memories.far)
-    each, room = min(far.speed.both), free_disk_bytes(memories.far, "far_disk")
+    far = cached_second_tier_link(runner.store, runner.device, offload.path, offload.second_path)
+    each, room = min(far.speed.both), free_disk_bytes(offload.second_path, "second_path")
     return HostLink(each, far.speed.latency, False, room, link.to, link.room, far.memory)
 
 
@@ -374,13 +365,13 @@ def _predict_step(
     )
 
 
-def _plan_digest(updates: OptimizerPlan, written: str, memories: OffloadLocations) -> str:
+def _plan_digest(updates: OptimizerPlan, written: str, offload: ParameterOffloadOptions) -> str:
     far = updates.second_tier
     if far is not None:
         # The free bytes of disks change all the time.
         link = replace(far.link, room=math.inf, memory=math.inf)
         updates = replace(updates, second_tier=replace(far, link=link))
-    asked = written if memories.room is None else f"{written} {memories.room}"
+    asked = written if offload.limit_bytes is None else f"{written} {offload.limit_bytes}"
     return hashlib.sha256(f"{asked} {updates.text()}".encode()).hexdigest()[:32]
 
 

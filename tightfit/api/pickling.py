@@ -29,7 +29,7 @@ def package_loader(
     part: str = "",
     disk: str | None = None,
 ) -> Callable[[nn.Module, str], nn.Module]:
-    """A function of a model, and of what happens otherwise, which gives a package's planned module,
+    """A function of a model, and of what other calls do, which gives a package's planned module,
     whose pickles carry the package. `libraries` and `without_compiler` are for packages with
     groups; others need no compiler. With `part` "eager" it is the plan of eager's kernels that is
     beside. Tensors of a CPU that wait do so in the folder `disk`, unless given in that which the
@@ -48,8 +48,8 @@ def package_loader(
             package = getattr(package, part)
         else:
             more |= {"libraries": libraries, "without_compiler": without_compiler}
-    return lambda model, otherwise: load_from_package(
-        package, directory, model, on_mismatch=otherwise, **more
+    return lambda model, on_mismatch: load_from_package(
+        package, directory, model, otherwise=on_mismatch, **more
     )
 
 
@@ -77,7 +77,7 @@ def _load_picklable(directory: Path | str, digest: str) -> ModuleType:
 
 
 def _reduce_module(
-    place: str, digest: str, model: nn.Module, otherwise: str, *more: Any
+    place: str, digest: str, model: nn.Module, on_mismatch: str, *more: Any
 ) -> tuple[Any, ...]:
     """How a planned module is pickled, with `more` of how its package was loaded. Raises
     ArtifactError where its package is gone."""
@@ -86,7 +86,7 @@ def _reduce_module(
     files = package_files(place)
     if package_digest(files) != digest:
         raise ArtifactError(f"{place}: was changed since the planned module was made: plan again")
-    return load_pickled, (place, digest, files, model, otherwise, *(more if any(more) else ()))
+    return load_pickled, (place, digest, files, model, on_mismatch, *(more if any(more) else ()))
 
 
 def load_pickled(
@@ -94,11 +94,11 @@ def load_pickled(
     digest: str,
     files: Mapping[str, bytes],
     model: nn.Module,
-    otherwise: str,
+    on_mismatch: str,
     *more: Any,
 ) -> nn.Module:
-    """The planned module of a pickle; see `carried_loader`."""
-    return pickled_package_loader(place, digest, files, *more)(model, otherwise)
+    """The planned module of a pickle; see `pickled_package_loader`."""
+    return pickled_package_loader(place, digest, files, *more)(model, on_mismatch)
 
 
 def pickled_package_loader(

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tightfit.api.package_task import PackageTask
 from tightfit.api.plan_arguments import collect_samples, group_samples
+from tightfit.api.plan_options import DEFAULT_SOLVER, SolverOptions
 from tightfit.api.planning import suppress_warnings
 from tightfit.api.progress_bar import PIPELINE_STAGE_LABELS, ProgressReporter
 from tightfit.api.stage_runner import PLANNING_LOCK, StageRunner
@@ -17,7 +19,7 @@ from tightfit.schemas.pipeline_plan import PipelinePlan, read_pipeline_plan
 from tightfit.schemas.store import read_bytes
 from tightfit.util.errors import ArtifactError, ConfigError
 from tightfit.util.paths import default_store_path
-from tightfit.util.solver_engines import BLOCK_SOLVERS, BlockSolver
+from tightfit.util.solver_engines import BLOCK_SOLVERS
 from tightfit.util.strategies import ALLOCATORS
 
 if TYPE_CHECKING:
@@ -26,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MadePipeline(PipelinePlan):
-    """The plan of a pipeline with the folder of its package (`module`), that of what its ranks run
-    (`pipeline`), and the most bytes of each rank's step beyond parameters, buffers and inputs."""
+    """The plan of a pipeline with the folders of its `package` and of what its ranks run
+    (`split`), and the most bytes of each rank's step beyond parameters, buffers and inputs."""
 
-    module: Path = field(kw_only=True)
+    package: Path = field(kw_only=True)
     split: Path = field(kw_only=True)
     peaks: tuple[int, ...] = field(kw_only=True)
 
@@ -48,26 +50,25 @@ def plan_pipeline(
     microbatches: int = 4,
     strategy: str = "madpipe",
     loss: Callable[[Any], Tensor] | None = None,
-    inside: Literal["", "rotor", "rockmate"] = "",
+    stage_recompute: Literal["", "rotor", "rockmate"] = "",
     weight_copies: int = 2,
-    engine: BlockSolver = "none",
+    solver: SolverOptions = DEFAULT_SOLVER,
     store: Path | str | None = None,
     operators: Iterable[str] = (),
-    jobs: int | None = None,
     progress: bool = True,
 ) -> MadePipeline:
     """Plans a pipeline of a training step over the devices of a machine, and writes its package.
 
     `model(*args, **kwargs)` is the call of one microbatch, of which a step has `microbatches`.
     `machine` is the path of a `tightfit.machine/1`. `loss` is a function from the model's output to
-    a scalar, needed unless the output is one. With `inside` stages compute again what they do not
+    a scalar, needed unless the output is one. With `stage_recompute` stages compute again what they do not
     store. Parameters count `weight_copies` times: themselves, their gradients, and what the
-    optimizer keeps. `engine` solves the integer programs of the allocator and of the blocks of
-    `inside="rockmate"`; with "none" the blocks have none, and HiGHS solves the others. What was
-    found out is kept in `store`, unless given the folder `tightfit` in the user's cache folder;
-    `operators` and `jobs` are as in `plan`. Gives the plan; `module` is the folder that
-    `load_pipeline` takes, or that is copied. Raises ConfigError where nothing fits, with what is
-    known to work, ModelError where the model cannot be captured or be a pipeline.
+    optimizer keeps. The engine of `solver` solves the integer programs of the allocator and of the
+    blocks of `stage_recompute="rockmate"`. What was found out is kept in `store`, unless given the folder
+    `tightfit` in the user's cache folder; `operators` are as in `plan`. Gives the plan; `package`
+    is the folder that `load_pipeline` takes, or that is copied. Raises ConfigError where nothing
+    fits, with what is known to work, ModelError where the model cannot be captured or be a
+    pipeline.
     """
     import torch
 
@@ -76,12 +77,12 @@ def plan_pipeline(
     if strategy not in ALLOCATORS:
         known = ", ".join(ALLOCATORS)
         raise ConfigError(f"plan_pipeline: strategy is {strategy!r}, expected one of {known}")
-    _check_engine(engine, strategy, inside)
+    _check_engine(solver.engine, strategy, stage_recompute)
     place = default_store_path() if store is None else Path(store)
     telling = ProgressReporter(progress, stages=PIPELINE_STAGE_LABELS)
     with (
         PLANNING_LOCK,
-        telling.show_stages(*(() if inside == "rockmate" else ("solve",))),
+        telling.show_stages(*(() if stage_recompute == "rockmate" else ("solve",))),
         suppress_warnings(),
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -90,71 +91,75 @@ def plan_pipeline(
         [built], device = group_samples(model, collect_samples(args, kwargs, None), loss, None)
         if device != "cpu":
             raise ConfigError(f"pipelines run on CPUs so far, and the model is on {device}")
-        route = StageRunner(place, device, strategy, (engine, "4", "6"), jobs, telling)
-        graph = route.trace(built)
-        costs = route.profile(built, graph)
+        runner = StageRunner(place, device, strategy, solver, telling)
+        graph = runner.trace(built)
+        costs = runner.profile(built, graph)
         settings = {
             "strategy": strategy,
             "microbatches": microbatches,
-            "inside": inside,
+            "stage_recompute": stage_recompute,
             "weight_copies": weight_copies,
-            "engine": engine,
+            "engine": solver.engine,
         }
-        return _plan_stages(route, graph, costs, Path(machine), settings)
+        return _plan_stages(runner, graph, costs, Path(machine), settings)
 
 
-def _check_engine(engine: str, strategy: str, inside: str) -> None:
+def _check_engine(engine: str, strategy: str, stage_recompute: str) -> None:
     """Raises ConfigError where an engine is none, or has nothing to solve."""
     if engine not in BLOCK_SOLVERS:
         raise ConfigError(
             f"plan_pipeline: engine is {engine!r}, expected one of {', '.join(BLOCK_SOLVERS)}"
         )
-    if engine != "none" and not ALLOCATORS[strategy].solves and inside != "rockmate":
+    if engine != "none" and not ALLOCATORS[strategy].solves and stage_recompute != "rockmate":
         raise ConfigError(
             f"plan_pipeline: engine is {engine!r}, and {strategy} solves no integer program"
         )
 
 
 def _plan_stages(
-    route: StageRunner, graph: Path, costs: Path, machine: Path, settings: Mapping[str, Any]
+    runner: StageRunner, graph: Path, costs: Path, machine: Path, settings: Mapping[str, Any]
 ) -> MadePipeline:
+    from tightfit.stages.combine.pipeline.plan_task import PipelineTask
+    from tightfit.stages.combine.pipeline.split_task import SplitTask
+    from tightfit.stages.partition.task import PartitionTask
+    from tightfit.stages.solve.task import SolveTask
+
     key = hashlib.sha256(read_bytes(machine) + json.dumps(settings).encode()).hexdigest()[:16]
-    place = route.place(costs) / "pipelines" / key
-    files = ("--graph", graph, "--costs", costs)
+    place = runner.place(costs) / "pipelines" / key
     chain, blocks, plan = place / "chain.arrow", place / "blocks.arrow", place / "plan"
-    split, module = place / "split", place / "module"
-    route.run("partition", *files, "--out", blocks, "--chain", chain)
-    options: tuple[object, ...] = ()
-    if settings["inside"] == "rockmate":
-        options = ("--options", place / "options.arrow")
-        engine, peaks, saves = route.solver
-        grid = ("--solver", engine, "--peaks", peaks, "--saves", saves)
-        solving = ("--blocks", blocks, "--store", route.store, *grid, "--jobs", route.jobs or 1)
-        route.run("solve", *solving, "--out", place / "options.arrow")
-    inside = ("--stage-recompute", settings["inside"]) if settings["inside"] else ()
-    copies = ("--weight-copies", settings["weight_copies"])
-    solves = ALLOCATORS[settings["strategy"]].solves
-    by = ("--solver", route.engine) if solves else ()
-    own = ("--machine", machine, "--strategy", settings["strategy"])
-    asked = (*own, *copies, *inside, *options, *by)
-    route.run("chain", "--chain", chain, *asked, "--out", plan)
+    split, package = place / "split", place / "module"
+    runner.run(PartitionTask(graph, costs, blocks, chain))
+    stage_recompute, solver = settings["stage_recompute"] or None, runner.solver
+    options = place / "options.arrow" if stage_recompute == "rockmate" else None
+    if options is not None:
+        levels, jobs = (solver.peak_levels, solver.save_levels), solver.jobs or 1
+        runner.run(SolveTask(blocks, runner.store, solver.engine, *levels, jobs, options))
+    runner.run(
+        PipelineTask(
+            chain,
+            machine,
+            settings["strategy"],
+            plan,
+            weight_copies=settings["weight_copies"],
+            stage_recompute=stage_recompute,
+            options=options,
+            solver=runner.engine if ALLOCATORS[settings["strategy"]].solves else None,
+        )
+    )
     made = read_pipeline_plan(plan / "plan.json")
     if made.status == "infeasible":
         raise ConfigError(made.message)
-    planned = ("--blocks", blocks, "--plan", plan, *options)
-    number = ("--microbatches", settings["microbatches"])
-    route.run("pipeline", *files, *planned, *number, "--out", split)
-    package = ("--pipeline", split, "--plan", plan / "plan.json", "--out", module)
-    route.run("generate", "--graph", graph, *package)
-    return _planned_pipeline(made, module, split)
+    runner.run(SplitTask(graph, costs, blocks, plan, split, options, settings["microbatches"]))
+    runner.run(PackageTask([graph], plan / "plan.json", package, pipeline=split))
+    return _planned_pipeline(made, package, split)
 
 
-def _planned_pipeline(plan: PipelinePlan, module: Path, split: Path) -> MadePipeline:
+def _planned_pipeline(plan: PipelinePlan, package: Path, split: Path) -> MadePipeline:
     from tightfit.schemas.pipeline import PIPELINE_FILE, read_pipeline
 
     known = {part.name: getattr(plan, part.name) for part in fields(PipelinePlan)}
     peaks = tuple(read_pipeline(split / PIPELINE_FILE).peaks)
-    return MadePipeline(**known, module=module, split=split, peaks=peaks)
+    return MadePipeline(**known, package=package, split=split, peaks=peaks)
 
 
 def load_pipeline(

@@ -7,11 +7,18 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from tightfit.api.multi_shape_module import call_signature
+from tightfit.api.plan_options import (
+    FusedKernelOptions,
+    GradientOptions,
+    OffloadOptions,
+    OnMismatch,
+    ParameterOffloadOptions,
+    SolverOptions,
+)
 from tightfit.schemas.config import parse_config
-from tightfit.util.budget import parse_budget
 from tightfit.util.errors import ConfigError, ModelError
 from tightfit.util.paths import default_store_path
 from tightfit.util.strategies import STRATEGIES
@@ -19,6 +26,7 @@ from tightfit.util.strategies import STRATEGIES
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from tightfit.api.stage_runner import StageRunner
     from tightfit.stages.torch_utils.model_factory import BuiltModel
 
 
@@ -86,42 +94,57 @@ def store_path(store: Path | str | None) -> Path:
     return Path(store)
 
 
+@dataclass(frozen=True)
+class PlanningRequest:
+    """What a plan is made for: the samples by their shapes and the budget as written, with what the
+    module does with other calls, whether it is checked, and whether it runs as CUDA graphs."""
+
+    runner: StageRunner
+    samples: Sequence[BuiltModel]
+    budget: str
+    on_mismatch: OnMismatch
+    check: bool
+    cuda_graphs: bool
+
+
 def check_settings(
     strategy: str,
-    store: Path | str,
-    engine: str,
-    peaks: int,
-    saves: int,
-    jobs: int | None,
-    otherwise: str,
-    ones: bool | None,
-    machine: Path | str | None = None,
+    store: Path,
+    solver: SolverOptions,
+    offload: OffloadOptions | ParameterOffloadOptions,
+    on_mismatch: str,
+    assume_all_ones_masks: object,
 ) -> None:
     """Raises ConfigError, as a configuration would, where a setting is none."""
     document: dict[str, Any] = {
         "models": {"model": {"factory": "none:none"}},
         "strategies": [strategy],
         "store": str(store),
-        "solver": {"engine": engine, "peaks": peaks, "saves": saves},
+        "solver": {
+            "engine": solver.engine,
+            "peaks": solver.peak_levels,
+            "saves": solver.save_levels,
+        },
     }
-    if machine is not None:
-        document["machine"] = str(machine)
+    if isinstance(offload, OffloadOptions) and offload.machine is not None:
+        document["machine"] = str(offload.machine)
     parse_config(document, "plan")
     try:
-        Path(store).mkdir(parents=True, exist_ok=True)
+        store.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
         raise ConfigError(f"plan: store: {store} is a file, expected a folder") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"plan: store: {store!s} cannot be made ({reason})") from error
-    if otherwise not in ("error", "original", "copy"):
+    if on_mismatch not in get_args(OnMismatch):
         raise ConfigError(
-            f'plan: otherwise is {otherwise!r}, expected "error", "original" or "copy"'
+            f'plan: on_mismatch is {on_mismatch!r}, expected "error", "original" or "copy"'
         )
-    if ones is not None and not isinstance(ones, bool):
-        raise ConfigError(f"plan: ones is {ones!r}, expected True, False or None")
-    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
-        raise ConfigError(f"plan: jobs is {jobs!r}, expected a number of at least 1")
+    if assume_all_ones_masks is not None and not isinstance(assume_all_ones_masks, bool):
+        raise ConfigError(
+            f"plan: assume_all_ones_masks is {assume_all_ones_masks!r}, expected True, False or "
+            "None"
+        )
 
 
 def check_check_level(check: object) -> None:
@@ -130,27 +153,30 @@ def check_check_level(check: object) -> None:
         raise ConfigError(f'plan: check is {check!r}, expected True, False or "full"')
 
 
-def check_kernels(kernels: str) -> None:
-    """Raises ConfigError for what are no kernels."""
-    if kernels not in ("eager", "fused"):
-        raise ConfigError(f'plan: kernels is {kernels!r}, expected "eager" or "fused"')
-
-
-def check_folder(call: str, disk: object, named: str = "disk") -> None:
-    """Raises ConfigError where the disk that a call is given is no folder's path."""
-    if disk is not None and (not isinstance(disk, str | os.PathLike) or not str(disk)):
-        raise ConfigError(f"{call}: {named} is {disk!r}, expected the path of a folder")
-
-
-def check_disk(disk: object, strategy: str, optimizer: object) -> None:
-    """Raises ConfigError where nothing would be in the folder of a disk, or it is none."""
-    check_folder("plan", disk)
-    if disk is None:
-        return
-    if optimizer is None and not STRATEGIES[strategy].links:
+def check_offload(
+    offload: OffloadOptions | ParameterOffloadOptions,
+    strategy: str,
+    optimizer: object,
+    on_mismatch: OnMismatch,
+    cuda_graphs: bool,
+    fused_kernels: FusedKernelOptions | None,
+) -> None:
+    """Raises ConfigError where nothing would be in another memory, or where parameters cannot
+    be."""
+    if isinstance(offload, ParameterOffloadOptions):
+        for wrong, said in (
+            (optimizer is None, "needs the optimizer, which updates them in the backward"),
+            (strategy != "auto", "has a strategy of its own: leave strategy out"),
+            (fused_kernels is not None, "is not made with fused kernels yet"),
+            (cuda_graphs, "is not made of CUDA graphs"),
+            (on_mismatch == "original", "has no original to run, which needs all of them"),
+        ):
+            if wrong:
+                raise ConfigError(f"plan: ParameterOffloadOptions: {said}")
+    elif offload.path is not None and optimizer is None and not STRATEGIES[strategy].links:
         raise ConfigError(
-            f"plan: disk is for the states of an optimizer and for strategies that send what waits "
-            f"(offload), and {strategy} keeps all in memory"
+            "plan: OffloadOptions: path is for the states of an optimizer and for strategies that "
+            f"send what waits (offload), and {strategy} keeps all in memory"
         )
 
 
@@ -180,38 +206,46 @@ def check_optimizer(optimizer: object, model: nn.Module) -> None:
 
 
 def check_gradients(
-    accumulating: bool, keep_gradients: bool, optimizer: object, microbatches: object
+    gradients: GradientOptions,
+    offload: OffloadOptions | ParameterOffloadOptions,
+    optimizer: object,
 ) -> None:
-    """Raises ConfigError where no budget can count the gradients of microbatches, or those that the
-    loop keeps."""
-    for name, value in (("accumulating", accumulating), ("keep_gradients", keep_gradients)):
-        if not isinstance(value, bool):
-            raise ConfigError(f"plan: {name} is {value!r}, expected True or False")
-        if value and optimizer is None:
-            raise ConfigError(
-                f"plan: {name} is for plans with an optimizer: without one a budget counts the "
-                "gradients already"
-            )
-        if value and microbatches != 1:
-            raise ConfigError(
-                f"plan: {name} is for gradients that are on the device, and those of microbatches "
-                "that are planned are in the other memory: leave one of the two out"
-            )
+    """Raises ConfigError where no gradients can stay on the device."""
+    if not gradients.stay:
+        return
+    if optimizer is None:
+        raise ConfigError(
+            "plan: GradientOptions is for plans with an optimizer: without one a budget counts the "
+            "gradients already"
+        )
+    if not isinstance(offload, ParameterOffloadOptions):
+        return
+    if offload.microbatches != 1:
+        raise ConfigError(
+            "plan: GradientOptions is for gradients that are on the device, and those of "
+            "microbatches that are planned are in the other memory: leave one of the two out"
+        )
+    if offload.second_path is not None:
+        raise ConfigError(
+            "plan: second_path: parameters with states there are updated where they live, and with "
+            "GradientOptions all are updated on the device: leave one of the two out"
+        )
 
 
-def check_package_contents(
-    kernels: str, with_eager: bool, with_libraries: bool, optimizer: object, device: str
+def check_fused_kernels(
+    fused_kernels: FusedKernelOptions | None, optimizer: object, device: str
 ) -> None:
     """Raises ConfigError where nothing can travel beside fused kernels as it is asked for."""
-    for name, value in (("with_eager", with_eager), ("with_libraries", with_libraries)):
-        if not isinstance(value, bool):
-            raise ConfigError(f"plan: {name} is {value!r}, expected True or False")
-        if value and kernels != "fused":
-            raise ConfigError(f'plan: {name} is for kernels="fused"')
-    if with_eager and optimizer is not None:
-        raise ConfigError("plan: with_eager is not for plans with an optimizer")
-    if with_libraries and not device.startswith("cpu"):
-        raise ConfigError(f"plan: with_libraries is for the CPU, and the model is on {device}")
+    if fused_kernels is None:
+        return
+    if not isinstance(fused_kernels, FusedKernelOptions):
+        raise ConfigError(
+            f"plan: fused_kernels is {fused_kernels!r}, expected FusedKernelOptions or None"
+        )
+    if fused_kernels.eager_fallback and optimizer is not None:
+        raise ConfigError("plan: eager_fallback is not for plans with an optimizer")
+    if fused_kernels.libraries and not device.startswith("cpu"):
+        raise ConfigError(f"plan: libraries are for the CPU, and the model is on {device}")
 
 
 def check_cuda_graphs(cuda_graphs: bool, device: str, shapes: int) -> None:
@@ -259,68 +293,6 @@ def collect_samples(args: Any, kwargs: Any, samples: Sequence[Sample] | None) ->
     if not given:
         raise ModelError("plan is given no samples")
     return given
-
-
-OptionalPath = Path | str | None
-
-
-@dataclass(frozen=True)
-class OffloadLocations:
-    """Where the other memories are: the folder of the `disk`, on the CPU, of which a plan may take
-    `room` bytes, as of the host's memory on a GPU, and that of a disk behind it, `far`; None where
-    it is not said."""
-
-    disk: OptionalPath = None
-    far: OptionalPath = None
-    room: int | None = None
-
-    @property
-    def folders(self) -> tuple[str | None, str | None]:
-        """Both folders."""
-        own, far = (None if each is None else str(each) for each in (self.disk, self.far))
-        return own, far
-
-
-def parse_offload_locations(
-    disk: OptionalPath,
-    far_disk: object,
-    room: object,
-    parameters: str,
-    accumulating: bool,
-    device: str,
-) -> OffloadLocations:
-    """The other memories of a plan for a kind of device; raises ConfigError where they are none, or
-    nothing would be there."""
-    if far_disk is None and room is None:
-        return OffloadLocations(disk)
-    for name, value in (("far_disk", far_disk), ("room", room)):
-        if value is not None and parameters != "away":
-            raise ConfigError(
-                f'plan: {name} is for plans whose parameters live in another memory: parameters="'
-                'away"'
-            )
-    if far_disk is not None:
-        check_folder("plan", far_disk, "far_disk")
-        if accumulating:
-            raise ConfigError(
-                "plan: far_disk: parameters with states there are updated where they live, and "
-                "with accumulating or keep_gradients all are updated on the device: leave one of "
-                "the two out"
-            )
-        if device != "cpu" and room is None:
-            raise ConfigError(
-                "plan: far_disk needs room, the bytes of the host's memory that may be taken"
-            )
-    return OffloadLocations(disk, None if far_disk is None else str(far_disk), _parse_room(room))
-
-
-def _parse_room(room: object) -> int | None:
-    if room is None:
-        return None
-    size = parse_budget(room, "plan: room").size  # type: ignore[arg-type]
-    if size is None:
-        raise ConfigError(f"plan: room is {room!r}, expected bytes or a size such as '20GB'")
-    return size
 
 
 def free_disk_bytes(folder: Path | str, key: str) -> int:

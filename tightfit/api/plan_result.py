@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, overload
 from tightfit.schemas.frontier import Frontier
 from tightfit.schemas.optimizer_plan import OptimizerStepPrediction
 from tightfit.schemas.plan import Plan
+from tightfit.util.command_line import format_duration, format_verdict
 
 if TYPE_CHECKING:
     import torch
@@ -159,39 +160,81 @@ class FrontierEntries(Sequence[FrontierEntry]):
         )
 
 
+@dataclass(frozen=True)
 class ChosenPlan(Plan):
-    """A plan with the folder of its package, and the plans of all shapes that were planned
-    together; where it was made with an optimizer,
-    `optimizer` takes the place of that and `whole` is what is predicted of the step with its
-    updates. `beside` is the plan of eager's kernels that travels with one of fused ones, where it
-    was asked for."""
+    """A plan with its generated package, and the frontier that it was chosen from.
 
-    optimizer: torch.optim.Optimizer | None = None
-    whole: OptimizerStepPrediction | None = None
-    beside: ChosenPlan | None = None
-    module: Path
-    plans: tuple[ChosenPlan, ...]
-    _whole: Callable[[], Frontier]
-    _totals: Callable[[Frontier], Sequence[int]]
+    Args:
+        package: Folder of the generated package, which `load` takes.
+        other_shapes: Plans of the other shapes that were planned in the same call.
+        optimizer: Takes the place of the optimizer that the plan was made with.
+        optimizer_step: Prediction of the step with the optimizer's updates, in bytes and seconds.
+        eager_fallback: Plan of eager's kernels that the package of one of fused kernels has, too.
+
+    Example:
+        >>> module, plan = tightfit.plan(model, (x,), budget="min")
+        >>> print(plan.summary())
+        >>> module, plan = tightfit.plan(model, (x,), budget=plan.frontier[3])
+    """
+
+    package: Path = field(kw_only=True)
+    other_shapes: tuple[ChosenPlan, ...] = field(default=(), kw_only=True, repr=False)
+    optimizer: torch.optim.Optimizer | None = field(default=None, kw_only=True, compare=False)
+    optimizer_step: OptimizerStepPrediction | None = field(default=None, kw_only=True)
+    eager_fallback: ChosenPlan | None = field(default=None, kw_only=True, repr=False)
+    make_frontier: Callable[[], Frontier] = field(kw_only=True, repr=False, compare=False)
+    frontier_bytes: Callable[[Frontier], Sequence[int]] = field(
+        kw_only=True, repr=False, compare=False
+    )
 
     @cached_property
     def frontier(self) -> FrontierEntries:
         """All plans of the step; they are made when they are first asked for."""
-        whole = self._whole()
-        return FrontierEntries(whole, self, None if self.gpu is None else self._totals(whole))
+        found = self.make_frontier()
+        totals = None if self.gpu is None else self.frontier_bytes(found)
+        return FrontierEntries(found, self, totals)
+
+    @property
+    def plans(self) -> tuple[ChosenPlan, ...]:
+        """The plans of all shapes that were planned in one call, this one first."""
+        return self, *self.other_shapes
+
+    def summary(self) -> str:
+        """The plan for people, a line for each figure: verdict, memory in bytes, time in seconds.
+
+        Example:
+            >>> print(plan.summary())
+        """
+        lines = [format_verdict(self.status, self.message)]
+        if self.optimizer_step is not None:
+            lines += [
+                f"memory: {self.optimizer_step.total:,} bytes with all updates",
+                f"time: {format_duration(self.optimizer_step.seconds)} predicted",
+            ]
+        elif self.peak is not None and self.time is not None:
+            total = self.baseline.bytes_before_step + self.peak
+            reserved = total if self.gpu is None else self.gpu.reserved
+            lines += [
+                f"memory: {reserved:,} bytes, {self.keep_all_total:,} without a plan",
+                f"time: {format_duration(self.time)} predicted, "
+                f"{format_duration(self.keep_all.time)} without a plan",
+            ]
+        return "\n".join([*lines, f"package: {self.package}"])
+
+    def with_note(self, note: str) -> ChosenPlan:
+        """The plan with a clause behind its sentence."""
+        return replace(self, message=f"{self.message}; {note}")
 
     @classmethod
     def of(
         cls,
         plan: Plan,
-        whole: Callable[[], Frontier],
-        totals: Callable[[Frontier], Sequence[int]],
-        module: Path,
+        make_frontier: Callable[[], Frontier],
+        frontier_bytes: Callable[[Frontier], Sequence[int]],
+        package: Path,
     ) -> ChosenPlan:
         """A plan with what gives the whole frontier, and the bytes in all of its plans."""
-        made = cls(**{field.name: getattr(plan, field.name) for field in fields(Plan)})
-        object.__setattr__(made, "_whole", whole)
-        object.__setattr__(made, "_totals", totals)
-        object.__setattr__(made, "module", module)
-        object.__setattr__(made, "plans", (made,))
-        return made
+        figures = {part.name: getattr(plan, part.name) for part in fields(Plan)}
+        return cls(
+            **figures, make_frontier=make_frontier, frontier_bytes=frontier_bytes, package=package
+        )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
-from tightfit.util.code_cache import NOTE_PREFIX
+from tightfit.util.progress import StageProgress
 
 STAGE_LABELS = {
     "trace": ("capturing the step", 10),
@@ -42,7 +41,7 @@ LINE_INTERVAL = 5.0
 """Seconds between two lines of one stage, where there is no terminal."""
 
 
-class ProgressReporter:
+class ProgressReporter(StageProgress):
     """What is being done. Nothing is told unless `wanted`; `stream` is standard error unless
     given."""
 
@@ -92,41 +91,34 @@ class ProgressReporter:
         else:
             self._line("")
 
-    def done(self, count: int, total: int, doing: str = "") -> None:
+    def report(self, done: int, most: int, doing: str = "") -> None:
         """So many parts of the stage are done, of so many, or of what it does next; `doing` is what
         is being done."""
         more = f" ({doing})" if doing else ""
-        if total != self.total:
-            self.total, self.since = total, (0.0, 0)
+        if most != self.total:
+            self.total, self.since = most, (0.0, 0)
         if self.bar is not None:
-            part = self.stages[self.current][1] * count / max(total, 1)
-            said = f"{self.stages[self.current][0]} {count}/{total}{more}"
+            part = self.stages[self.current][1] * done / max(most, 1)
+            said = f"{self.stages[self.current][0]} {done}/{most}{more}"
             self.bar.update(self.task, description=said, completed=self._before() + part)
             return
         now = time.monotonic()
         began, first = self.since
-        if count and not first:
-            self.since = (now, count)
-        if count and now - self.told >= LINE_INTERVAL:
+        if done and not first:
+            self.since = (now, done)
+        if done and now - self.told >= LINE_INTERVAL:
             self.told = now
-            said = f", {count} of {total} done{more}"
-            if first and count > first:
-                said += f", about {(now - began) / (count - first) * (total - count):.0f} s left"
+            said = f", {done} of {most} done{more}"
+            if first and done > first:
+                said += f", about {(now - began) / (done - first) * (most - done):.0f} s left"
             self._line(said)
 
-    def say(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """A line of its own."""
         if self.bar is not None:
             self.bar.console.print(f"tightfit: {text}", markup=False, highlight=False)
         elif self.wanted:
             print(f"tightfit: {text}", file=self.stream, flush=True)
-
-    @contextlib.contextmanager
-    def reading(self, parts: Callable[[str], tuple[int, int] | None]) -> Iterator[None]:
-        """Within it what is printed is not shown, but for notes; `parts` finds in a line how many
-        parts are done, of how many."""
-        with contextlib.redirect_stdout(_LineReader(self.done, self.say, parts)):
-            yield
 
     def _before(self) -> int:
         names = self.names[: self.names.index(self.current)]
@@ -134,31 +126,7 @@ class ProgressReporter:
 
     def _line(self, more: str) -> None:
         number = self.names.index(self.current) + 1
-        self.say(f"{number}/{len(self.names)} {self.stages[self.current][0]}{more}")
-
-
-class _LineReader(io.StringIO):
-    """Reads lines for how much is done, and says those that are notes."""
-
-    def __init__(
-        self,
-        done: Callable[[int, int], None],
-        say: Callable[[str], None],
-        parts: Callable[[str], tuple[int, int] | None],
-    ) -> None:
-        super().__init__()
-        self.done = done
-        self.say = say
-        self.parts = parts
-
-    def write(self, text: str) -> int:
-        """Takes a part of what is printed."""
-        if text.startswith(NOTE_PREFIX):
-            self.say(text.removeprefix(NOTE_PREFIX))
-        found = self.parts(text)
-        if found is not None:
-            self.done(*found)
-        return len(text)
+        self.note(f"{number}/{len(self.names)} {self.stages[self.current][0]}{more}")
 
 
 def _create_bar(stream: TextIO) -> Any:

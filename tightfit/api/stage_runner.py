@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import itertools
-import os
-import re
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from tightfit.api.package_task import PackageTask
+from tightfit.api.plan_options import DEFAULT_SOLVER, FusedKernelOptions, SolverOptions
 from tightfit.api.progress_bar import ProgressReporter
 from tightfit.schemas.lineage import is_up_to_date, write_lineage
 from tightfit.schemas.plan import Plan, read_plan
@@ -23,7 +21,8 @@ from tightfit.util.budget import NO_BUDGET, parse_budget
 from tightfit.util.code_fingerprint import stage_fingerprint
 from tightfit.util.command_line import LineageEntry
 from tightfit.util.errors import ArtifactError, ConfigError, ModelError
-from tightfit.util.solver_engines import BlockSolver, SolverEngine, step_engine
+from tightfit.util.progress import StageProgress
+from tightfit.util.solver_engines import SolverEngine, step_engine
 from tightfit.util.strategies import HIERARCHY_LIMITS, STRATEGIES
 
 if TYPE_CHECKING:
@@ -33,50 +32,73 @@ if TYPE_CHECKING:
     from tightfit.schemas.graph.training_graph import Graph
     from tightfit.stages.torch_utils.model_factory import BuiltModel
 
-ProgressParser = Callable[[str], "tuple[int, int] | None"]
-"""Finds in a line how many parts are done, of how many."""
-EAGER_KERNELS = "eager"
-FUSED_KERNELS = "fused"
 FUSE_STAGE = "fuse"
 MICROBATCH_FILE = "microbatch.arrow"
-"""What `optimizer-offload` writes beside the schedule where a step is several microbatches."""
+"""What `whole` writes beside the schedule where a step is several microbatches."""
+STAGE_ROOMS = {"choose": "combine", "chain": "combine", "split": "combine"}
+"""The rooms of stages that have the name of none."""
 FRONTIER_STAGES = ("partition", "solve", "combine")
 """The stages whose code decides a frontier."""
 
 PLANNING_LOCK = threading.RLock()
-"""Held by the thread that plans. A trace replaces functions of PyTorch, a profile uses its profiler
-and a stage has what it prints read: each is one for the whole process."""
+"""Held by the thread that plans. A trace replaces functions of PyTorch, and a profile uses its
+profiler: each is one for the whole process."""
+
+
+class StageTask(Protocol):
+    """One run of a stage: its files and settings by name."""
+
+    @property
+    def stage(self) -> str:
+        """The name of the stage."""
+
+    def run(self, progress: StageProgress) -> object:
+        """Writes the files of the task."""
+
+    def lineage_entries(self) -> list[LineageEntry]:
+        """What `run` makes of what."""
 
 
 @dataclass(frozen=True)
 class StageRunner:
-    """How to go: the store and the device, the strategy, the solver's engine and its numbers of
-    peaks and saves, how many blocks are solved at a time, the description of a machine whose link
-    the strategy may take, the kernels ("eager" or "fused"), and what travels with fused ones: a
-    plan of eager's kernels (`with_eager`), compiled libraries (`with_libraries`). With `full_check`
+    """Runs stages on a store for a device, with a strategy and the options of the solver.
+
+    `machine` is the description of a machine whose link the strategy may take. With `full_check`
     plans are compared with their originals in all ways to run them."""
 
     store: Path
     device: str
     strategy: str
-    solver: tuple[BlockSolver, str, str]
-    jobs: int | None = None
+    solver: SolverOptions = DEFAULT_SOLVER
     progress: ProgressReporter = field(default_factory=ProgressReporter)
     machine: Path | None = None
-    kernels: str = EAGER_KERNELS
-    with_eager: bool = False
-    with_libraries: bool = False
+    fused_kernels: FusedKernelOptions | None = None
     full_check: bool = False
 
     @property
     def engine(self) -> SolverEngine:
         """The engine of the integer programs of whole steps."""
-        return step_engine(self.solver[0])
+        return step_engine(self.solver.engine)
 
     @property
     def eager(self) -> StageRunner:
-        """The way to plans of eager's kernels."""
-        return replace(self, kernels=EAGER_KERNELS, with_eager=False, with_libraries=False)
+        """The runner of plans of eager's kernels."""
+        return replace(self, fused_kernels=None)
+
+    def without_libraries(self, strategy: str) -> StageRunner:
+        """The runner of another strategy whose packages have no compiled libraries."""
+        fused = self.fused_kernels and replace(self.fused_kernels, libraries=False)
+        return replace(self, strategy=strategy, fused_kernels=fused)
+
+    @property
+    def adds_eager_fallback(self) -> bool:
+        """Whether packages have a plan of eager's kernels, too."""
+        return self.fused_kernels is not None and self.fused_kernels.eager_fallback
+
+    @property
+    def adds_libraries(self) -> bool:
+        """Whether packages have the compiled libraries of fused kernels."""
+        return self.fused_kernels is not None and self.fused_kernels.libraries
 
     def trace(self, built: BuiltModel) -> Path:
         """The path of the traced graph in the store."""
@@ -87,7 +109,7 @@ class StageRunner:
         from tightfit.stages.trace.trace import trace
 
         self.progress.stage("trace")
-        last = self.kernels == FUSED_KERNELS
+        last = self.fused_kernels is not None
         return trace(built, type(built.model).__name__, self.device, channels_last=last)
 
     def store_graph(self, graph: Graph) -> Path:
@@ -107,22 +129,22 @@ class StageRunner:
         of the stage."""
         import torch
 
+        from tightfit.stages.fuse.task import FuseTask
         from tightfit.stages.runtime.kernels.compile import build_key
 
         made_by = f"{build_key(torch.device(self.device))} {stage_fingerprint(FUSE_STAGE)}"
         key = hashlib.sha256(made_by.encode()).hexdigest()[:16]
         path = graph.parent / f"fused-{key}" / "graph.arrow"
         if not path.exists():
-            jobs = self.jobs or os.cpu_count() or 1
-            words = ("--graph", graph, "--device", self.device, "--jobs", jobs, "--out", path)
-            self.run(FUSE_STAGE, *words, parts=_parse_groups)
+            task = FuseTask(graph, self.device, self.solver.processes, path, _print_warning)
+            self.run(task)
         return path
 
     def unplanned(self, graph: Path, costs: Path) -> Path:
         """The folder of the module that runs a graph as it was captured."""
-        route = replace(self, strategy="keep_all", with_libraries=False)
-        _, point = route.choose(graph, costs, route.frontier(graph, costs), NO_BUDGET)
-        return route.module(graph, point)
+        runner = self.without_libraries("keep_all")
+        _, point = runner.choose(graph, costs, runner.frontier(graph, costs), NO_BUDGET)
+        return runner.package(graph, point)
 
     def profile(self, built: BuiltModel, graph: Path) -> Path:
         """The path of the costs in the store, below the graph's folder."""
@@ -138,7 +160,7 @@ class StageRunner:
                 read_graph(graph),
                 built.loss,
                 library,
-                report=lambda done, total, _: self.progress.done(done, total),
+                report=lambda done, total, _: self.progress.report(done, total),
                 device=self.device,
             )
         path = _store_artifact(graph.parent, "costs.arrow", lambda path: write_costs(path, costs))
@@ -159,42 +181,35 @@ class StageRunner:
     def place(self, costs: Path) -> Path:
         """The folder, below that of the costs, for what these settings and this code make."""
         code = [stage_fingerprint(stage) for stage in FRONTIER_STAGES]
-        key = hashlib.sha256(" ".join([*self.solver, *code]).encode()).hexdigest()[:16]
+        grid = (self.solver.engine, str(self.solver.peak_levels), str(self.solver.save_levels))
+        key = hashlib.sha256(" ".join([*grid, *code]).encode()).hexdigest()[:16]
         return costs.parent / key
 
     def frontier(self, graph: Path, costs: Path, given: bool = False) -> Path:
         """The path of the frontier below the folder of the costs, made unless it is there; with
         `given` one of the strategy's own plans will do, which takes much less time."""
-        engine, peaks, saves = self.solver
-        place = self.place(costs)
+        from tightfit.stages.combine.frontier_files import FrontierFiles
+        from tightfit.stages.combine.frontier_task import FrontierTask
+        from tightfit.stages.partition.task import PartitionTask
+        from tightfit.stages.solve.task import SolveTask
+
+        place, solver = self.place(costs), self.solver
         blocks, whole = place / "blocks.arrow", self.folder(place) / "frontier.arrow"
-        linked = ("--machine", self.machine) if self.links else ()
-        options, sends = self.options(place), STRATEGIES[self.strategy].uses_link_options
+        options, strategy = self.options(place), STRATEGIES[self.strategy]
         path = whole.parent / "given" / "frontier.arrow" if given else whole
         for known in (whole, path):
             if known.exists():
                 return known
-        files = ("--graph", graph, "--costs", costs)
-        workers = self.jobs or os.cpu_count() or 1
-        clusters = self._clusters(place)
-        limits = [word for name, most in HIERARCHY_LIMITS.items() for word in (f"--{name}", most)]
-        self.run("partition", *files, "--out", blocks, *clusters, *(limits if clusters else ()))
-        grid = ("--solver", engine, "--peaks", peaks, "--saves", saves)
-        solving = ("--blocks", blocks, "--store", self.store, *grid, "--jobs", workers)
-        made_for = linked if sends else ()
-        self.run(
-            "solve",
-            *solving,
-            *made_for,
-            "--out",
-            options,
-            parts=_solved_blocks_parser(_count_distinct_blocks(blocks)),
-        )
-        made = ("--blocks", blocks, "--options", options, "--strategy", self.strategy)
-        by = ("--solver", self.engine)
-        more = ("--no-local-search",) if given else ("--workers", workers)
-        asked = (*made, *by, *clusters, *linked, *more)
-        self.run("combine", *files, *asked, "--out", path, parts=_parse_budgets)
+        hierarchy = place / "hierarchy.arrow" if strategy.clusters else None
+        machine = self.machine if strategy.links else None
+        limits = HIERARCHY_LIMITS
+        self.run(PartitionTask(graph, costs, blocks, hierarchy=hierarchy, limits=limits))
+        levels, workers = (solver.peak_levels, solver.save_levels), solver.processes
+        made_for = machine if strategy.uses_link_options else None
+        self.run(SolveTask(blocks, self.store, solver.engine, *levels, workers, options, made_for))
+        files = FrontierFiles(graph, costs, blocks, options, hierarchy, machine, self.engine)
+        workers = 1 if given else workers
+        self.run(FrontierTask(files, self.strategy, path, not given, workers))
         return path
 
     @property
@@ -215,37 +230,41 @@ class StageRunner:
         sends = STRATEGIES[self.strategy].uses_link_options
         return (self.folder(place) if sends else place) / "options.arrow"
 
-    def _clusters(self, place: Path) -> tuple[object, ...]:
-        """The hierarchy as an option of a stage, where the strategy takes it."""
-        taken = STRATEGIES[self.strategy].clusters
-        return ("--hierarchy", place / "hierarchy.arrow") if taken else ()
-
     def choose(
         self, graph: Path, costs: Path, frontier: Path, budget: str, search: bool = True
     ) -> tuple[Plan, Path]:
         """The plan for a budget as written, and its folder; without a `search` it is one of the
         frontier's."""
+        from tightfit.stages.combine.select_task import SelectionRequest, SelectionTask
+
         folder = budget if budget == NO_BUDGET else parse_budget(budget).directory
         point = frontier.parent / folder
-        files = ("--graph", graph, "--costs", costs)
-        asked = ("--budget", budget, "--solver", self.engine)
-        words = (*files, *asked, *([] if search else ["--no-search"]))
-        given = ("--frontier", frontier, *words, "--out", point)
-        self.run("select", *given, parts=_parse_searches, reuse=True)
+        asked = SelectionRequest(graph, costs, frontier, budget, engine=self.engine, search=search)
+        self.run(SelectionTask(asked, point), reuse=True)
         return read_plan(point / "plan.json"), point
 
-    def module(self, graph: Path, point: Path, beside: tuple[Path, Path] | None = None) -> Path:
-        """The folder of the module of a plan, by the folder of the plan; graph and plan of eager's
+    def package(self, graph: Path, point: Path, beside: tuple[Path, Path] | None = None) -> Path:
+        """The folder of the package of a plan, by the folder of the plan; graph and plan of eager's
         kernels may be `beside`."""
-        words = _plan_options("", graph, point)
         name = "module"
+        eager_graph, eager_plan = beside or (None, None)
+        microbatch = point / MICROBATCH_FILE
         if beside is not None:
-            words, name = words + _plan_options("eager-", *beside), f"{name}-eager"
-        if (point / MICROBATCH_FILE).is_file():
-            words = [*words, "--microbatch", point / MICROBATCH_FILE]
-        if self.with_libraries:
-            words, name = [*words, "--libraries"], f"{name}-libraries"
-        self.run("generate", *words, "--out", point / name, parts=_parse_libraries, reuse=True)
+            name = f"{name}-eager"
+        if self.adds_libraries:
+            name = f"{name}-libraries"
+        task = PackageTask(
+            [graph],
+            point / "plan.json",
+            point / name,
+            schedule=point / "schedule.arrow",
+            eager_graph=eager_graph,
+            eager_schedule=eager_plan and eager_plan / "schedule.arrow",
+            eager_plan=eager_plan and eager_plan / "plan.json",
+            microbatch=microbatch if microbatch.is_file() else None,
+            libraries=self.adds_libraries,
+        )
+        self.run(task, reuse=True)
         return point / name
 
     def check(self, graph: Path, built: BuiltModel, planned: nn.Module) -> None:
@@ -256,7 +275,7 @@ class StageRunner:
 
         self.progress.stage("check")
         said = check_planned_module(
-            read_graph(graph), built, planned, self.progress.done, self.full_check
+            read_graph(graph), built, planned, self.progress.report, self.full_check
         )
         if said:
             raise ModelError(said)
@@ -295,7 +314,7 @@ class StageRunner:
 
         self.progress.stage("check")
         traced = read_graph(graph)
-        done, full = self.progress.done, self.full_check
+        done, full = self.progress.report, self.full_check
         said = check_fused_module(traced, built, planned, unplanned, done, full)
         if said:
             raise ModelError(said)
@@ -315,70 +334,31 @@ class StageRunner:
         from tightfit.schemas.graph.training_graph import read_graph
         from tightfit.stages.validate.optimizer_steps import compare_optimizer_steps
 
-        given = (optimizer, replace_optimizer, original, self.progress.done, self.full_check)
+        given = (optimizer, replace_optimizer, original, self.progress.report, self.full_check)
         said = compare_optimizer_steps(read_graph(graph), built, load, *given)
         if said:
             raise ModelError(said)
 
-    def run(
-        self,
-        stage: str,
-        *words: object,
-        parts: ProgressParser = lambda line: None,
-        reuse: bool = False,
-    ) -> None:
-        """Runs a stage in this process as its command line would; its errors are raised.
-
-        `parts` finds in the lines that it prints how much of it is done. With `reuse` nothing is
-        run where the store has what the stage would write, made by this code of the same files with
-        the same settings."""
-        from tightfit.__main__ import STAGES, write_stage_lineage
-
-        self.progress.stage(stage)
-        module = import_module(STAGES[stage][0])
-        parser = argparse.ArgumentParser(prog=stage)
-        module.add_arguments(parser)
-        options = parser.parse_args([str(word) for word in words])
-        room = STAGES[stage][0].split(".")[2]
-        if reuse and all(is_up_to_date(room, made) for made in module.lineage_entries(options)):
+    def run(self, task: StageTask, reuse: bool = False) -> None:
+        """Runs a task of a stage and records how its files were made. With `reuse` nothing is run
+        where the store has what it would write, made by this code of the same files with the same
+        settings."""
+        self.progress.stage(task.stage)
+        room = stage_room(task.stage)
+        if reuse and all(is_up_to_date(room, made) for made in task.lineage_entries()):
             return
-        with self.progress.reading(parts):
-            module.run(options)
-        write_stage_lineage(stage, module.lineage_entries(options))
+        task.run(self.progress)
+        for entry in task.lineage_entries():
+            write_lineage(room, entry)
 
 
-def _plan_options(prefix: str, graph: Path, point: Path) -> list[object]:
-    """A plan as options of a stage."""
-    files = {"graph": graph, "schedule": point / "schedule.arrow", "plan": point / "plan.json"}
-    return [word for name, path in files.items() for word in (f"--{prefix}{name}", path)]
+def stage_room(stage: str) -> str:
+    """The room that the code of a stage is in."""
+    return STAGE_ROOMS.get(stage, stage)
 
 
-def _solved_blocks_parser(total: int) -> ProgressParser:
-    """Each line of solve with options is a block."""
-    solved = itertools.count(1)
-    return lambda line: (next(solved), total) if " options, " in line else None
-
-
-def _counts_parser(pattern: str) -> ProgressParser:
-    """Lines with two numbers: how many, of how many."""
-
-    def parts(line: str) -> tuple[int, int] | None:
-        found = re.search(pattern, line)
-        return None if found is None else (int(found[1]), int(found[2]))
-
-    return parts
-
-
-_parse_groups = _counts_parser(r" compiled (\d+) of (\d+) groups$")
-_parse_libraries = _counts_parser(r"compiled (\d+) of (\d+) libraries$")
-_parse_budgets = _counts_parser(r" at (\d+) of (\d+) budgets$")
-_parse_searches = _counts_parser(r" at (\d+) of (\d+) searches at most$")
-
-
-def _count_distinct_blocks(blocks: Path) -> int:
-    from tightfit.schemas.blocks import read_blocks
-
-    return len(read_blocks(blocks).problems)
+def _print_warning(sentence: str) -> None:
+    print(sentence, file=sys.stderr)
 
 
 def _store_artifact(folder: Path, name: str, write: Callable[[Path], str]) -> Path:

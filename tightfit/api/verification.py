@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tightfit.api.input_specialization import InputSpecialization
 from tightfit.api.plan_result import ChosenPlan
-from tightfit.api.stage_runner import FUSED_KERNELS, StageRunner
+from tightfit.api.stage_runner import StageRunner
 from tightfit.util.budget import NO_BUDGET
 from tightfit.util.errors import ModelError
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tightfit.stages.torch_utils.model_factory import BuiltModel
 
 LoadPlanned = Callable[["nn.Module", str], "nn.Module"]
-"""Makes the planned module of a model, by what happens otherwise."""
+"""Makes the planned module of a model, and of what a call that it was not made for does."""
 
 
 CAPTURED_PLAN_FACTS = {
@@ -36,7 +37,7 @@ CAPTURED_PLAN_FACTS = {
 """What the package says of the step as it was captured, which nobody keeps."""
 
 
-def check_captured(route: StageRunner, built: BuiltModel, graph: Path) -> None:
+def check_captured(runner: StageRunner, built: BuiltModel, graph: Path) -> None:
     """Compares a step as it was captured with the model's own, ahead of the search for a plan.
 
     That is left to the check of the plan where plans of the graph are known already, where groups
@@ -54,9 +55,9 @@ def check_captured(route: StageRunner, built: BuiltModel, graph: Path) -> None:
 
     traced = read_graph(graph)
     keeps_less = is_self_checkpointing(traced) and not checkpoint_mismatch_causes(traced)
-    if route.kernels == FUSED_KERNELS or keeps_less or any(graph.parent.rglob("frontier.arrow")):
+    if runner.fused_kernels is not None or keeps_less or any(graph.parent.rglob("frontier.arrow")):
         return
-    route.progress.say("comparing the captured step with the model")
+    runner.progress.note("comparing the captured step with the model")
     costs = zero_time_costs(traced)
     executions = [op.id for op in traced.ops if not traced.is_view(op)]
     steps = simulate(traced, costs, lower_to_schedule(traced, costs, executions, False)).steps
@@ -70,24 +71,26 @@ def check_captured(route: StageRunner, built: BuiltModel, graph: Path) -> None:
 
 
 def check_plan(
-    route: StageRunner, variant: InputSpecialization, made: ChosenPlan, load: LoadPlanned
-) -> None:
-    """Compares a plan; one of fused kernels says in its sentence how far these are from eager's.
+    runner: StageRunner, variant: InputSpecialization, made: ChosenPlan, load: LoadPlanned
+) -> ChosenPlan:
+    """The plan, compared with its model; one of fused kernels says in its sentence how far these
+    are from eager's.
 
     Raises ModelError where it does not do what it should."""
     built = variant.built
     planned = load(built.model, "error")
-    if route.kernels != FUSED_KERNELS:
-        route.check(variant.graph, built, planned)
+    if runner.fused_kernels is None:
+        runner.check(variant.graph, built, planned)
     else:
-        unplanned = _unplanned_loader(route, variant)(built.model, "error")
-        said = route.check_fused(variant.graph, built, planned, unplanned)
-        object.__setattr__(made, "message", f"{made.message}; {said}")
-    if said := route.check_transfers(variant.graph, built, planned, made):
-        object.__setattr__(made, "message", f"{made.message}; {said}")
-    own = route.self_checkpointing_peak(variant.graph, built)
-    if own is not None:
-        object.__setattr__(made, "message", _compare_with_self_checkpointing(made, own))
+        unplanned = _unplanned_loader(runner, variant)(built.model, "error")
+        said = runner.check_fused(variant.graph, built, planned, unplanned)
+        made = made.with_note(said)
+    if said := runner.check_transfers(variant.graph, built, planned, made):
+        made = made.with_note(said)
+    own = runner.self_checkpointing_peak(variant.graph, built)
+    if own is None:
+        return made
+    return replace(made, message=_compare_with_self_checkpointing(made, own))
 
 
 def _compare_with_self_checkpointing(made: ChosenPlan, own: int) -> str:
@@ -106,7 +109,7 @@ def _compare_with_self_checkpointing(made: ChosenPlan, own: int) -> str:
 
 
 def check_updates(
-    route: StageRunner,
+    runner: StageRunner,
     variant: InputSpecialization,
     load: LoadPlanned,
     optimizer: torch.optim.Optimizer,
@@ -116,11 +119,11 @@ def check_updates(
 
     Raises ModelError where they differ."""
     original = (
-        _load_strictly(_unplanned_loader(route, variant))
-        if route.kernels == FUSED_KERNELS
+        _load_strictly(_unplanned_loader(runner, variant))
+        if runner.fused_kernels is not None
         else None
     )
-    route.check_updates(
+    runner.check_updates(
         variant.graph, variant.built, _load_strictly(load), original, optimizer, replace_optimizer
     )
 
@@ -129,14 +132,14 @@ def _load_strictly(load: LoadPlanned) -> Callable[[nn.Module], nn.Module]:
     return lambda model: load(model, "error")
 
 
-def _unplanned_loader(route: StageRunner, variant: InputSpecialization) -> LoadPlanned:
+def _unplanned_loader(runner: StageRunner, variant: InputSpecialization) -> LoadPlanned:
     from tightfit.api.pickling import package_loader
 
-    return package_loader(route.unplanned(variant.graph, variant.costs))
+    return package_loader(runner.unplanned(variant.graph, variant.costs))
 
 
 def check_optimizer_steps(
-    route: StageRunner,
+    runner: StageRunner,
     graph: Graph,
     built: BuiltModel,
     load: Callable[[nn.Module, Any], tuple[nn.Module, Any]],
@@ -149,8 +152,8 @@ def check_optimizer_steps(
     from tightfit.stages.validate.offloaded_parameters import STEPS, check_offloaded_step
     from tightfit.util.progress import LabeledProgressCounter
 
-    route.progress.stage("check")
-    told = LabeledProgressCounter(route.progress.done, 2 * STEPS * microbatches)
+    runner.progress.stage("check")
+    told = LabeledProgressCounter(runner.progress.report, 2 * STEPS * microbatches)
     said = check_offloaded_step(graph, built, load, optimizer, microbatches, told)
     if said:
         raise ModelError(said)

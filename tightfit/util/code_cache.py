@@ -6,15 +6,12 @@ import contextlib
 import functools
 import marshal
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
-NOTE_PREFIX = "note: "
-"""How a line of a stage begins that is for the user of the package, too."""
-COMPILING_NOTE = (
-    NOTE_PREFIX + "compiling the search, once after an install or an edit; takes about a minute"
-)
+COMPILING_NOTE = "compiling the search, once after an install or an edit; takes about a minute"
 
 
 def remove_stale_cache(module: str) -> None:
@@ -37,10 +34,10 @@ def is_cached(function: Any) -> bool:
     return any(Path(function.stats.cache_path).glob(f"*.{function.__name__}-*.nbi"))
 
 
-def print_compiling_note(function: Any) -> None:
-    """Prints a note where the first call of a function will compile it."""
+def note_compilation(function: Any, note: Callable[[str], None]) -> None:
+    """Calls `note` with a sentence if the first call of a function will compile it."""
     if not is_cached(function):
-        print(COMPILING_NOTE, flush=True)
+        note(COMPILING_NOTE)
 
 
 def compile_cached(source: bytes, path: str) -> CodeType:

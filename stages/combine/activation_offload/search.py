@@ -182,7 +182,7 @@ class TransferSearch:
         with ThreadPoolExecutor(workers) as pool:
             for done, placed in enumerate(pool.map(planned, budgets), 1):
                 if report is not None:
-                    report(done, len(budgets))
+                    report(done, len(budgets), "")
                 if placed is not None:
                     yield placed
 

@@ -9,7 +9,8 @@ from tightfit.stages.combine.activation_offload.placement import TransferPlacer
 from tightfit.stages.combine.activation_offload.timed_search import TimedTransferSearch
 from tightfit.stages.combine.local_search.anneal import anneal_epoch
 from tightfit.stages.combine.local_search.search import LocalSearch
-from tightfit.util.code_cache import print_compiling_note
+from tightfit.util.code_cache import note_compilation
+from tightfit.util.progress import ProgressPrinter
 
 
 def _smallest_problem() -> PlanningGraph:
@@ -25,7 +26,7 @@ def _smallest_problem() -> PlanningGraph:
 
 
 if __name__ == "__main__":
-    print_compiling_note(anneal_epoch)
+    note_compilation(anneal_epoch, ProgressPrinter().note)
     step = _smallest_problem()
     polisher = LocalSearch(step)
     for budget in (3, 4):

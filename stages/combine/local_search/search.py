@@ -372,7 +372,7 @@ class _SweepProgress:
         with self.lock:
             self.done += 1
             if self.report is not None:
-                self.report(self.done // 2, self.most)
+                self.report(self.done // 2, self.most, "")
         return polished
 
 

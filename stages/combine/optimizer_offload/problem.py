@@ -213,10 +213,10 @@ class OffloadProblem:
         played = self.played(frozenset(), here=False)
         there = played.host_bytes(self.graph)
         if there > link.room:
-            behind = "" if far else ", or states a third memory behind it (far_disk=)"
+            behind = "" if far else ", or states a third memory behind it (second_path=)"
             raise ConfigError(
                 f"{_host_contents_message(played)} take {there:,} bytes in {link.other}, which has "
-                f"{int(link.room):,}: give it at least as many, and more for what moves, by room= "
+                f"{int(link.room):,}: give it at least as many, and more for what moves, by limit= "
                 f"in Python or its memory in the description{behind}"
             )
         if far is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from tightfit.stages.combine.pipeline.split_task import SplitTask
 from tightfit.util.command_line import LineageEntry
-
-PLAN, PATTERN, SEQUENCE = "plan.json", "pattern.arrow", "sequence.arrow"
+from tightfit.util.progress import StageProgress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,83 +28,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Writes pipeline.json, and for each stage a folder with its graph and its schedule.
-
-    Raises ConfigError or ArtifactError where an option or a file is not what it should be,
-    ModelError where the step cannot be divided, ScheduleError where a rank has too little memory.
-    """
-    from tightfit.schemas.block_options import read_block_options
-    from tightfit.schemas.blocks import read_blocks
-    from tightfit.schemas.costs import read_costs
-    from tightfit.schemas.graph.training_graph import GRAPH, read_graph, write_graph
-    from tightfit.schemas.lineage import remove_with_lineage
-    from tightfit.schemas.pipeline import (
-        MAX_MICROBATCHES,
-        PIPELINE_FILE,
-        stage_folder,
-        write_pipeline,
-    )
-    from tightfit.schemas.pipeline_pattern import read_pipeline_pattern
-    from tightfit.schemas.pipeline_plan import read_pipeline_plan
-    from tightfit.schemas.schedule import write_schedule
-    from tightfit.schemas.sequence import read_sequence
-    from tightfit.schemas.store import read
-    from tightfit.stages.combine.pipeline.split import PlannedPipeline, split_pipeline
-    from tightfit.util.errors import ConfigError
-
-    if not 1 <= options.microbatches <= MAX_MICROBATCHES:
-        raise ConfigError(
-            f"--microbatches {options.microbatches}: expected 1 to {MAX_MICROBATCHES}"
-        )
-    plan = read_pipeline_plan(options.plan / PLAN)
-    if plan.status == "infeasible":
-        raise ConfigError(f"there is no pipeline to split: {plan.message}")
-    if (options.options is not None) != (plan.stage_recompute == "rockmate"):
-        raise ConfigError("--options is given where the plan has rockmate inside, and only there")
-    planned = PlannedPipeline(
-        plan,
-        read_pipeline_pattern(options.plan / PATTERN),
-        read_sequence(options.plan / SEQUENCE) if plan.stage_recompute else (),
-        None if options.options is None else read_block_options(options.options),
-    )
-    found = split_pipeline(
-        read_graph(options.graph),
-        read(options.graph, GRAPH).digest,
-        read_costs(options.costs),
-        read_blocks(options.blocks),
-        planned,
-        options.microbatches,
-    )
-    remove_with_lineage(options.out / PIPELINE_FILE)
-    for number, (graph, steps) in enumerate(zip(found.graphs, found.schedules, strict=True), 1):
-        folder = options.out / stage_folder(number)
-        digest = write_graph(folder / "graph.arrow", graph)
-        write_schedule(folder / "schedule.arrow", steps, digest)
-    write_pipeline(options.out / PIPELINE_FILE, found.pipeline)
-    for rank, name in enumerate(found.pipeline.devices):
-        own = [str(stage.stage) for stage in found.pipeline.stages if stage.rank == rank]
+    """Writes what the ranks run and prints what each of them has."""
+    pipeline = _parse_task(options).run(StageProgress())
+    for rank, name in enumerate(pipeline.devices):
+        own = [str(stage.stage) for stage in pipeline.stages if stage.rank == rank]
         print(
-            f"rank {rank} ({name}): stages {', '.join(own)}; {found.pipeline.fixed[rank]:,} bytes "
-            f"of parameters and buffers, {found.pipeline.peaks[rank]:,} bytes of the step"
+            f"rank {rank} ({name}): stages {', '.join(own)}; {pipeline.fixed[rank]:,} bytes "
+            f"of parameters and buffers, {pipeline.peaks[rank]:,} bytes of the step"
         )
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
-    from tightfit.schemas.pipeline import PIPELINE_FILE, read_pipeline, stage_folder
+    return _parse_task(options).lineage_entries()
 
-    pipeline = read_pipeline(options.out / PIPELINE_FILE)
-    files = [
-        options.out / stage_folder(stage.stage) / name
-        for stage in pipeline.stages
-        for name in ("graph.arrow", "schedule.arrow")
-    ]
-    planned = [options.plan / name for name in (PLAN, PATTERN, SEQUENCE)]
-    read = [options.graph, options.costs, options.blocks]
-    read += [path for path in planned if path.exists()]
-    read += [options.options] if options.options else []
-    return [
-        LineageEntry(
-            [options.out / PIPELINE_FILE, *files], read, {"microbatches": options.microbatches}
-        )
-    ]
+
+def _parse_task(options: argparse.Namespace) -> SplitTask:
+    files = (options.graph, options.costs, options.blocks, options.plan, options.out)
+    return SplitTask(*files, options.options, options.microbatches)

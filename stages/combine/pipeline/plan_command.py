@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import math
-from typing import TYPE_CHECKING
 
 from tightfit.schemas.machine import machine_path
-from tightfit.util.command_line import LineageEntry
+from tightfit.stages.combine.pipeline.plan_task import PipelineTask
+from tightfit.util.command_line import LineageEntry, format_verdict
 from tightfit.util.errors import ConfigError
-from tightfit.util.solver_engines import ENGINES, HIGHS_ENGINE
+from tightfit.util.progress import StageProgress
+from tightfit.util.solver_engines import ENGINES
 
-if TYPE_CHECKING:
-    from tightfit.stages.combine.pipeline.plan import PipelineSettings
-
-PATTERN, PLAN, SEQUENCE = "pattern.arrow", "plan.json", "sequence.arrow"
 STAGE_RECOMPUTE = ("rotor", "rockmate")
 
 
@@ -61,89 +57,34 @@ def check_no_pipeline(options: argparse.Namespace) -> None:
 
 
 def run_pipeline(options: argparse.Namespace) -> None:
-    """Writes plan.json, pattern.arrow where there is a plan, and sequence.arrow where its stages
-    may compute again, into the folder `options.out`, and prints the verdict.
+    """Writes the plan of a pipeline into the folder `options.out` and prints the verdict.
 
     Raises ConfigError or ArtifactError when an option or a file is not what it should be.
     """
-    from tightfit.schemas import store
-    from tightfit.schemas.chain import CHAIN, read_chain
-    from tightfit.schemas.lineage import remove_with_lineage
-    from tightfit.schemas.machine import read_machine
-    from tightfit.schemas.pipeline_pattern import write_pipeline_pattern
-    from tightfit.schemas.pipeline_plan import write_pipeline_plan
-    from tightfit.schemas.sequence import write_sequence
-    from tightfit.stages.combine.pipeline.allocator import load_allocator
-    from tightfit.stages.combine.pipeline.plan import check_uniform_devices, plan_pipeline
-    from tightfit.util.command_line import format_verdict
-
     if len(options.chain) != 1:
         raise ConfigError("a pipeline is planned for one chain, and no join")
     if options.budget is not None:
         raise ConfigError("--budget is not for pipelines: the memory is that of the machine")
-    if (options.options is not None) != (options.stage_recompute == "rockmate"):
-        raise ConfigError("--options and --stage-recompute rockmate are given together")
-    chosen = load_allocator(options.strategy)
-    settings = parse_pipeline_settings(options)
-    if settings.k is not None and not chosen.about.turns:
-        raise ConfigError(f"--strategy {options.strategy} takes no --k")
-    if options.solver is not None and not chosen.about.solves:
-        raise ConfigError(
-            f"--strategy {options.strategy} takes no --solver: it solves no integer program"
-        )
-    if settings.inside and not chosen.about.inside:
-        raise ConfigError(f"--strategy {options.strategy} takes no --stage-recompute")
-    path = options.chain[0]
-    chain, machine = read_chain(path), read_machine(options.machine)
-    fleet = check_uniform_devices(machine, options.machine, chosen.about.contiguous)
-    plan, pattern, sequence = plan_pipeline(chain, fleet, machine.name, chosen, settings)
-    digest = store.read(path, CHAIN).digest
-    for name in (PATTERN, SEQUENCE):
-        remove_with_lineage(options.out / name)
-    if pattern is not None:
-        write_pipeline_pattern(options.out / PATTERN, pattern, digest)
-    if sequence:
-        write_sequence(options.out / SEQUENCE, sequence, digest)
-    write_pipeline_plan(options.out / PLAN, plan)
+    plan = _parse_task(options).run(StageProgress())
     print(format_verdict(plan.status, plan.message))
-
-
-def parse_pipeline_settings(options: argparse.Namespace) -> PipelineSettings:
-    """The settings of the command line; raises ConfigError where one is out of range, and
-    ArtifactError where options cannot be read."""
-    from tightfit.schemas.block_options import read_block_options
-    from tightfit.stages.combine.pipeline.plan import PipelineSettings
-
-    copies = 3 if options.weight_copies is None else options.weight_copies
-    if not 0 <= copies <= 1000:
-        raise ConfigError(f"--weight-copies {copies}: expected 0 to 1000")
-    if options.k is not None and not 1 <= options.k <= 1000:
-        raise ConfigError(f"--k {options.k}: expected 1 to 1000")
-    period = options.period
-    if period is not None and not (math.isfinite(period) and period > 0):
-        raise ConfigError(f"--period {period}: expected a number of seconds above 0")
-    inside = options.stage_recompute or ""
-    blocks = read_block_options(options.options) if inside == "rockmate" else None
-    engine = options.solver or HIGHS_ENGINE
-    return PipelineSettings(
-        period, copies, bool(options.buffers), options.k, inside, blocks, engine
-    )
 
 
 def derived_pipeline(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run_pipeline` made of what."""
-    settings = {
-        name: getattr(options, name)
-        for name in (
-            "strategy",
-            "period",
-            "weight_copies",
-            "buffers",
-            "stage_recompute",
-            "k",
-            "solver",
-        )
-    }
-    outputs = [path for name in (PATTERN, SEQUENCE, PLAN) if (path := options.out / name).exists()]
-    read = [*options.chain, options.machine, *([options.options] if options.options else [])]
-    return [LineageEntry(outputs, read, settings)]
+    return _parse_task(options).lineage_entries()
+
+
+def _parse_task(options: argparse.Namespace) -> PipelineTask:
+    return PipelineTask(
+        options.chain[0],
+        options.machine,
+        options.strategy,
+        options.out,
+        options.period,
+        options.weight_copies,
+        options.buffers,
+        options.stage_recompute,
+        options.options,
+        options.k,
+        options.solver,
+    )

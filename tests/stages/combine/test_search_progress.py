@@ -32,7 +32,7 @@ def test_lines_come_now_and_then(
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     printing = ProgressPrinter("tower: rockmate", "budgets")
     for done in (1, 2, 3, 4):
-        printing(done, 9)
+        printing.report(done, 9)
     assert capsys.readouterr().out.splitlines() == [
         "tower: rockmate at 2 of 9 budgets",
         "tower: rockmate at 4 of 9 budgets",
@@ -43,7 +43,7 @@ def test_what_is_being_done_is_told_of_each_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "PRINT_INTERVAL", 0.0)
-    told = LabeledProgressCounter(ProgressPrinter("tower: running", "steps"), 2)
+    told = LabeledProgressCounter(ProgressPrinter("tower: running", "steps").report, 2)
     for what in ("a step", "another one", "timing"):
         told(what)
     assert capsys.readouterr().out.splitlines() == [
@@ -55,7 +55,7 @@ def test_what_is_being_done_is_told_of_each_step(
 
 def test_a_tally_never_tells_more_than_there_is() -> None:
     told: Told = []
-    tally = ProgressCounter(lambda done, most: told.append((done, most)), 2)
+    tally = ProgressCounter(lambda done, most, _: told.append((done, most)), 2)
     for _ in range(3):
         tally()
     assert told == [(1, 2), (2, 2), (2, 2)]
@@ -63,7 +63,7 @@ def test_a_tally_never_tells_more_than_there_is() -> None:
 
 def test_two_parts_are_told_as_one() -> None:
     told: Told = []
-    parts = TwoPhaseProgress(lambda done, most: told.append((done, most)), 0.25)
+    parts = TwoPhaseProgress(lambda done, most, _: told.append((done, most)), 0.25)
     parts.first(3, 8)
     parts.second(1, 3)
     assert told == [(3, 10), (9, 11)]
@@ -80,7 +80,7 @@ def test_frontier_and_choice_tell_each_search(link: HostLink | None, most: int) 
     captured = Candidate(run_actions(problem, [node.op for node in problem.nodes]), [], "plain")
     told: Told = []
 
-    def report(done: int, of: int) -> None:
+    def report(done: int, of: int, doing: str) -> None:
         told.append((done, of))
 
     subject = FrontierProblem(graph, "digest", costs, problem, link)

@@ -12,7 +12,7 @@ from tightfit.__main__ import main
 from tightfit.schemas.frontier import read_frontier
 from tightfit.schemas.plan import Plan, read_plan
 from tightfit.stages.combine.frontier_files import FrontierFiles
-from tightfit.stages.combine.select_command import FAR_GAP, OUTPUT_FILES
+from tightfit.stages.combine.select_task import FAR_GAP, OUTPUT_FILES
 
 STRATEGY = ("--strategy", "rotor")
 LEAST = "1B"
@@ -84,13 +84,15 @@ def test_a_plan_far_from_its_bound_is_compared_with_that_from_the_whole_frontier
 ) -> None:
     alone = chosen(solved, tmp_path / "alone", "candidates", "90%")
     whole = chosen(solved, tmp_path / "whole", "frontier", "90%")
-    monkeypatch.setattr("tightfit.stages.combine.select_command.FAR_GAP", -1.0)
-    found = chosen(solved, tmp_path / "found", "candidates", "90%", *makings(solved))
+    monkeypatch.setattr("tightfit.stages.combine.select_task.FAR_GAP", -1.0)
+    found = chosen(solved, tmp_path / "found", "given", "90%", *makings(solved))
     assert alone.time is not None and whole.time is not None
     assert found == (whole if whole.time < alone.time else alone)
     made = FrontierFiles.frontier
-    monkeypatch.setattr(FrontierFiles, "frontier", lambda self, name: made(self, "keep_all"))
-    kept = chosen(solved, tmp_path / "kept", "candidates", "90%", *makings(solved))
+    monkeypatch.setattr(
+        FrontierFiles, "frontier", lambda self, name, *more: made(self, "unplanned", *more)
+    )
+    kept = chosen(solved, tmp_path / "kept", "given", "90%", *makings(solved))
     assert kept == alone and same(tmp_path / "kept", tmp_path / "alone")
 
 

@@ -65,7 +65,10 @@ def built_of(model: nn.Module) -> BuiltModel:
     ("kind", "words"),
     [
         (Clocked, "the model differs from itself when its step is repeated, in output 0"),
-        (Shorter, "where input[0][1] holds only ones the model goes a shorter way: plan with ones"),
+        (
+            Shorter,
+            "where input[0][1] holds only ones the model goes a shorter way: plan with",
+        ),
         (Counting, "(calls changes in a step)"),
         (Other, "plan its layers one by one to find the one that differs"),
     ],

@@ -15,7 +15,7 @@ def test_a_sweep_does_not_depend_on_the_number_of_workers(problem: PlanningGraph
     for workers in (2, 16):
         told: list[tuple[int, int]] = []
 
-        def report(done: int, most: int, told: list[tuple[int, int]] = told) -> None:
+        def report(done: int, most: int, doing: str, told: list[tuple[int, int]] = told) -> None:
             told.append((done, most))
 
         assert polisher.sweep([], 1, workers, report) == alone

@@ -147,7 +147,7 @@ def test_where_the_third_memory_is_small_parameters_stay_with_their_states() -> 
 
 
 def test_what_cannot_be_is_told_in_one_sentence() -> None:
-    crowded = r"^parameters and the buffers that states .* take .* by room= .* in the description$"
+    crowded = r"^parameters and the buffers that states .* take .* by limit= .* in the description$"
     with pytest.raises(ConfigError, match=crowded):
         plan_step(task(9_000_000, room=PARAMETERS), DISK)
     most, least = PARAMETERS + STATES - 1, PARAMETERS + STATES // 4

@@ -14,7 +14,6 @@ from tightfit.schemas.costs import write_costs
 from tightfit.schemas.graph.training_graph import Graph, write_graph
 from tightfit.schemas.hierarchy import Hierarchy, read_hierarchy
 from tightfit.stages.audit.audit import audit
-from tightfit.stages.partition.command import HIERARCHY_LIMITS
 from tightfit.stages.partition.gradient_flow import analyze_gradient_flow
 from tightfit.stages.partition.hierarchy.arrays import HierarchyLimits
 from tightfit.stages.partition.hierarchy.build import (
@@ -22,6 +21,7 @@ from tightfit.stages.partition.hierarchy.build import (
     build_hierarchy,
     build_step_forward,
 )
+from tightfit.stages.partition.task import HIERARCHY_LIMITS
 from tightfit.stages.simulate.planning_graph import build_planning_graph
 
 HERE = "tests.stages.partition.hierarchy.modules"

@@ -1,0 +1,186 @@
+"""Chooses the plan for a budget from a frontier, or from two of other kernels, and writes it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from tightfit.stages.combine.frontier_files import FrontierFiles
+from tightfit.util.budget import NO_BUDGET
+from tightfit.util.command_line import LineageEntry
+from tightfit.util.errors import ConfigError
+from tightfit.util.progress import StageProgress
+from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
+
+if TYPE_CHECKING:
+    from tightfit.schemas.frontier import Frontier
+    from tightfit.schemas.link import HostLink
+    from tightfit.schemas.plan import KernelKind, Plan
+    from tightfit.schemas.schedule import ScheduleStep
+    from tightfit.schemas.sequence import ChainOperation
+
+OUTPUT_FILES = ("sequence.arrow", "schedule.arrow", "plan.json")
+FAR_GAP = 0.05
+"""The gap from which on a plan that was found from own plans is compared with one that is found
+from the whole frontier."""
+
+
+@dataclass(frozen=True)
+class _SelectedPlan:
+    """A plan with what is written of it; `graph` is the digest of its graph."""
+
+    plan: Plan
+    sequence: list[ChainOperation]
+    steps: list[ScheduleStep]
+    graph: str
+    link: HostLink | None
+
+    def write(self, folder: Path) -> None:
+        """Writes all of it."""
+        from tightfit.schemas.plan import write_plan
+        from tightfit.schemas.schedule import write_schedule
+        from tightfit.schemas.sequence import write_sequence
+
+        write_sequence(folder / OUTPUT_FILES[0], self.sequence)
+        write_schedule(folder / OUTPUT_FILES[1], self.steps, self.graph, self.link)
+        write_plan(folder / OUTPUT_FILES[2], self.plan)
+
+
+@dataclass(frozen=True)
+class SelectionRequest:
+    """What a plan is chosen from, for a budget: a frontier, and what the whole one is made of where
+    it is of the strategy's own plans. Without a `search` it is the frontier's."""
+
+    graph: Path
+    costs: Path
+    frontier: Path
+    budget: str
+    makings: FrontierFiles | None = None
+    engine: SolverEngine = HIGHS_ENGINE
+    search: bool = True
+
+    @property
+    def files(self) -> list[Path]:
+        """All that is read."""
+        made = self.makings
+        more = () if made is None else (made.blocks, made.options, made.hierarchy, made.machine)
+        return [self.graph, self.costs, self.frontier, *(path for path in more if path is not None)]
+
+    def chosen(self, progress: StageProgress, total: int | None = None) -> _SelectedPlan:
+        """The plan, or that from the whole frontier where this is faster: it is made, if it can
+        be, where own plans lead to none, or to one whose gap is above `FAR_GAP`. `total` are the
+        bytes of the budget where these are another's. Raises ConfigError where the frontier is
+        of another graph, ArtifactError where what it is made of cannot be read."""
+        from tightfit.schemas.frontier import read_frontier
+        from tightfit.schemas.graph.training_graph import GRAPH
+        from tightfit.schemas.store import read
+        from tightfit.stages.combine.strategies.strategy import load_strategy as strategy_of
+
+        frontier, digest = read_frontier(self.frontier), read(self.graph, GRAPH).digest
+        if frontier.graph != digest:
+            raise ConfigError(f"{self.frontier}: was made for another graph than {self.graph}")
+        strategy_of(frontier.strategy)
+        if self.makings is not None:
+            self.makings.check()
+        found = self._from(frontier, progress, total)
+        if self.makings is None or not self.search or _is_near_bound(found.plan):
+            return found
+        whole = self.makings.frontier(frontier.strategy, progress)
+        further = self._from(whole, progress, total)
+        slower = not found.plan.feasible or _predicted_seconds(further.plan) < _predicted_seconds(
+            found.plan
+        )
+        return further if slower else found
+
+    def _from(
+        self, frontier: Frontier, progress: StageProgress, total: int | None
+    ) -> _SelectedPlan:
+        """The plan of one frontier."""
+        from tightfit.schemas.costs import read_costs
+        from tightfit.schemas.graph.fused_groups import count_executed_groups
+        from tightfit.schemas.graph.training_graph import has_fused_kernels, read_graph
+        from tightfit.stages.combine.select_plan import select_plan
+        from tightfit.stages.simulate.planning_graph import build_planning_graph
+
+        graph, costs = read_graph(self.graph), read_costs(self.costs)
+        problem = build_planning_graph(graph, costs)
+        asked = "" if self.budget == NO_BUDGET else f" for {self.budget}"
+        progress.begin(f"{graph.model}: {frontier.strategy}{asked}", "searches at most")
+        given = (frontier, self.budget, self.search, total, self.engine, progress.report)
+        plan, point, steps = select_plan(graph, costs, problem, *given)
+        groups, compiled = count_executed_groups(graph, (step.action for step in steps))
+        kernels: KernelKind = "fused" if has_fused_kernels(self.graph) else "eager"
+        plan = replace(plan, kernels=kernels, threads=costs.device.measured_threads)
+        if plan.feasible:
+            plan = replace(plan, groups=groups, compiled=compiled)
+        sequence = [] if point is None else point.sequence
+        return _SelectedPlan(plan, sequence, steps, frontier.graph, frontier.link)
+
+
+def _is_near_bound(plan: Plan) -> bool:
+    """Whether a plan is near to its bound, or no budget was asked for."""
+    return plan.budget == NO_BUDGET or (
+        plan.feasible and plan.gap is not None and plan.gap <= FAR_GAP
+    )
+
+
+def _predicted_seconds(plan: Plan) -> float:
+    """The predicted time of a plan, that of an infeasible one being without end."""
+    return math.inf if plan.time is None else plan.time
+
+
+@dataclass(frozen=True)
+class SelectionTask:
+    """What a plan is chosen from, and the folder to write it into. With an `eager` request of a
+    graph with eager's kernels the better plan of the two is chosen; eager's is written into
+    `eager_out` either way."""
+
+    stage: ClassVar[str] = "choose"
+    request: SelectionRequest
+    out: Path
+    eager: SelectionRequest | None = None
+    eager_out: Path | None = None
+
+    def run(self, progress: StageProgress) -> Plan:
+        """Writes sequence.arrow, schedule.arrow and plan.json and returns the plan. Raises
+        ConfigError where a frontier is of another graph."""
+        from tightfit.schemas.costs import read_profile_device
+        from tightfit.stages.combine.local_search.anneal import anneal_epoch
+        from tightfit.stages.combine.select_plan import choose_kernels, competing_plan_of
+        from tightfit.util.code_cache import note_compilation
+
+        if self.request.budget != NO_BUDGET:
+            note_compilation(anneal_epoch, progress.note)
+        found = self.request.chosen(progress)
+        if self.eager is not None and self.eager_out is not None:
+            other = self.eager.chosen(progress, found.plan.budget_total)
+            rival = competing_plan_of(found.plan)
+            replace(other, plan=replace(other.plan, competing_plan=rival)).write(self.eager_out)
+            plan = choose_kernels(found.plan, other.plan)
+            found = replace(found if plan.kernels == "fused" else other, plan=plan)
+        found.write(self.out)
+        if read_profile_device(self.request.costs).described:
+            _forget_measurement(self.out)
+        return found.plan
+
+    def lineage_entries(self) -> list[LineageEntry]:
+        """What `run` made of what."""
+        asked = self.request
+        outputs = [self.out / name for name in OUTPUT_FILES]
+        read = asked.files
+        if self.eager is not None and self.eager_out is not None:
+            outputs += [self.eager_out / name for name in OUTPUT_FILES]
+            read = list(dict.fromkeys([*read, *self.eager.files]))
+        more = {} if asked.search else {"search": False}
+        settings = {"budget": asked.budget, "solver": asked.engine, **more}
+        return [LineageEntry(outputs, read, settings)]
+
+
+def _forget_measurement(folder: Path) -> None:
+    """Removes what was measured of an earlier plan: nothing will measure this one."""
+    from tightfit.schemas.lineage import remove_with_lineage
+
+    for name in ("measurement.arrow", "memory_timeline.arrow"):
+        remove_with_lineage(folder / name)
