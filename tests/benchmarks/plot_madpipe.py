@@ -1,7 +1,7 @@
 """Draws the table of periods by memory as `docs/madpipe.svg`.
 
-    python -m tests.benchmarks --pipelines --models > periods.md
-    python -m tests.benchmarks.plot_madpipe periods.md
+python -m tests.benchmarks --pipelines --models > periods.md
+python -m tests.benchmarks.plot_madpipe periods.md
 """
 
 from __future__ import annotations
