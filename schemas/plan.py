@@ -101,17 +101,17 @@ class Plan:
         budget: Budget as written, "none" for a baseline.
         budget_total: Bytes that it allows the whole step, None without a budget.
         budget_bytes: Bytes that it leaves to the step beyond parameters, buffers and inputs.
-        verdict: "optimal" in the class `optimal_in`, "feasible", or "infeasible".
-        sentence: The verdict in one sentence.
+        status: "optimal" in the class `optimal_in`, "feasible", or "infeasible".
+        message: The status in one sentence.
         time: Predicted seconds of a step, None if infeasible.
         peak: Predicted bytes of the step beyond parameters, buffers and inputs.
         lower_bound: Least seconds of any plan within the budget.
         gap: Share of `time` above the lower bound, from 0 to 1.
         optimal_in: Class of plans in which none is faster, "" if none is known.
         smallest_budget: Smallest `budget_total` known to work, if infeasible.
-        before_polish: The strategy's own plan, before local search.
+        before_local_search: The strategy's own plan, before local search.
         keep_all: The step without recomputation.
-        fixed: Bytes that no plan changes.
+        baseline: Bytes that no plan changes.
         recomputed: Number of ops that run again.
         recomputed_time: Seconds that these take.
         solver: What made the plan.
@@ -122,7 +122,7 @@ class Plan:
         kernels: Kernels that the plan runs, "eager" or "fused"; None for plans of chains.
         groups: Number of groups of its graph that run as one kernel, each counted once.
         compiled: Number of distinct compiled kernels, in-place ones included.
-        rival: Plan of the other kernels for the same bytes, if one was made.
+        competing_plan: Plan of the other kernels for the same bytes, if one was made.
         threads: CPU threads that its costs were measured with, and hold for.
 
     Example:
