@@ -94,23 +94,41 @@ class CompetingPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan's figures. Times are seconds, sizes bytes.
+    """A plan's figures, as `plan.json` has them. Times are seconds, sizes bytes.
 
-    `budget` is as written ("none" for a baseline) and `budget_total` what it allows the whole
-    step, None without a budget; `budget_bytes` is what that leaves to the step itself, beyond
-    parameters, buffers and inputs, and `peak` what the plan uses of it. `status` "optimal" names
-    its class in `optimal_in`; "feasible" comes with `lower_bound`, the least seconds of any plan
-    within the budget, and `gap`, the share of `time` above it (`gap_of`); "infeasible" with
-    `smallest_budget`, the smallest `budget_total` known to work, and no time or peak. `message`
-    says it in words. `before_local_search` is the strategy's own sequence, `keep_all` the step
-    without recomputation, `recomputed` the number of ops that run again and `recomputed_time`
-    their seconds. `solver` names what made the plan. `gpu` is what the step takes of a GPU, that of
-    the plan which takes the least where the verdict is "infeasible", and None on the CPU: there the
-    budget bounds requested bytes, on a GPU reserved ones. `kernels` are those that the plan runs,
-    `groups` how many groups of its graph it runs as single ones, each counted once, and `compiled`
-    how many distinct kernels these are, those that write over an input included; None for plans of
-    chains. `competing_plan` is the plan of the other kernels for the same bytes, where one was
-    made. `threads` are those of the CPU that its costs were measured with, and hold for."""
+    Attributes:
+        strategy: Name of the strategy.
+        budget: Budget as written, "none" for a baseline.
+        budget_total: Bytes that it allows the whole step, None without a budget.
+        budget_bytes: Bytes that it leaves to the step beyond parameters, buffers and inputs.
+        status: "optimal" in the class `optimal_in`, "feasible", or "infeasible".
+        message: The status in one sentence.
+        time: Predicted seconds of a step, None if infeasible.
+        peak: Predicted bytes of the step beyond parameters, buffers and inputs.
+        lower_bound: Least seconds of any plan within the budget.
+        gap: Share of `time` above the lower bound, from 0 to 1.
+        optimal_in: Class of plans in which none is faster, "" if none is known.
+        smallest_budget: Smallest `budget_total` known to work, if infeasible.
+        before_local_search: The strategy's own plan, before local search.
+        keep_all: The step without recomputation.
+        baseline: Bytes that no plan changes.
+        recomputed: Number of ops that run again.
+        recomputed_time: Seconds that these take.
+        solver: What made the plan.
+        gpu: Bytes that the step takes of a GPU, where the budget bounds the reserved ones; None on
+            the CPU, where it bounds the requested ones. If infeasible, those of the plan that takes
+            the least.
+        transfers: What the step sends to another memory, None if nothing.
+        kernels: Kernels that the plan runs, "eager" or "fused"; None for plans of chains.
+        groups: Number of groups of its graph that run as one kernel, each counted once.
+        compiled: Number of distinct compiled kernels, in-place ones included.
+        competing_plan: Plan of the other kernels for the same bytes, if one was made.
+        threads: CPU threads that its costs were measured with, and hold for.
+
+    Example:
+        >>> plan = read_plan("results/gpt2/auto/196MB/plan.json")
+        >>> print(plan.time, plan.peak, plan.gap)
+    """
 
     strategy: str
     budget: str

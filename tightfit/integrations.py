@@ -23,19 +23,34 @@ class _ModelCalled(BaseException):
 
 
 def plan_trainer(trainer: Any, *, batches: int = 1, **options: Any) -> ChosenPlan:
-    """Plans the training step of a `transformers.Trainer`, and lets it train the planned module.
+    """Plans the training step of a `transformers.Trainer` and lets it train the planned module.
 
-    The first `batches` of its own data are looked at, as its data collator gives them, with what it
-    adds to them, and under its autocast; each of their shapes is planned. `options` are those of
-    `tightfit.plan`. Call this before `trainer.train()`, which then takes the same batches and
-    random numbers as without it. A dataset that is a stream of its own loses the batches that
-    planning takes. What it saves are checkpoints of the model that it was given. With an
-    `optimizer`, which may be `trainer.create_optimizer()`, the plan's optimizer becomes that of the
-    trainer; unless `gradients` are given, gradients are kept until its `step()` where the
-    trainer clips them (`max_grad_norm`, 1.0 by default), scales them or accumulates them, and a
-    budget in bytes counts them. Returns the plan.
-    Raises ConfigError where an argument of the trainer cannot go with a plan, and what
-    `tightfit.plan` raises.
+    Call it before `trainer.train()`, which then takes the same batches and random numbers as
+    without it. The trainer saves checkpoints of the model that it was given. A dataset that is a
+    stream loses the batches that planning takes.
+
+    Args:
+        trainer: The trainer, with its model and data. Batches are those of its data collator, under
+            its autocast.
+        batches: Number of first batches to take samples from; each of their shapes is planned.
+        **options: Options of `tightfit.plan`. The `optimizer` may be `trainer.create_optimizer()`;
+            the plan's optimizer then becomes that of the trainer. Unless said otherwise, gradients
+            stay until its `step()` if the trainer clips them (`max_grad_norm`, 1.0 by default),
+            scales them or accumulates them, and a budget in bytes counts them.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ConfigError: An argument of the trainer does not go with a plan, such as
+            `gradient_checkpointing=True`, or what `tightfit.plan` raises it for.
+        ModelError: The trainer is no `transformers.Trainer`, has no data, or its model cannot be
+            planned.
+
+    Example:
+        >>> trainer = transformers.Trainer(model, arguments, train_dataset=dataset)
+        >>> plan = tightfit.integrations.plan_trainer(trainer, budget="8GiB")
+        >>> trainer.train()
     """
     _check(trainer, batches)
     with _preserve_state(trainer):
@@ -63,7 +78,18 @@ def _changes_gradients(trainer: Any) -> bool:
 
 
 def model_output_loss(output: Any) -> Tensor:
-    """The loss in a model's output, as transformers' Trainer takes it."""
+    """The loss in a model's output, as transformers' Trainer takes it: a `loss` for `plan`.
+
+    Args:
+        output: The output of a transformers model that was called with labels.
+
+    Returns:
+        The loss, a tensor with one element.
+
+    Example:
+        >>> inputs = {"input_ids": tokens, "labels": tokens}
+        >>> tightfit.plan(model, (), inputs, loss=tightfit.integrations.model_output_loss)
+    """
     loss: Tensor = output["loss"] if isinstance(output, dict) else output[0]
     return loss
 

@@ -1,8 +1,13 @@
-"""Draws the table of periods by memory in `reports/benchmarks.md` as `docs/madpipe.svg`."""
+"""Draws the table of periods by memory as `docs/madpipe.svg`.
+
+python -m tests.benchmarks --pipelines --models > periods.md
+python -m tests.benchmarks.plot_madpipe periods.md
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -63,5 +68,5 @@ def drawn(names: list[str], found: dict[int, list[float | None]]) -> str:
 
 
 if __name__ == "__main__":
-    table = periods((ROOT / "reports" / "benchmarks.md").read_text())
+    table = periods(Path(sys.argv[1]).read_text())
     (ROOT / "docs" / "madpipe.svg").write_text(drawn(*table))

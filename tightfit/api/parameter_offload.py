@@ -224,7 +224,7 @@ def _load_package(
         None if each is None else str(each) for each in (offload.path, offload.second_path)
     )
     planned, made = load_offloaded_module(
-        package, model, optimizer, first, second, otherwise=on_mismatch
+        package, model, optimizer, first, second, on_mismatch=on_mismatch
     )
     made.keep_gradients = keep_gradients
     return planned, made

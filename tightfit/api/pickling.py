@@ -49,7 +49,7 @@ def package_loader(
         else:
             more |= {"libraries": libraries, "without_compiler": without_compiler}
     return lambda model, on_mismatch: load_from_package(
-        package, directory, model, otherwise=on_mismatch, **more
+        package, directory, model, on_mismatch=on_mismatch, **more
     )
 
 

@@ -28,8 +28,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MadePipeline(PipelinePlan):
-    """The plan of a pipeline with the folders of its `package` and of what its ranks run
-    (`split`), and the most bytes of each rank's step beyond parameters, buffers and inputs."""
+    """The plan of a pipeline with its package.
+
+    Attributes:
+        package: Folder of the generated package, which `load_pipeline` takes.
+        split: Folder with the graph and the schedule of each stage.
+        peaks: For each rank, the most bytes of its step beyond parameters, buffers and inputs.
+
+    Example:
+        >>> plan = tightfit.plan_pipeline(model, (x,), loss=loss, machine="machine.json")
+        >>> print(plan.ranks, plan.period, plan.peaks)
+    """
 
     package: Path = field(kw_only=True)
     split: Path = field(kw_only=True)
@@ -59,16 +68,39 @@ def plan_pipeline(
 ) -> MadePipeline:
     """Plans a pipeline of a training step over the devices of a machine, and writes its package.
 
-    `model(*args, **kwargs)` is the call of one microbatch, of which a step has `microbatches`.
-    `machine` is the path of a `tightfit.machine/1`. `loss` is a function from the model's output to
-    a scalar, needed unless the output is one. With `stage_recompute` stages compute again what they do not
-    store. Parameters count `weight_copies` times: themselves, their gradients, and what the
-    optimizer keeps. The engine of `solver` solves the integer programs of the allocator and of the
-    blocks of `stage_recompute="rockmate"`. What was found out is kept in `store`, unless given the folder
-    `tightfit` in the user's cache folder; `operators` are as in `plan`. Gives the plan; `package`
-    is the folder that `load_pipeline` takes, or that is copied. Raises ConfigError where nothing
-    fits, with what is known to work, ModelError where the model cannot be captured or be a
-    pipeline.
+    Args:
+        model: The model, on the CPU.
+        args: Positional arguments of the call of one microbatch.
+        kwargs: Keyword arguments of that call.
+        machine: Path of a `tightfit.machine/1` document (.json): devices with their memory in
+            bytes, links with their bandwidth in bytes per second.
+        microbatches: Number of microbatches of a step.
+        strategy: Allocator of layers to devices: "pipedream", "one_f_one_b", "k_periodic",
+            "pipeline_ilp" or "madpipe" (Beaumont, Eyraud-Dubois and Shilova, ScaDL 2022).
+        loss: Function from the model's output to a tensor with one element; not needed if the
+            output is one.
+        stage_recompute: How stages recompute what they do not store: "rotor", "rockmate", or "" for not at
+            all.
+        weight_copies: How many times a device stores its parameters: themselves, their gradients
+            and what the optimizer keeps.
+        solver: Its engine solves the integer programs of the allocator and of the blocks of
+            `stage_recompute="rockmate"`; its jobs are the processes that solve blocks.
+        store: Folder in which measured costs and solved blocks are kept; by default `tightfit` in
+            the user's cache folder.
+        operators: Namespaces of custom operators that the model may call, as in `plan`.
+        progress: Whether standard error shows the progress.
+
+    Returns:
+        The plan; `package` is the folder that `load_pipeline` takes.
+
+    Raises:
+        ConfigError: Nothing fits (the message says what is known to work), or an argument is
+            wrong.
+        ModelError: The model cannot be captured, or cannot be a pipeline.
+
+    Example:
+        >>> plan = tightfit.plan_pipeline(model, (x,), loss=loss, machine="machine.json")
+        >>> pipeline = tightfit.load_pipeline(plan.package, model)  # in each rank
     """
     import torch
 
@@ -169,11 +201,28 @@ def load_pipeline(
     group: Any = None,
     light: bool = False,
 ) -> Any:
-    """What this process runs of a pipeline, by its package in a folder: see the package's own
-    `load_pipeline`. The `step(calls, loss)` of what is loaded is one training step, its
-    `parameters()` are those to optimize.
+    """Loads what this process runs of a pipeline.
 
-    Raises ArtifactError where the folder holds no pipeline, or one of another model or group.
+    Args:
+        package: Folder of the package that `plan_pipeline` wrote.
+        model: The model that was planned, the same in each rank.
+        rank: Rank of this process; by default that of `torch.distributed`.
+        group: Process group with one process for each rank; by default all processes.
+        light: Whether the memory of parameters that only other ranks use is given back.
+
+    Returns:
+        The pipeline of this rank: `step(calls, loss)` runs one training step, with `calls` the
+        (args, kwargs) of each microbatch, and returns the losses on the rank of the last layer;
+        `parameters()` are those to optimize.
+
+    Raises:
+        ArtifactError: The folder has no pipeline, or one of another model or number of ranks.
+
+    Example:
+        >>> pipeline = tightfit.load_pipeline(plan.package, model)
+        >>> optimizer = torch.optim.SGD(pipeline.parameters(), 0.1)
+        >>> losses = pipeline.step([((x,), {}) for x in microbatches], loss)
+        >>> optimizer.step()
     """
     from tightfit.stages.validate.load import describe_error, load_package
 

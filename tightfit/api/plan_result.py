@@ -24,9 +24,19 @@ MAX_TABLE_ROWS = 12
 
 @dataclass(frozen=True)
 class FrontierEntry:
-    """A plan of a frontier: the smallest budget that it is within, in bytes of the whole step and
-    in percent (None where it is no percentage). Its peak is that of the step alone, in bytes; its
-    predicted seconds stand also in relation to the step that keeps everything."""
+    """A plan of a frontier, which `plan(..., budget=entry)` takes.
+
+    Attributes:
+        budget: Smallest budget that the plan is within, in bytes of the whole step.
+        percent: The same as a share, between 0 and 100; None if it is none.
+        peak: Bytes of the step beyond parameters, buffers and inputs.
+        seconds: Predicted time of a step.
+        relative_seconds: Predicted time relative to that of the step that keeps everything.
+
+    Example:
+        >>> entry = plan.frontier[3]
+        >>> print(entry.budget, entry.relative_seconds)
+    """
 
     budget: int
     percent: float | None
@@ -50,9 +60,21 @@ def _pareto_entries(choices: Iterable[FrontierEntry]) -> list[FrontierEntry]:
 
 
 class FrontierEntries(Sequence[FrontierEntry]):
-    """The plans of a frontier, and the one that was made, from most to least memory.
-    `plan(..., budget=made.frontier[3])` takes one of them; `chosen` is the number of the one that
-    was. `totals` are the bytes in all of each plan of a frontier for a GPU, which are reserved."""
+    """The plans of a frontier, with the one that was made, from most to least memory.
+
+    It prints as a table, and in a notebook as a table with a picture.
+
+    Attributes:
+        model: Name of the model.
+        strategy: Name of the strategy.
+        keep_all: Bytes of the whole step that keeps everything.
+        chosen: Index of the plan that was made, None if it is none of them.
+
+    Example:
+        >>> module, plan = tightfit.plan(model, (x,), budget="50%")
+        >>> print(plan.frontier)
+        >>> module, smaller = tightfit.plan(model, (x,), budget=plan.frontier[-1])
+    """
 
     def __init__(self, frontier: Frontier, plan: Plan, totals: Sequence[int] | None = None) -> None:
         self.model = frontier.model

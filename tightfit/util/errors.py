@@ -4,19 +4,48 @@ from __future__ import annotations
 
 
 class TightfitError(Exception):
-    """Something outside tightfit is wrong; the message is one sentence naming it."""
+    """The base of all errors that a user can cause; the message is one sentence.
+
+    Example:
+        >>> try:
+        ...     module, plan = tightfit.plan(model, (x,), budget="8GiB")
+        ... except tightfit.TightfitError as error:
+        ...     print(error)
+    """
 
 
 class ArtifactError(TightfitError):
-    """A file is not the artifact it should be: absent, truncated, changed, of another version."""
+    """A file is missing, truncated, changed, of another version or of another model.
+
+    Example:
+        >>> tightfit.load("results/gpt2/auto/196MB/module", another_model)
+        Traceback (most recent call last):
+        tightfit.util.errors.ArtifactError: results/gpt2/auto/196MB/module: ...
+    """
 
 
 class ConfigError(TightfitError):
-    """A configuration value is wrong; the message names its key and what was expected."""
+    """An argument or a key of the configuration is wrong; the message names it and what was
+    expected. A budget that is too small raises it, too, with the smallest one known to work.
+
+    Example:
+        >>> tightfit.plan(model, (x,), budget="1kB")
+        Traceback (most recent call last):
+        tightfit.util.errors.ConfigError: ...
+    """
 
 
 class ModelError(TightfitError):
-    """A model or its factory cannot be used; the message names the factory or the source line."""
+    """A model cannot be planned; the message names the source line, or the factory, and a remedy.
+
+    Example:
+        >>> class Branching(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return x if x.sum() > 0 else -x
+        >>> tightfit.plan(Branching(), (x,))
+        Traceback (most recent call last):
+        tightfit.util.errors.ModelError: ...
+    """
 
 
 class ScheduleError(TightfitError):

@@ -29,7 +29,7 @@ from tightfit.util.strategies import OFFLOADERS
 
 BANDWIDTH = 700_000
 LINK = {"between": ["cuda:0", "host"], "bandwidth": BANDWIDTH, "latency": 0.01, "shared": False}
-PAGE = Path(__file__).parents[4] / "docs/offloading.md"
+PAGE = Path(__file__).parents[4] / "docs/offload.md"
 
 
 def machine(folder: Path, **changed: Any) -> Path:
