@@ -30,7 +30,7 @@ PLACEHOLDER = re.compile(r"[^/]*(?:NAME|STAGE).*")
 MAX_README_LINES = 130
 MAX_PAGE_LINES = 400
 SMALL_README = {
-    '"n_layer": 6': '"n_layer": 2',
+    '"n_layer": 6': '"n_layer": 1',
     '"n_embd": 384': '"n_embd": 32',
     '"n_head": 6': '"n_head": 2',
     '"vocab_size": 5000': '"vocab_size": 100',
