@@ -73,11 +73,11 @@ def test_paths_exist(name: str) -> None:
 @pytest.mark.parametrize("name", DEVELOPER_PAGES)
 def test_names_exist(name: str) -> None:
     text = re.sub(r"`make [^`]*`", "", page_text(name))
-    named = set(re.findall(r"`(\w+)(?:\([\w, ]*\))?`", text)) - {"DEVICE", "NAME"}
+    named = {name for name in re.findall(r"`(\w+)(?:\([\w, ]*\))?`", text) if "NAME" not in name}
     folders = ("stages", "schemas", "tightfit", "tests")
     sources = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
     known = set(re.findall(r"\w+", " ".join(sources)))
-    assert not named - known
+    assert not named - known - {"DEVICE"}
 
 
 def test_modules_that_the_code_names_exist() -> None:
