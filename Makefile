@@ -1,6 +1,7 @@
 # make plan: plan the models of config.yaml.  make zoo: those of zoo.yaml.  make test: run the tests.
-# make test-long: run those that take long.  Each makes .venv first.  PROFILE=slurm sends the jobs of
-# plan and zoo to a cluster, and REMEASURE=1 has them measure costs again.
+# make test-long: run those that take long.  make docs: build the documentation.  Each makes .venv
+# first.  PROFILE=slurm sends the jobs of plan and zoo to a cluster, and REMEASURE=1 has them measure
+# costs again.
 
 VENV ?= .venv
 CONFIG ?= config.yaml
@@ -21,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 CLUSTER := $(if $(filter-out default,$(PROFILE)),$(VENV)/cluster.done)
 
-.PHONY: plan zoo prune test tests test-long check lint types battery fuzz mutate bench crash pipelines slurm clean
+.PHONY: plan zoo prune test tests test-long check lint types battery fuzz mutate bench crash pipelines slurm docs clean
 
 plan: $(VENV)/plan.done $(CLUSTER)
 	@exec $(BIN)/python workflow/process_group.py workflow/plan.sh $(BIN) $(CONFIG) "$(CORES)" $(PROFILE) $(REMEASURE)
@@ -75,6 +76,10 @@ slurm: $(VENV)/test.done $(VENV)/cluster.done
 	tests/slurm/install.sh
 	$(BIN)/pytest -v tests/slurm/test_first_step.py tests/slurm/full_batches.py
 
+docs: $(VENV)/docs.done
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "The documentation is in build/docs/index.html"
+
 $(VENV)/plan.done: pyproject.toml constraints.txt workflow/environment.sh
 	workflow/environment.sh $(VENV) models
 	@touch $@
@@ -90,6 +95,10 @@ $(VENV)/test.done: pyproject.toml constraints.txt workflow/environment.sh
 $(VENV)/cluster.done: pyproject.toml constraints.txt workflow/environment.sh
 	workflow/environment.sh $(VENV) models,zoo,cluster
 	@touch $(VENV)/plan.done $(VENV)/zoo.done $@
+
+$(VENV)/docs.done: pyproject.toml constraints.txt workflow/environment.sh
+	workflow/environment.sh $(VENV) docs
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .snakemake .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -26,7 +26,7 @@ from tightfit.stages.combine.strategies.strategy import load_strategy as strateg
 from tightfit.stages.partition.gradient_flow import GradientFlow
 from tightfit.util.strategies import STRATEGIES, StrategyInfo
 
-README = Path(__file__).parents[4] / "README.md"
+PAGE = Path(__file__).parents[4] / "docs/strategies.md"
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -54,11 +54,11 @@ def test_every_strategy_gives_plans_that_can_run(name: str, facts: GradientFlow)
         assert kinds <= set(get_args(OperationKind)) and candidate.origin
 
 
-def test_the_readme_tells_of_all_strategies() -> None:
-    told = " ".join(README.read_text().split())
+def test_the_page_of_strategies_has_them_all() -> None:
+    text = PAGE.read_text()
     for name, about in STRATEGIES.items():
         assert about.name == name
-        assert f"- `{name}`: {about.summary}" in told
+        assert f"`{name}`" in text
 
 
 class Halves:
