@@ -79,8 +79,8 @@ def plan_pipeline(
             "pipeline_ilp" or "madpipe" (Beaumont, Eyraud-Dubois and Shilova, ScaDL 2022).
         loss: Function from the model's output to a tensor with one element; not needed if the
             output is one.
-        stage_recompute: How stages recompute what they do not store: "rotor", "rockmate", or "" for not at
-            all.
+        stage_recompute: How stages recompute what they do not store: "rotor", "rockmate", or ""
+            for not at all.
         weight_copies: How many times a device stores its parameters: themselves, their gradients
             and what the optimizer keeps.
         solver: Its engine solves the integer programs of the allocator and of the blocks of
