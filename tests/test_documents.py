@@ -17,7 +17,7 @@ README = "README.md"
 QUICKSTART = "docs/quickstart.md"
 TOP_PAGES = [name for name in ("CONTRIBUTING.md", "GLOSSARY.md") if (ROOT / name).exists()]
 PAGES = [README, *TOP_PAGES, *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
-DEVELOPER_PAGES = [*TOP_PAGES, *({"docs/developers.md", "docs/glossary.md"} & {*PAGES})]
+DEVELOPER_PAGES = [*TOP_PAGES, "docs/developers.md", "docs/glossary.md"]
 """The pages that name modules, classes and functions of the code."""
 
 FOLDERS = "stages|schemas|tests|data|workflow|reports|tightfit|examples"

@@ -38,7 +38,7 @@ CHANGES: dict[str, tuple[Callable[[Graph], Graph], str]] = {
     "assigned_buffers": (
         lambda g: guarded(g, assigned_buffers=["norm.x"]),
         r"in the place of "
-        "norm\.x",
+        r"norm\.x",
     ),
     "guards": (lambda g: replace(g, guards="[]"), "the guards are not JSON"),
     "backward": (lambda g: drawing(g, "backward", ""), "in the backward, which come in another"),
