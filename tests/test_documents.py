@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+import tightfit
+
 ROOT = Path(__file__).parents[1]
 README = "README.md"
 QUICKSTART = "docs/quickstart.md"
@@ -28,6 +30,7 @@ PLACEHOLDER = re.compile(r"[^/]*(?:NAME|STAGE).*")
 """What stands in a path for any name."""
 
 MAX_README_LINES = 130
+MAX_GLOSSARY_TERMS = 70
 MAX_PAGE_LINES = 400
 SMALL_README = {
     '"n_layer": 6': '"n_layer": 1',
@@ -96,8 +99,21 @@ def test_modules_that_the_code_names_exist() -> None:
 def test_links_lead_to_files(name: str) -> None:
     page = ROOT / name
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page_text(name)):
-        path = (page.parent / target).resolve()
-        assert path.exists() or str(path.relative_to(ROOT.resolve())) in navigation(), target
+        assert (page.parent / target).exists(), target
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    assert navigation() == {page for page in PAGES if page.startswith("docs/")}
+
+
+def test_the_glossary_is_short() -> None:
+    terms = page_text("docs/glossary.md").partition("## Symbols")[0]
+    assert 0 < len(re.findall(r"^[-|*] ?\*\*", terms, re.M)) <= MAX_GLOSSARY_TERMS
+
+
+def test_the_reference_has_all_public_names() -> None:
+    shown = re.findall(r"^::: tightfit\.(?:[\w.]+\.)?(\w+)$", page_text("docs/reference.md"), re.M)
+    assert set(tightfit.__all__) - {"__version__"} <= set(shown)
 
 
 @pytest.mark.parametrize("name", PAGES)

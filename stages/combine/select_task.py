@@ -137,7 +137,7 @@ class SelectionTask:
     graph with eager's kernels the better plan of the two is chosen; eager's is written into
     `eager_out` either way."""
 
-    stage: ClassVar[str] = "choose"
+    stage: ClassVar[str] = "select"
     request: SelectionRequest
     out: Path
     eager: SelectionRequest | None = None

@@ -59,7 +59,7 @@ def cached_link(
         )
 
     return _read_or_measure(
-        store, device, ends, "path", measure, lambda: sample_link(device, folder), again
+        store, device, ends, "disk", measure, lambda: sample_link(device, folder), again
     )
 
 
@@ -84,7 +84,7 @@ def cached_second_tier_link(
     def known_again() -> float:
         return sample_second_tier_link(device, folder, far_folder)
 
-    return _read_or_measure(store, device, ends, "second_path", measure, known_again, again)
+    return _read_or_measure(store, device, ends, "second_disk", measure, known_again, again)
 
 
 LinkEnds = tuple[str, str, str]

@@ -20,7 +20,7 @@ from tightfit.util.errors import ConfigError
 
 __all__ = ["_own_folder", "_small"]
 
-GONE = "is gone: the optimizer of the plan has updated .* plan with keep_gradients=True"
+GONE = "is gone: the optimizer of the plan has updated .* plan with gradients=GradientOptions"
 
 
 @pytest.mark.parametrize("parameters", ["device", "away"])

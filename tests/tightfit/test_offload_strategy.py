@@ -63,7 +63,7 @@ def test_what_waits_is_on_the_disk_that_was_named(
     assert re.search(own, made.message)
     mine = gradients(fitted, *args)
     moved = type(fitted)._tightfit_transfers.last
-    assert (moved.left, moved.peak) == (made.transfers.left, made.transfers.host_peak)
+    assert (moved.left, moved.peak) == (made.transfers.offloaded_bytes, made.transfers.host_peak)
     again = copy.deepcopy(fitted)
     monkeypatch.chdir(tmp_path)
     loaded = tightfit.load(made.package, copy.deepcopy(model), offload_path="disk")

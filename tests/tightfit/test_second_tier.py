@@ -161,7 +161,7 @@ def test_what_cannot_be_is_told(folder: Path, store: Path, package: Path) -> Non
     refused("tensors cannot wait in files of /nowhere", second_path="/nowhere")
     refused("parameters and optimizer states take .* which has 45,000", second_path=None)
     refused("parameters.* take .* in disk/memory, which has 20,000", limit=20_000)
-    with pytest.raises(tightfit.ArtifactError, match="name its folder, second_path"):
+    with pytest.raises(tightfit.ArtifactError, match="name its folder, second_disk"):
         tightfit.load_whole(package, model, adamw(model))
     assert loss(model(*args)).isfinite()
 

@@ -72,7 +72,7 @@ def test_frontiers_are_as_fine_as_is_asked(
     combined = [line for line in said if "-m tightfit combine " in line and " rotor " in line]
     polished = [line for line in combined if f" --budgets {budgets} " in line]
     assert len(polished) == len(combined) - 1 == (0 if budgets is None else 1)
-    assert any("-m tightfit combine " in line and " checkpoint " in line for line in said)
+    assert any("-m tightfit combine " in line and " checkpoint_all " in line for line in said)
     pages = [line for line in said if "-m tightfit report --" in line and "perfetto" not in line]
     assert len(pages) == 2
     assert all((" --plans-only " in line) == (budgets is None) for line in pages)

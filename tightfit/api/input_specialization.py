@@ -208,12 +208,12 @@ def _more_of(graph: Path) -> str:
     from tightfit.stages.trace.activation_checkpoints import missing_gradient_message
 
     said = {
-        "ones": "it takes calls in which {} holds only ones",
-        "mixed": "it takes calls in which {} does not hold only ones",
-        "wished": "{} holds only ones in the sample, where the model itself takes a shorter way: "
+        "all_ones_inputs": "it takes calls in which {} holds only ones",
+        "not_all_ones_inputs": "it takes calls in which {} does not hold only ones",
+        "all_ones_samples": "{} holds only ones in the sample, where the model itself takes a shorter way: "
         "assume_all_ones_masks=True plans that one, without it eager may differ in last bits and "
         "memory",
-        "masks": "where {} holds only ones the model itself takes a shorter way, which may differ "
+        "other_masks": "where {} holds only ones the model itself takes a shorter way, which may differ "
         "in last bits and memory",
     }
     traced = read_graph(graph)
@@ -233,7 +233,7 @@ def _full_frontier(runner: StageRunner, graph: Path, costs: Path) -> Frontier:
     """The whole frontier, made unless it is there."""
     with (
         PLANNING_LOCK,
-        runner.progress.show_stages("trace", "profile", "choose", "generate", "check"),
+        runner.progress.show_stages("trace", "profile", "select", "generate", "check"),
     ):
         return read_frontier(runner.frontier(graph, costs))
 

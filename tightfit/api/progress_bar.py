@@ -32,7 +32,7 @@ FUSED_STAGE_LABELS = {
 PIPELINE_STAGE_LABELS = {
     **{name: STAGE_LABELS[name] for name in ("trace", "profile", "partition", "solve")},
     "chain": ("allocating to devices", 30),
-    "split": ("splitting into stages", 10),
+    "pipeline": ("splitting into stages", 10),
     "generate": STAGE_LABELS["generate"],
 }
 """Those of a pipeline."""

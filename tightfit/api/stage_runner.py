@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 FUSE_STAGE = "fuse"
 MICROBATCH_FILE = "microbatch.arrow"
 """What `whole` writes beside the schedule where a step is several microbatches."""
-STAGE_ROOMS = {"choose": "combine", "chain": "combine", "split": "combine"}
+STAGE_ROOMS = {"select": "combine", "chain": "combine", "pipeline": "combine"}
 """The rooms of stages that have the name of none."""
 FRONTIER_STAGES = ("partition", "solve", "combine")
 """The stages whose code decides a frontier."""

@@ -22,7 +22,7 @@ class SplitTask:
     write into. A plan with rockmate inside has the `options` of the blocks; `microbatches` is the
     number of calls of the model in a step."""
 
-    stage: ClassVar[str] = "split"
+    stage: ClassVar[str] = "pipeline"
     graph: Path
     costs: Path
     blocks: Path

@@ -140,7 +140,7 @@ class _BackwardOptimizer(torch.optim.Optimizer):
             raise self._refused(
                 "a second backward comes before optimizer.step(), and the first one has updated "
                 "the parameters: run all but the last within optimizer.accumulating(), or plan "
-                "with keep_gradients=True"
+                "with gradients=GradientOptions(keep=True)"
             )
         self._consumed.check_zeroed(number)
         if adds:
@@ -213,7 +213,7 @@ class _BackwardOptimizer(torch.optim.Optimizer):
             if not self.keep_gradients:
                 raise RuntimeError(
                     "an optimizer that steps in the backward takes no closure: plan with "
-                    "keep_gradients=True"
+                    "gradients=GradientOptions(keep=True)"
                 )
             with torch.enable_grad():
                 loss = closure()
@@ -243,7 +243,7 @@ class _BackwardOptimizer(torch.optim.Optimizer):
                 raise RuntimeError(
                     f"a parameter of shape {shape} was changed between a backward, which has "
                     "updated it already, and step(): change it after the step, or plan with "
-                    "keep_gradients=True"
+                    "gradients=GradientOptions(keep=True)"
                 )
 
     def _update_remaining(self) -> None:
@@ -300,7 +300,7 @@ class _BackwardOptimizer(torch.optim.Optimizer):
             raise RuntimeError(
                 "zero_grad(set_to_none=False) leaves zeros as gradients, and those that the "
                 "backward has consumed have no bytes for these: leave set_to_none out, or plan "
-                "with keep_gradients=True"
+                "with gradients=GradientOptions(keep=True)"
             )
         self._consumed.drop([*self._consumed.stepped])
         super().zero_grad(set_to_none)

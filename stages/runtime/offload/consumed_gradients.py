@@ -85,8 +85,9 @@ class ConsumedGradients:
         raise RuntimeError(
             f"the gradient of a parameter of shape {tuple(parameter.shape)} is gone: the optimizer "
             "of the plan has updated the parameter by it in the backward, so that nothing can "
-            "read, clip, scale or change it; plan with keep_gradients=True (of tightfit.plan, "
-            "plan_trainer and in_backward), which keeps gradients for optimizer.step()"
+            "read, clip, scale or change it; plan with "
+            "gradients=GradientOptions(keep=True), or in_backward with keep_gradients=True, which "
+            "keeps gradients for optimizer.step()"
         )
 
 

@@ -273,7 +273,7 @@ def test_a_link_to_a_third_memory_is_kept_by_both_ends(
         with pytest.raises(ArtifactError, match="does not say which memory"):
             cached_second_tier_link(store, "cpu", near, far, size=1)
         write_measured_link(path, first)
-    with pytest.raises(ConfigError, match="second_path: tensors cannot wait in files of /nowhere"):
+    with pytest.raises(ConfigError, match="second_disk: tensors cannot wait in files of /nowhere"):
         cached_second_tier_link(store, "cpu", near, "/nowhere", size=1)
     words = [
         "--disk",

@@ -24,7 +24,7 @@ from tightfit.stages.runtime.offload.backward_optimizer import in_backward
 from tightfit.stages.runtime.offload.disk_target import DISK_VARIABLE
 
 Loop = Callable[[nn.Module, Any, torch.Tensor], Any]
-GONE = r"the gradient of a parameter of shape .* is gone: .* plan with keep_gradients=True"
+GONE = r"the gradient of a parameter of shape .* is gone: .* plan with gradients=GradientOptions"
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +165,7 @@ WAYS: dict[Loop, str] = {
     decay: r"a parameter of shape .* was changed between a backward",
     two_backwards: r"a second backward comes before optimizer\.step\(\)",
     skip_a_step: GONE,
-    closure: r"takes no closure: plan with keep_gradients=True",
+    closure: r"takes no closure: plan with gradients=GradientOptions",
     never_drop: r"call optimizer\.zero_grad\(\) between a step\(\) and the next backward",
     step_twice: r"call optimizer\.zero_grad\(\) between a step\(\) and the next backward",
     leave_zeros: r"zero_grad\(set_to_none=False\) leaves zeros",
