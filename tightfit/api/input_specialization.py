@@ -210,11 +210,11 @@ def _more_of(graph: Path) -> str:
     said = {
         "all_ones_inputs": "it takes calls in which {} holds only ones",
         "not_all_ones_inputs": "it takes calls in which {} does not hold only ones",
-        "all_ones_samples": "{} holds only ones in the sample, where the model itself takes a shorter way: "
-        "assume_all_ones_masks=True plans that one, without it eager may differ in last bits and "
+        "all_ones_samples": "{} holds only ones in the sample, where the model itself takes a "
+        "shorter way: assume_all_ones_masks=True plans that one, without it eager may differ in last bits and "
         "memory",
-        "other_masks": "where {} holds only ones the model itself takes a shorter way, which may differ "
-        "in last bits and memory",
+        "other_masks": "where {} holds only ones the model itself takes a shorter way, which may "
+        "differ in last bits and memory",
     }
     traced = read_graph(graph)
     masks = [
