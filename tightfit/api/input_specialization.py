@@ -211,8 +211,8 @@ def _more_of(graph: Path) -> str:
         "all_ones_inputs": "it takes calls in which {} holds only ones",
         "not_all_ones_inputs": "it takes calls in which {} does not hold only ones",
         "all_ones_samples": "{} holds only ones in the sample, where the model itself takes a "
-        "shorter way: assume_all_ones_masks=True plans that one, without it eager may differ in last bits and "
-        "memory",
+        "shorter way: assume_all_ones_masks=True plans that one, without it eager may "
+        "differ in last bits and memory",
         "other_masks": "where {} holds only ones the model itself takes a shorter way, which may "
         "differ in last bits and memory",
     }
