@@ -62,8 +62,8 @@ class Offload:
 class Prefetch:
     """Brings the storage of a value back as that value, in the lane `DEVICE/from-MEMORY`.
 
-    From here on it takes its bytes on the device; those of the copy stay until `FreeCopy`. With it
-    come the views that were there when it was freed, but for a parameter that lives in the other
+    From here on it takes its bytes on the device; those of the copy stay until `FreeHostCopy`. With
+    it come the views that were there when it was freed, but for a parameter that lives in the other
     memory, and for a storage that was overwritten."""
 
     value: int

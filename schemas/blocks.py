@@ -216,7 +216,7 @@ def _chain(row: Mapping[str, Any]) -> Blocks:
 
 
 def planning_graph_from_row(entry: Mapping[str, Any]) -> PlanningGraph:
-    """The problem that a row of `problem_row` was made of; further keys are ignored."""
+    """The problem that a row of `planning_graph_to_row` was made of; further keys are ignored."""
     nodes = [_node(node) for node in entry["nodes"]]
     storages = [PlanningStorage(**storage) for storage in entry["storages"]]
     return PlanningGraph(nodes, storages, entry["state_bytes"])

@@ -82,7 +82,7 @@ class OpCost:
     tensor that an in-place form overwrites, NONE for the ordinary form, REPEATED for the shorter
     form of an op that runs again. `allocations` are known where it was measured on a GPU. `lost` is
     the part of the time of the measurement that other work on the machine took, which `seconds` is
-    without; 0 where it is less than `BUSY`.
+    without; 0 where it is less than `PREEMPTION_THRESHOLD`.
     """
 
     key: str
@@ -170,7 +170,7 @@ class Costs:
 
     def lost(self, graph: Graph) -> float:
         """The part of the time of a graph's ops that is of measurements in which other work took
-        some of the time (`Cost.lost`)."""
+        some of the time (`OpCost.lost`)."""
         found = [self.of(graph, op) for op in graph.ops]
         seconds = sum(cost.seconds for cost in found)
         return sum(cost.seconds for cost in found if cost.lost) / seconds if seconds else 0.0

@@ -96,7 +96,7 @@ class Measurement:
     def scattered(self) -> bool:
         """Whether the median does not say how long the plan takes: other work took much of the
         time, or the pairs differ too much: a quarter of them is below the first quartile, a quarter
-        `SCATTERED` times above it."""
+        `SCATTER_THRESHOLD` times above it."""
         low, high = self.time_ratio_first_quartile, self.time_ratio_third_quartile
         if (
             self.preemption_fraction is not None

@@ -195,8 +195,8 @@ def _finite_or_none(figure: float) -> float | None:
 
 
 def parse_optimizer_plan(text: str, what: str) -> OptimizerPlan:
-    """The optimizer that `Updates.text` says; raises ArtifactError, naming `what`, where it is
-    none."""
+    """The optimizer that `OptimizerPlan.text` says; raises ArtifactError, naming `what`, where it
+    is none."""
     try:
         found = json.loads(text)
         costs = {row.pop("value"): _parse_update_cost(row) for row in found.pop("costs")}

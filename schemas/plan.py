@@ -183,8 +183,8 @@ def optimality_gap(time: float, lower_bound: float) -> float:
 
 
 def write_plan(path: Path | str, plan: Plan) -> None:
-    """Writes the plan as JSON, keys in the order of the fields; `OPTIONAL` ones only where there
-    is one."""
+    """Writes the plan as JSON, keys in the order of the fields; `OPTIONAL_KEYS` ones only where
+    there is one."""
     document = asdict(plan)
     for key in OPTIONAL_KEYS:
         if document[key] is None:

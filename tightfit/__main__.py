@@ -1,6 +1,6 @@
 """The command line: `tightfit STAGE ...`, or `python -m tightfit STAGE ...`.
 
-Each stage has a module `cli` with `add_arguments` and `run`; only the one that is called is
+Each stage has a module `command` with `add_arguments` and `run`; only the one that is called is
 loaded. A stage that makes files says in `lineage_entries` what it made of what; a record of it is
 kept beside them (see `schemas.lineage`). Exit codes: 0 done, 1 something outside tightfit is wrong
 (one sentence on standard error), 2 wrong arguments, 130 interrupted."""

@@ -74,7 +74,7 @@ def build_frontier(
     and with ops in place where that takes no more memory or time, beside what polish made. Plans
     are optimal in the strategy's class where all of its candidates are. A baseline keeps its
     candidates as they are. Polish has a grid of at most so many `budgets`. The result does not
-    depend on `workers`, the number of threads; `report` is told of polish, as `Polisher.sweep`
+    depend on `workers`, the number of threads; `report` is told of polish, as `LocalSearch.sweep`
     says, and of the search with a link that follows. Raises ScheduleError when a candidate has
     an action that is added to it, or replay refuses a plan.
     """
@@ -197,8 +197,8 @@ def _check_candidate(candidate: Candidate, problem: PlanningGraph, name: str) ->
 
 @dataclass(frozen=True)
 class _CandidatePlan:
-    """The actions of a plan and which ops run in place, as in `Point`, with the candidate that it
-    comes from."""
+    """The actions of a plan and which ops run in place, as in `ParetoPoint`, with the candidate
+    that it comes from."""
 
     candidate: Candidate
     actions: Sequence[Action]

@@ -118,7 +118,7 @@ def refine_point(
 
     What is found counts as a plan that comes from the frontier's point, of the least peak where
     none fits. None where neither has one. Raises ArtifactError where a point costs something else
-    than it says. Each search is `told`, of `searches` at most.
+    than it says. Each search is `told`, of `max_refinement_searches` at most.
     """
     told = told or ProgressCounter()
     within, plain = frontier.within(budget), frontier.without_transfers

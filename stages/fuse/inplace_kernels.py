@@ -31,7 +31,7 @@ to compile a kernel."""
 
 
 def distinct_inplace_kernels(graph: Graph) -> list[tuple[GroupBody, InPlaceKernel]]:
-    """What `with_forms_in_place` judges: each form in place of each distinct group, once."""
+    """What `add_inplace_kernels` judges: each form in place of each distinct group, once."""
     return [
         (read_group_body(op), over)
         for (_, over), op in _distinct_candidates(graph, _candidates(graph)).items()
@@ -42,8 +42,8 @@ def add_inplace_kernels(
     graph: Graph, judge: InplaceKernelJudge, report: ProgressCallback | None = None
 ) -> Graph:
     """The graph whose groups say which of their inputs they may overwrite; each form of each
-    distinct group that is `WORTH` it is judged once, and `report` is told how many are, of how
-    many."""
+    distinct group that is `MIN_STORAGE_SHARE` it is judged once, and `report` is told how many are,
+    of how many."""
     forms = _candidates(graph)
     distinct = _distinct_candidates(graph, forms)
     taken = set()

@@ -167,7 +167,7 @@ def add_partial_recomputes(
 
 
 def distinct_partial_recomputes(graph: Graph) -> list[GroupBody]:
-    """The parts that `with_alternatives` judges, each once."""
+    """The parts that `add_partial_recomputes` judges, each once."""
     texts = {serialize_group_body(part.body): part.body for _, part in _candidates(graph)}
     return [*texts.values()]
 

@@ -45,9 +45,8 @@ class Segments:
 def find_segments(facts: GradientFlow) -> Segments:
     """Cuts a step into the longest sequence of blocks that is worth having.
 
-    Neighboring single ops are put together (`merge_trivial`), and cuts without a counterpart in
-    the backward are given up. Without any cut, the whole step is one block.
-    """
+    Neighboring single ops are put together (`merge_trivial_segments`), and cuts without a
+    counterpart in the backward are given up. Without any cut, the whole step is one block."""
     activations = find_forward_cuts(facts)
     places = merge_trivial_segments(facts, list(activations))
     while True:

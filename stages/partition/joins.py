@@ -31,7 +31,7 @@ class StepBranch:
 
 def find_branches(facts: GradientFlow) -> list[StepBranch]:
     """The branches of a step, in the order in which their forwards begin; none where the step is no
-    join: where fewer than two parts, or more than `MOST_BRANCHES`, meet in a small head."""
+    join: where fewer than two parts, or more than `MAX_BRANCHES`, meet in a small head."""
     problem = facts.problem
     ahead = _forward_labels(facts)
     labels = sorted(set(ahead.values()) - {_HEAD})

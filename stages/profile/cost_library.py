@@ -28,7 +28,7 @@ from tightfit.util.errors import ArtifactError
 
 
 class CostLibrary:
-    """The costs of one device that are known so far; `open_library` gives one."""
+    """The costs of one device that are known so far; `open_cost_library` gives one."""
 
     def __init__(self, path: Path, device: ProfileDevice) -> None:
         self.path = path

@@ -88,7 +88,7 @@ def _measure_second_tier_speed(
     device: torch.device | str, folder: str | None, far_folder: str, size: int, clock: HostClock
 ) -> LinkSpeed:
     """The speed of the link from the slow memory of a device to the disk of `far_folder` behind it,
-    as `measure_link`."""
+    as `measure_link_speed`."""
     place = parse_device(device)
     count = max(size // TRANSFER_BYTES, 1)
     memory = create_offload_target(place, 2 * TRANSFER_BYTES, folder)
@@ -162,7 +162,7 @@ def measure_offload_link(
     exact: bool = False,
 ) -> MeasuredLink:
     """The link of a device to its slow memory with the room there: on the CPU that of the disk of a
-    folder, else that of the host. See `measure_link`.
+    folder, else that of the host. See `measure_link_speed`.
 
     Over fewer bytes than `size` where less than twice that is free on the disk, which then has half
     of its room taken, unless the size is to be `exact`. Raises RuntimeError, in one sentence, where

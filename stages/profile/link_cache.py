@@ -45,8 +45,8 @@ def cached_link(
 ) -> MeasuredLink:
     """The link of a device to its slow memory, on the CPU to the disk of a folder: what the store
     has of it or, where it has nothing, `again` says so, or a few transfers on a machine without
-    other work contradict it, what is measured over `size` bytes (unless given `KEPT_SIZE`, or what
-    the disk has room for).
+    other work contradict it, what is measured over `size` bytes (unless given `CACHED_LINK_BYTES`,
+    or what the disk has room for).
 
     Raises ConfigError where the disk cannot be written or is too full, ArtifactError where what the
     store has is damaged, or nothing can be kept there.
@@ -72,7 +72,7 @@ def cached_second_tier_link(
     size: int | None = None,
 ) -> MeasuredLink:
     """The link from the slow memory of a device to the disk of `far_folder` behind it, kept as that
-    of `kept_link`, by both ends; raises as that does."""
+    of `cached_link`, by both ends; raises as that does."""
     place = str(Path(far_folder).resolve())
     ends = (SECOND_TIER_DISK, place, _disk_folder(device, folder) or HOST)
 
@@ -135,7 +135,7 @@ def cached_machine(
     store: Path | str, device: str, folder: str | os.PathLike[str] | None = None
 ) -> Path:
     """The path of the description, in the store, of this machine with its link; raises as
-    `kept_link` does."""
+    `cached_link` does."""
     link = cached_link(store, device, folder)
     path = _cache_path(store, device, _link_ends(device, folder)).with_suffix(".machine.json")
     write_machine(path, device, link)

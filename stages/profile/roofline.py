@@ -161,11 +161,10 @@ def roofline(graph: Graph, path: Path | str) -> Costs:
 
     An op takes the device's latency and the longer of its work (`operations`, at the speed of its
     dtype) and its traffic (the bytes it reads and makes), in seconds; a view launches nothing on
-    CUDA and takes no time there. An op's peak is its outputs and its `temporaries`, in bytes, its
-    spread 0. No op is run. A loss is one pass over what it reads
-    and makes. Equal graphs and descriptions give equal costs. Raises ArtifactError or ConfigError
-    where the description is amiss, or an op is given what its operator does not take.
-    """
+    CUDA and takes no time there. An op's peak is its outputs and its `temporary_bytes`, in bytes,
+    its spread 0. No op is run. A loss is one pass over what it reads and makes. Equal graphs and
+    descriptions give equal costs. Raises ArtifactError or ConfigError where the description is
+    amiss, or an op is given what its operator does not take."""
     machine = read_machine(path)
     device = machine.single_device(path)
     rows = [

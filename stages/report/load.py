@@ -172,7 +172,7 @@ def load_run_results(
 ) -> list[ModelResults]:
     """The results of all models of a run, by name, without their large artifacts. Of one that
     failed `planned` are the points that it was for, by model: a model of which a file is damaged
-    has that as its error then, which is raised else. `curves` are as in `load_model`."""
+    has that as its error then, which is raised else. `curves` are as in `load_model_results`."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: there is no such directory of results")
@@ -190,7 +190,7 @@ def load_run_results(
 
 
 def model_result_files(folder: Path | str, curves: bool = True) -> list[Path]:
-    """The artifacts and plans that `load_model` reads; logs of errors are none."""
+    """The artifacts and plans that `load_model_results` reads; logs of errors are none."""
     folder = Path(folder)
     names = [
         *("graph.arrow", "blocks.arrow", "options.arrow", f"{EAGER_FOLDER}/graph.arrow"),
@@ -202,7 +202,7 @@ def model_result_files(folder: Path | str, curves: bool = True) -> list[Path]:
 
 
 def run_result_files(folder: Path | str, curves: bool = True) -> list[Path]:
-    """The artifacts and plans that `load_run` reads."""
+    """The artifacts and plans that `load_run_results` reads."""
     return [
         path for model in sorted(Path(folder).iterdir()) for path in _index_files(model, curves)
     ]
@@ -300,7 +300,7 @@ def _stale_plan_error(folder: Path) -> str:
 
 
 def upstream_error(folder: Path) -> str:
-    """The error of a stage that the point in a folder waits for; see `log_before`."""
+    """The error of a stage that the point in a folder waits for; see `upstream_error_log`."""
     return read_error(upstream_error_log(folder))
 
 

@@ -48,9 +48,9 @@ def build_trace(
 
     Lanes are threads, in the order they are first used; above them lies one with the phases. Each
     memory is a counter of its live bytes, at its most while an op runs. An op that ran before is of
-    the category "recomputation". `passing` are the transfers of states (`Replay.passing`). The
-    lines of a step that `ran` are a process of their own: counters of both memories, and its lanes.
-    """
+    the category "recomputation". `passing` are the transfers of states
+    (`SimulationResult.passing`). The lines of a step that `ran` are a process of their own:
+    counters of both memories, and its lanes."""
     lanes = list(dict.fromkeys((*(step.lane for step in steps), *(lane for lane, *_ in passing))))
     threads = {lane: _FIRST_LANE + index for index, lane in enumerate(lanes)}
     events = [

@@ -101,7 +101,7 @@ class OffloadRow:
     found: Measurement | None
 
     def cells(self) -> list[str]:
-        """The cells below `SLOW_HEADS`, each figure as predicted and as measured."""
+        """The cells below `OFFLOAD_HEADS`, each figure as predicted and as measured."""
         moved, found = self.plan.transfers, self.found
         there = None if moved is None else moved.host_peak
         waited = None if moved is None else moved.wait_seconds

@@ -39,7 +39,7 @@ class MemoryUsage:
     """Bytes above what was allocated at the first mark: the `peak` and, at the second, the `net`.
 
     `line` is how the live bytes went; it is empty where the session does not record lines. `moves`
-    are, on CUDA and with lines, what the allocator was asked for, as `Allocations` has them
+    are, on CUDA and with lines, what the allocator was asked for, as `OpAllocations` has them
     (`schemas.costs`), without frees of what was there at the first mark.
     """
 

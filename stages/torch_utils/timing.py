@@ -113,8 +113,8 @@ class HostClock:
 
 
 def is_machine_idle() -> bool:
-    """Whether hardly any other work is going on: it takes less than `BUSY` of a call now. Where the
-    system does not count delays that is not known, and so not said."""
+    """Whether hardly any other work is going on: it takes less than `PREEMPTION_THRESHOLD` of a
+    call now. Where the system does not count delays that is not known, and so not said."""
     if not thread_delays():
         return False
     clock, end = HostClock(), time.perf_counter() + WATCH_SECONDS

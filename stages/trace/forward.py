@@ -74,13 +74,12 @@ class FunctionalForward:
     `output_tree` tell what the model returned; behind the `returned` tensors of the output come the
     new values of the buffers that the forward `assigned` instead of writing into them. `shown`
     names the buffers that the output has a tensor's memory of. Each run is within a `running()`.
-    `runs` are the logs of the runs, those of an `earlier` forward first; `every` as in `Follower`.
-    `ones` are the leaves of the sample that hold only ones, `masks` the other ones that may be
-    masks. `looks_for_none` says whether a
-    function of autograd asks for None in place of absent gradients, and `checkpoints` are those
-    that the forward makes. `alike` has for each input tensor the number of the first one that is
-    the same object, `asked` what the forward asks of its tensors.
-    """
+    `runs` are the logs of the runs, those of an `earlier` forward first; `every` as in
+    `CallRecorder`. `ones` are the leaves of the sample that hold only ones, `masks` the other ones
+    that may be masks. `looks_for_none` says whether a function of autograd asks for None in place
+    of absent gradients, and `checkpoints` are those that the forward makes. `alike` has for each
+    input tensor the number of the first one that is the same object, `asked` what the forward asks
+    of its tensors."""
 
     def __init__(
         self,

@@ -237,7 +237,7 @@ def _as_float64(tensor: Tensor) -> Tensor:
 
 
 def try_compare_with_eager(graph: Graph, built: BuiltModel, planned: nn.Module) -> tuple[str, str]:
-    """The sentences of `beside_eager`; the first says so where nothing can be compared."""
+    """The sentences of `compare_with_eager`; the first says so where nothing can be compared."""
     try:
         return compare_with_eager(graph, built, planned)
     except RuntimeError as error:

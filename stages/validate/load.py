@@ -42,7 +42,7 @@ def load_planned_module(directory: Path | str, model: nn.Module, **options: Any)
 def load_from_package(
     package: Any, directory: Path | str, model: nn.Module, **options: Any
 ) -> nn.Module:
-    """What the `load` of a package from a directory makes of a model; see `load_planned`."""
+    """What the `load` of a package from a directory makes of a model; see `load_planned_module`."""
     if hasattr(package, "OFFLOAD_PLAN"):
         raise ArtifactError(
             f"{directory}: its plan has parameters in another memory, and its load takes the "

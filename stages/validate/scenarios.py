@@ -176,7 +176,7 @@ ONE_STEP_SCENARIO = replace(SCENARIOS[0], run=_run_one_step)
 
 
 def quick_scenario(alone: bool) -> Scenario:
-    """Two steps that show most of what all rounds do; `alone` as in `_in_flight`."""
+    """Two steps that show most of what all rounds do; `alone` as in `_run_interleaved`."""
     run = partial(_run_interleaved, quick=True, alone=alone)
     return Scenario("with two forwards before their backwards", STATEFUL_FORWARD_CAUSE, run)
 

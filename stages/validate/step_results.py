@@ -31,7 +31,7 @@ class ResultDifference:
     """How two trails differ: the largest absolute difference of outputs, gradients and buffers
     (infinite where something is missing or of another shape), whether all bits are equal, and the
     name of the first thing that differs. `share` is the largest as a part of what its dtype
-    tolerates (`tolerance`), infinite for what is no tensor of floating-point numbers."""
+    tolerates (`dtype_tolerance`), infinite for what is no tensor of floating-point numbers."""
 
     output: float
     gradient: float

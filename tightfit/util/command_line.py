@@ -39,7 +39,7 @@ def is_integer_text(text: str) -> bool:
 
 def parse_count(text: str) -> int:
     """How many of something an option asks for; raises ArgumentTypeError where that is no number
-    from 1 to `MOST_COUNT`."""
+    from 1 to `MAX_COUNT`."""
     if not is_integer_text(text) or not 1 <= int(text) <= MAX_COUNT:
         raise argparse.ArgumentTypeError(f"{text} is not a number from 1 to {MAX_COUNT}")
     return int(text)

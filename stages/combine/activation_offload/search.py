@@ -97,8 +97,8 @@ FULL_EFFORT = SearchEffort((1.0, 0.7, 0.4), 4, 5, 2, 400, 12, 3000, 1600)
 
 class TransferSearch:
     """Plans of one problem over one link; `leaving` are the storages that may leave, with the
-    values by which they do, as late as they can, or `early` (`Placer`). The `engine` solves the
-    programs that starts come from; without `views` these take no time."""
+    values by which they do, as late as they can, or `early` (`TransferPlacer`). The `engine` solves
+    the programs that starts come from; without `views` these take no time."""
 
     def __init__(
         self,

@@ -72,8 +72,8 @@ class TimedTransferSearch:
         return self._joined(placed.sequence, placed.stays)
 
     def of_actions(self, actions: Iterable[Action]) -> list[int]:
-        """The actions of a plan (`Placer.actions`) as a sequence with transfers, but for those of
-        small storages."""
+        """The actions of a plan (`TransferPlacer.actions`) as a sequence with transfers, but for
+        those of small storages."""
         storages = {value: storage for storage, value in self.placer.leaving.items()}
         nodes = {node.op: place for place, node in enumerate(self.problem.nodes)}
         found: list[int] = []

@@ -55,7 +55,7 @@ def total_node_seconds(problem: PlanningGraph) -> float:
 
 class CutProgram:
     """The program of a problem, its intervals and a budget in bytes; without one its rows are left
-    to others. The value of `matrix` is the seconds beyond `seconds_of_all`, in shares of these.
+    to others. The value of `matrix` is the seconds beyond `total_node_seconds`, in shares of these.
     `again` are the seconds that a further run at each position takes at least, by default without
     views. With the `heaviest` moment there are rows that let parts of storages count less often,
     and of many moments rows to the end for that one alone."""

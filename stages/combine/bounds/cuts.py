@@ -4,9 +4,8 @@
 The first moment is the one of the heaviest dependency chain at which the relaxed program is worth
 the most. Further ones are where the sequence of the solution (`draft`) exceeds the budget the most,
 one between each two that there are, as long as the program stays small. Where a known plan is still
-above what these prove, relaxed programs of more moments follow (`widening`). Every program's bound
-holds, so that the best of them does.
-"""
+above what these prove, relaxed programs of more moments follow (`cut_refinement`). Every program's
+bound holds, so that the best of them does."""
 
 from __future__ import annotations
 

@@ -57,14 +57,12 @@ class DiscretizedChain(SlotGrid):
     unused) or by way.
 
     `output` slots; `passes`, the seconds of forwards that keep nothing up to and with a position;
-    `base`, the least seconds of a position run once (entry 0: `Ways.first_seconds`). The ways of
-    position s are `first[s] .. first[s+1] - 1`, with `save` slots, `extra` seconds above the base
-    (infinite where the backward has to follow at once), and `alone`, the same where it does.
-    `enter[way, t]` are the least slots in
-    which a way can start the segment that ends with t, `skip[s, t]` those for passing on from s.
-    From `full[s, t]` slots on more memory saves no time: the segment takes `floor[t]` seconds above
-    the bases.
-    """
+    `base`, the least seconds of a position run once (entry 0: `ChainProblem.first_seconds`). The
+    ways of position s are `first[s] .. first[s+1] - 1`, with `save` slots, `extra` seconds above
+    the base (infinite where the backward has to follow at once), and `alone`, the same where it
+    does. `enter[way, t]` are the least slots in which a way can start the segment that ends with t,
+    `skip[s, t]` those for passing on from s. From `full[s, t]` slots on more memory saves no time:
+    the segment takes `floor[t]` seconds above the bases."""
 
     length: int
     output: IntArray

@@ -58,7 +58,7 @@ def simulate_chain_offload(
 
 
 class ChainOffloadSimulator(ChainSimulator):
-    """Plays computations as a `ChainPlayer`, and transfers beside them.
+    """Plays computations as a `ChainSimulator`, and transfers beside them.
 
     `clock` is when the compute lane is free; `lanes` are those of transfers. `sent` has what is on
     the host or on the way to it, with when its transfer ends and, where it was kept, its way;

@@ -1,6 +1,6 @@
 """What an unrolled program plans: tasks that run in ways, values that pass between them.
 
-Of a step as it stands each node is a task (`tasks_of_nodes`) with one way to run. The forward and
+Of a step as it stands each node is a task (`build_node_tasks`) with one way to run. The forward and
 the backward of a cluster are two tasks (`stages.combine.hierarchy.clusters`); the forward has a way
 for each option and one that keeps nothing, the backward one for each option."""
 

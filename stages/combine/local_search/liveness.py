@@ -1,8 +1,8 @@
 """The memory line of a sequence, compiled.
 
 A sequence is an array of node positions, first runs and recomputations alike. Storages live as
-`stages.simulate.liveness` says, of which `step_back` and `memory_line` are the compiled twins: each
-ends right after its last use before it is made again."""
+`stages.simulate.liveness` says, of which `step_liveness_back` and `memory_timeline` are the
+compiled twins: each ends right after its last use before it is made again."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ Runs lie in slots with gaps between them, and each storage has a list of its eve
 runs that make or read it, in order. A storage is there from one event to the next where that one
 reads it, and to the end where it stays and no event follows (`stages.simulate.liveness`). A run put
 in or taken out therefore changes the line only between its own slot and those of its neighbors in
-the lists. The line is that of `memory_line` in which runs overwrite what they can; their seconds
-are those of the faster of both forms, and of the views that are made for them."""
+the lists. The line is that of `memory_timeline` in which runs overwrite what they can; their
+seconds are those of the faster of both forms, and of the views that are made for them."""
 
 from __future__ import annotations
 

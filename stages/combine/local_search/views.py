@@ -112,7 +112,7 @@ def build_view_times(graph: Graph, costs: Costs, problem: PlanningGraph) -> View
 
 
 class _ViewReader:
-    """Finds what views values are; `seconds` as in `Views`."""
+    """Finds what views values are; `seconds` as in `ViewTimes`."""
 
     def __init__(self, graph: Graph, costs: Costs, problem: PlanningGraph) -> None:
         self.graph = graph

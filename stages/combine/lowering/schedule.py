@@ -41,7 +41,7 @@ costs the generated module one call, and accumulation frees its gradients togeth
 def lower_to_schedule(
     graph: Graph, costs: Costs, executions: Sequence[int], in_place: bool
 ) -> list[ScheduleStep]:
-    """The schedule of a sequence of executions: see `Opener.schedule`."""
+    """The schedule of a sequence of executions: see `ScheduleLowering.schedule`."""
     return ScheduleLowering(graph, build_planning_graph(graph, costs)).schedule(
         executions, in_place
     )

@@ -288,7 +288,7 @@ class ActivationScheduleCache:
         return self.view(key).opener.of_actions(linker.placer.actions(found), True, found.ceiling)
 
     def view(self, key: ActivationProblemKey) -> ActivationProblem:
-        """See `View`; made when it is first asked for."""
+        """See `ActivationProblem`; made when it is first asked for."""
         if key not in self.views:
             self.views[key] = ActivationProblem.of(self.task, key)
         return self.views[key]

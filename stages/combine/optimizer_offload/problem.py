@@ -352,7 +352,7 @@ def _state_count(cost: ParameterUpdateCost, size: int) -> int:
 
 def _part_bytes(value: GraphValue, most: int) -> int:
     """The bytes of a parameter that are updated together, of `most` as far as that can be
-    (`stretches_of` in `stages/runtime/offload/host_update.py`)."""
+    (`split_into_chunks` in `stages/runtime/offload/host_update.py`)."""
     size = DTYPE_BYTES[value.dtype]
     return max(most // size // 64, 1) * 64 * size
 

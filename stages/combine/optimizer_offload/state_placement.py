@@ -106,8 +106,8 @@ def search_resident_parameters(
 
 
 def candidate_problems(task: OffloadProblem, link: HostLink | None) -> Iterator[OffloadProblem]:
-    """The tasks of `with_states_far` and, where the third memory has no room for the fewest states,
-    those in which parameters live on the device with theirs."""
+    """The tasks of `second_tier_problems` and, where the third memory has no room for the fewest
+    states, those in which parameters live on the device with theirs."""
     first: OffloadProblem | None = None
     for each in second_tier_problems(task, link):
         first = first or each

@@ -14,8 +14,8 @@ INFINITE_DELAY = np.int64(1) << 62
 
 
 class StageCosts(NamedTuple):
-    """What stages take, in ticks and bytes: rows of a `Menu`, and by layer the `weights` up to it,
-    the `buffer` of its output, and the ticks of the `cut` behind it."""
+    """What stages take, in ticks and bytes: rows of a `StageOptionTable`, and by layer the
+    `weights` up to it, the `buffer` of its output, and the ticks of the `cut` behind it."""
 
     begin: IntArray
     ticks: IntArray

@@ -115,7 +115,7 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 class ItemArrays(NamedTuple):
     """The rows of what items read and make (`items.Rows`), the item that makes each value and the
     `last` one that reads it, with its bytes; and by item sums of weights and of digests, with the
-    powers that the latter are made of (`_summed`)."""
+    powers that the latter are made of (`_prefix_hashes`)."""
 
     input_start: Array
     input_item: Array
@@ -235,7 +235,7 @@ def _candidates(above: Array, limit: int) -> tuple[Array, Array]:
 
 @njit(cache=True)
 def _prefix_hashes(color: Array) -> Array:
-    """Sums by which a number for any row of items is told from their digests (`_label`)."""
+    """Sums by which a number for any row of items is told from their digests (`_node_label`)."""
     total = np.zeros(len(color) + 1, np.uint64)
     for item in range(len(color)):
         total[item + 1] = total[item] * _BASE + color[item]

@@ -1,4 +1,4 @@
-"""Values as `readings` writes them down: whether two are the same, and what a sentence says of one.
+"""Values as `encode` writes them down: whether two are the same, and what a sentence says of one.
 
 The file travels with a generated package and needs nothing.
 """

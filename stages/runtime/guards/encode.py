@@ -199,7 +199,7 @@ def guarded_contents(value: Any) -> dict[str, Any]:
 
 
 def has_field_contents(value: Any) -> bool:
-    """True for an object of which `held_by` gives fields."""
+    """True for an object of which `guarded_contents` gives fields."""
     return isinstance(value, enum.Enum) or type(value).__module__ in _STDLIB_MODULES
 
 

@@ -70,8 +70,8 @@ class DiskFolder:
 
 
 class DiskTarget:
-    """`size` bytes of a disk; see `Slow`. Raises RuntimeError, in one sentence, where the folder
-    cannot be written, the disk is full, or the file was cut off, and as what another one is
+    """`size` bytes of a disk; see `OffloadTarget`. Raises RuntimeError, in one sentence, where the
+    folder cannot be written, the disk is full, or the file was cut off, and as what another one is
     `named`."""
 
     def __init__(
@@ -96,19 +96,20 @@ class DiskTarget:
 
     @property
     def healthy(self) -> bool:
-        """See `Slow.sound`."""
+        """See `OffloadTarget.sound`."""
         return not self.failure
 
     def write(self, tensor: torch.Tensor, offset: int, *after: TransferHandle) -> TransferHandle:
-        """See `Slow.write`."""
+        """See `OffloadTarget.write`."""
         return self._issue(0, _write, tensor, offset, after)
 
     def read(self, tensor: torch.Tensor, offset: int, *after: TransferHandle) -> TransferHandle:
-        """See `Slow.read`."""
+        """See `OffloadTarget.read`."""
         return self._issue(1, _read, tensor, offset, after)
 
     def beside(self, work: TargetWork, *after: TransferHandle) -> TransferHandle:
-        """See `Slow.beside`: what it reads comes in buffers, and what it writes goes back."""
+        """See `OffloadTarget.beside`: what it reads comes in buffers, and what it writes goes "
+        "back."""
         return self._work(2, work, after)
 
     def passing(self, leaves: bool, work: TargetWork, *after: TransferHandle) -> TransferHandle:
@@ -116,7 +117,7 @@ class DiskTarget:
         return self._work(0 if leaves else 1, work, after)
 
     def reach(self) -> TargetAccess:
-        """See `Slow.reach`."""
+        """See `OffloadTarget.reach`."""
         return _DiskAccess(self.file.fileno(), self.size, self.folder)
 
     def wait(self, ticket: TransferHandle) -> None:
@@ -137,17 +138,17 @@ class DiskTarget:
                 self.moving.discard(ticket)
 
     def now(self) -> float:
-        """See `Slow.now`; seconds of the host's clock."""
+        """See `OffloadTarget.now`; seconds of the host's clock."""
         return time.perf_counter()
 
     def passed(self, ticket: TransferHandle) -> tuple[float, float]:
-        """See `Slow.passed`."""
+        """See `OffloadTarget.passed`."""
         found: tuple[float, float] = ticket.done.result()
         return found
 
     @staticmethod
     def seconds(first: float, last: float) -> float:
-        """See `Slow.seconds`."""
+        """See `OffloadTarget.seconds`."""
         return last - first
 
     def idle(self) -> None:
@@ -264,7 +265,7 @@ def _check_file_size(file: int, end: int) -> None:
 
 
 class _DiskAccess:
-    """A file of `size` bytes in a folder for what computes beside it; see `Access`."""
+    """A file of `size` bytes in a folder for what computes beside it; see `TargetAccess`."""
 
     def __init__(self, file: int, size: int, folder: DiskFolder) -> None:
         self.file = file
@@ -272,17 +273,17 @@ class _DiskAccess:
         self.folder = folder
 
     def here(self, buffer: torch.Tensor, offset: int) -> torch.Tensor:
-        """See `Access.here`."""
+        """See `TargetAccess.here`."""
         check_region(buffer, offset, self.size)
         return buffer
 
     def read(self, buffer: torch.Tensor, offset: int) -> torch.Tensor:
-        """See `Access.read`."""
+        """See `TargetAccess.read`."""
         self._move(_read, buffer, offset)
         return buffer
 
     def write(self, tensor: torch.Tensor, offset: int) -> None:
-        """See `Access.write`."""
+        """See `TargetAccess.write`."""
         self._move(_write, tensor, offset)
 
     def _move(

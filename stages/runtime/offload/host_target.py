@@ -22,7 +22,7 @@ _ALIGNED = 64
 
 
 class HostTarget:
-    """`size` bytes of the host's memory, with streams to and from them; see `Slow`."""
+    """`size` bytes of the host's memory, with streams to and from them; see `OffloadTarget`."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = size
@@ -35,26 +35,26 @@ class HostTarget:
 
     @property
     def healthy(self) -> bool:
-        """See `Slow.sound`."""
+        """See `OffloadTarget.sound`."""
         return not self.failure
 
     def write(self, tensor: torch.Tensor, offset: int, *after: TransferHandle) -> TransferHandle:
-        """See `Slow.write`; it begins when what is issued so far is through."""
+        """See `OffloadTarget.write`; it begins when what is issued so far is through."""
         return self._issue(0, tensor, offset, after)
 
     def read(self, tensor: torch.Tensor, offset: int, *after: TransferHandle) -> TransferHandle:
-        """See `Slow.read`; it begins when what is issued so far is through."""
+        """See `OffloadTarget.read`; it begins when what is issued so far is through."""
         return self._issue(1, tensor, offset, after)
 
     def beside(self, work: TargetWork, *after: TransferHandle) -> TransferHandle:
-        """See `Slow.beside`."""
+        """See `OffloadTarget.beside`."""
         earlier = [ticket.done for ticket in after]
         ticket = TransferHandle(self.worker.submit(_run_work, earlier, work, self.reach()), None)
         self.moving.add(ticket)
         return ticket
 
     def reach(self) -> TargetAccess:
-        """See `Slow.reach`."""
+        """See `OffloadTarget.reach`."""
         return _HostAccess(self.bytes)
 
     def wait(self, ticket: TransferHandle) -> None:
@@ -72,16 +72,16 @@ class HostTarget:
         self.moving.discard(ticket)
 
     def now(self) -> torch.cuda.Event:
-        """See `Slow.now`; the device takes the time when it comes there."""
+        """See `OffloadTarget.now`; the device takes the time when it comes there."""
         return _record_event(torch.cuda.current_stream(self.device))
 
     def passed(self, ticket: TransferHandle) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        """See `Slow.passed`."""
+        """See `OffloadTarget.passed`."""
         return ticket.began, ticket.done
 
     @staticmethod
     def seconds(first: torch.cuda.Event, last: torch.cuda.Event) -> float:
-        """See `Slow.seconds`; returns when the device has come to both."""
+        """See `OffloadTarget.seconds`; returns when the device has come to both."""
         first.synchronize()
         last.synchronize()
         return first.elapsed_time(last) / 1e3
@@ -133,22 +133,22 @@ def _record_event(stream: torch.cuda.Stream) -> torch.cuda.Event:
 
 
 class _HostAccess:
-    """The host's memory for what computes beside it; see `Access`."""
+    """The host's memory for what computes beside it; see `TargetAccess`."""
 
     def __init__(self, whole: torch.Tensor) -> None:
         self.whole = whole
 
     def here(self, buffer: torch.Tensor, offset: int) -> torch.Tensor:
-        """See `Access.here`; what begins at an odd place is put into the buffer."""
+        """See `TargetAccess.here`; what begins at an odd place is put into the buffer."""
         return buffer if offset % _ALIGNED else self._here(buffer, offset)
 
     def read(self, buffer: torch.Tensor, offset: int) -> torch.Tensor:
-        """See `Access.read`; what begins at an odd place comes in the buffer."""
+        """See `TargetAccess.read`; what begins at an odd place comes in the buffer."""
         here = self._here(buffer, offset)
         return buffer.copy_(here) if offset % _ALIGNED else here
 
     def write(self, tensor: torch.Tensor, offset: int) -> None:
-        """See `Access.write`."""
+        """See `TargetAccess.write`."""
         here = self._here(tensor, offset)
         if here.data_ptr() != tensor.data_ptr():
             here.copy_(tensor)

@@ -58,7 +58,7 @@ def _flushes_denormals() -> bool:
 
 
 def _set_flush_denormal(flushes: bool) -> None:
-    """The thread does as another one, which asked `_flushes`."""
+    """The thread does as another one, which asked `_flushes_denormals`."""
     if _flushes_denormals() is not flushes:
         torch.set_flush_denormal(flushes)
 

@@ -103,15 +103,15 @@ class ParameterStore:
         return self.layouts[0].device
 
     def number(self, parameter: torch.Tensor) -> int:
-        """See `Owner.number`."""
+        """See `ParameterOwner.number`."""
         return self.numbers[id(parameter)]
 
     def layout(self, number: int) -> MemoryLayout:
-        """See `Owner.layout`."""
+        """See `ParameterOwner.layout`."""
         return self.layouts[number]
 
     def refusal(self, number: int) -> str:
-        """See `Owner.refusal`."""
+        """See `ParameterOwner.refusal`."""
         if not self.memory.healthy:
             lost = target_error(self.memory, _TARGET_FAILED)
             return f"the values of {self.paths[number]} are not to be had: {lost}"
@@ -138,7 +138,7 @@ class ParameterStore:
         return None if self.stepping is None else self.stepping()
 
     def check_gradient(self, number: int, sets: bool) -> None:
-        """See `Owner.check_gradient`."""
+        """See `ParameterOwner.check_gradient`."""
         if self.lane is not None and self.step_context is None and not self.setting_gradient:
             self.lane.check_gradient(number)
         if self.optimizer is not None and not self.setting_gradient:
@@ -151,7 +151,7 @@ class ParameterStore:
         self.setting_gradient = False
 
     def answer_in_state_dict(self, name: str, args: Sequence[Any]) -> Any:
-        """See `Owner.served`."""
+        """See `ParameterOwner.served`."""
         if self.in_state_dict and name == "detach" and len(args) == 1:
             return self.read(self.number(args[0]))
         if self.in_state_dict and name == "copy_" and len(args) == 2:

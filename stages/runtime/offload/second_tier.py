@@ -59,7 +59,7 @@ class SecondTier:
 
     @property
     def size(self) -> int:
-        """See `Slow`."""
+        """See `OffloadTarget`."""
         return self.disk.size
 
     def write(self, area: MemoryRegion, offset: int, *after: TransferHandle) -> TransferHandle:
@@ -221,23 +221,23 @@ class TieredStates:
         return self.near.size + self.far.behind.size
 
     def write(self, tensor: torch.Tensor, offset: int, *after: TransferHandle) -> TransferHandle:
-        """See `Slow.write`."""
+        """See `OffloadTarget.write`."""
         if offset < self.far.behind.first:
             return self.near.write(tensor, offset, *after)
         return self.far.write(tensor, offset)
 
     def read(self, tensor: torch.Tensor, offset: int, *after: TransferHandle) -> TransferHandle:
-        """See `Slow.read`."""
+        """See `OffloadTarget.read`."""
         if offset < self.far.behind.first:
             return self.near.read(tensor, offset, *after)
         return self.far.read(tensor, offset)
 
     def wait(self, ticket: TransferHandle) -> None:
-        """See `Slow.wait`."""
+        """See `OffloadTarget.wait`."""
         self.near.wait(ticket)
 
     def close(self) -> None:
-        """See `Slow.close`: both get their bytes back."""
+        """See `OffloadTarget.close`: both get their bytes back."""
         # What computes beside the near one would wait for what comes from the other one.
         self.near.idle()
         try:

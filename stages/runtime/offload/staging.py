@@ -27,19 +27,19 @@ class StateBuffer(Protocol):
 
 
 class StateTarget(Protocol):
-    """A memory that states come from and go back to; see `Slow`."""
+    """A memory that states come from and go back to; see `OffloadTarget`."""
 
     def write(self, part: Any, offset: int, *after: TransferHandle) -> TransferHandle:
-        """See `Slow.write`."""
+        """See `OffloadTarget.write`."""
 
     def read(self, part: Any, offset: int, *after: TransferHandle) -> TransferHandle:
-        """See `Slow.read`."""
+        """See `OffloadTarget.read`."""
 
     def wait(self, ticket: TransferHandle) -> None:
-        """See `Slow.wait`."""
+        """See `OffloadTarget.wait`."""
 
     def close(self) -> None:
-        """See `Slow.close`."""
+        """See `OffloadTarget.close`."""
 
 
 BufferT = TypeVar("BufferT", bound=StateBuffer)
@@ -161,7 +161,7 @@ class StagingRing(Generic[BufferT]):
 
 
 class ResidentStates:
-    """The states of some pieces, which stay on a device; as a `Ring` that moves nothing."""
+    """The states of some pieces, which stay on a device; as a `StagingRing` that moves nothing."""
 
     def __init__(self, pieces: Sequence[ParameterPiece], device: torch.device) -> None:
         sizes = [piece.size for piece in pieces]
@@ -172,12 +172,12 @@ class ResidentStates:
         self.stored: dict[ParameterPiece, None] = {}
 
     def arrive(self, piece: ParameterPiece) -> StagingBuffer:
-        """See `Ring.arrive`."""
+        """See `StagingRing.arrive`."""
         return self.buffers[piece]
 
     def leave(self, piece: ParameterPiece, staging: StagingBuffer) -> None:
-        """See `Ring.leave`."""
+        """See `StagingRing.leave`."""
         self.stored[piece] = None
 
     def drop(self, staging: StagingBuffer) -> None:
-        """See `Ring.drop`."""
+        """See `StagingRing.drop`."""

@@ -111,7 +111,8 @@ def check_region(tensor: torch.Tensor, offset: int, size: int) -> int:
 
 
 class TargetSlice:
-    """`size` bytes of a memory from `begin` on; see `Slow`. All of it is closed with a part."""
+    """`size` bytes of a memory from `begin` on; see `OffloadTarget`. All of it is closed with a "
+    "part."""
 
     def __init__(self, memory: OffloadTarget, begin: int, size: int) -> None:
         self.memory = memory
@@ -122,12 +123,12 @@ class TargetSlice:
 
     @property
     def healthy(self) -> bool:
-        """See `Slow.sound`."""
+        """See `OffloadTarget.sound`."""
         return self.memory.healthy
 
     @property
     def failure(self) -> str:
-        """See `Slow`."""
+        """See `OffloadTarget`."""
         return self.memory.failure
 
     @failure.setter
@@ -135,22 +136,22 @@ class TargetSlice:
         self.memory.failure = value
 
     def write(self, tensor: torch.Tensor, offset: int, *after: TransferHandle) -> TransferHandle:
-        """See `Slow.write`."""
+        """See `OffloadTarget.write`."""
         check_region(tensor, offset, self.size)
         return self.memory.write(tensor, self.begin + offset, *after)
 
     def read(self, tensor: torch.Tensor, offset: int, *after: TransferHandle) -> TransferHandle:
-        """See `Slow.read`."""
+        """See `OffloadTarget.read`."""
         check_region(tensor, offset, self.size)
         return self.memory.read(tensor, self.begin + offset, *after)
 
     def beside(self, work: TargetWork, *after: TransferHandle) -> TransferHandle:
-        """See `Slow.beside`; the work reaches all of the memory, in which `at` says where this part
-        is."""
+        """See `OffloadTarget.beside`; the work reaches all of the memory, in which `at` says where
+        this part is."""
         return self.memory.beside(work, *after)
 
     def reach(self) -> TargetAccess:
-        """See `Slow.reach`."""
+        """See `OffloadTarget.reach`."""
         return self.memory.reach()
 
     def at(self, offset: int) -> int:
@@ -158,27 +159,27 @@ class TargetSlice:
         return self.begin + offset
 
     def wait(self, ticket: TransferHandle) -> None:
-        """See `Slow.wait`."""
+        """See `OffloadTarget.wait`."""
         begin = time.perf_counter()
         self.memory.wait(ticket)
         self.waited += time.perf_counter() - begin
 
     def now(self) -> Any:
-        """See `Slow.now`."""
+        """See `OffloadTarget.now`."""
         return self.memory.now()
 
     def passed(self, ticket: TransferHandle) -> tuple[Any, Any]:
-        """See `Slow.passed`."""
+        """See `OffloadTarget.passed`."""
         return self.memory.passed(ticket)
 
     def seconds(self, first: Any, last: Any) -> float:
-        """See `Slow.seconds`."""
+        """See `OffloadTarget.seconds`."""
         return self.memory.seconds(first, last)
 
     def idle(self) -> None:
-        """See `Slow.idle`."""
+        """See `OffloadTarget.idle`."""
         self.memory.idle()
 
     def close(self) -> None:
-        """See `Slow.close`."""
+        """See `OffloadTarget.close`."""
         self.memory.close()

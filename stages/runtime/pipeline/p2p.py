@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 class PeerMessages:
-    """Sends and receives in a group; see `Pipeline`."""
+    """Sends and receives in a group; see `PipelineRank`."""
 
     def __init__(self, group: Any, facts: Mapping[str, Any]) -> None:
         self.group, self.facts = group, facts

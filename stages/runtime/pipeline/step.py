@@ -16,7 +16,7 @@ NONE = -1
 
 
 class PipelineRankStep:
-    """The state of one step; see `Pipeline.step`."""
+    """The state of one step; see `PipelineRank.step`."""
 
     def __init__(
         self,

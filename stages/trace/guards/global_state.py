@@ -249,7 +249,7 @@ def _caller_line(frame: types.FrameType | None) -> str | None:
 
 
 def _setting_line(frame: types.FrameType | None) -> str | None:
-    """As `_caller`, for what is set through PyTorch's modules of settings."""
+    """As `_caller_line`, for what is set through PyTorch's modules of settings."""
     through = ("torch", "torch.backends", "torch.nn.attention", "contextlib")
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))

@@ -73,9 +73,8 @@ def record_guards(model: nn.Module, label: str = "the model") -> Iterator[GuardR
     """Watches the runs of the model's forward within it, and afterwards gives the model, its
     containers and all random generators what they held.
 
-    Raises ModelError, as `Watcher.refuse` does, in place of another error where the forward did
-    what a plan cannot do, since that is the likely cause.
-    """
+    Raises ModelError, as `GuardRecorder.refuse` does, in place of another error where the forward
+    did what a plan cannot do, since that is the likely cause."""
     watcher = GuardRecorder(model)
     try:
         with watcher:

@@ -206,7 +206,7 @@ class _NumpyGeneratorState:
 
 
 def set_generator_state(generator: Any, state: Any) -> None:
-    """Gives a random generator a state of `state_of`."""
+    """Gives a random generator a state of `generator_state`."""
     if isinstance(generator, random.Random):
         generator.setstate(state)
     elif isinstance(generator, torch.Generator):
@@ -225,7 +225,7 @@ def torch_generator_bytes(generator: torch.Generator) -> bytes:
 
 
 def set_torch_generator_bytes(generator: torch.Generator, state: bytes) -> None:
-    """Gives one of PyTorch's generators a state of `torch_bytes`."""
+    """Gives one of PyTorch's generators a state of `torch_generator_bytes`."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes():

@@ -1,9 +1,9 @@
 """What a forward asks of the tensors that it is given, beside what every call compares.
 
 A tensor tells more of itself than shape, strides, dtype, device and whether it requires a gradient.
-`_OF_FACT` and `_REFUSED` have all of that: what a plan compares at each call where the forward
-asked for it, and what is refused. Which tensors are one object is found in the code that ran.
-"""
+`_FACT_OF_QUERY` and `_UNSUPPORTED_QUERIES` have all of that: what a plan compares at each call
+where the forward asked for it, and what is refused. Which tensors are one object is found in the
+code that ran."""
 
 from __future__ import annotations
 
