@@ -137,7 +137,7 @@ def plan_step(
         except ConfigError as error:
             refused.append(error)
     if all(isinstance(error, BudgetTooSmallError) for error in refused):
-        raise ConfigError(f"{refused[0]}; the budget min takes the least that a plan is known for")
+        raise ConfigError(f"{refused[0]}; `--budget min` takes the least that a plan is known for")
     return _plan_known_min_budget(task, budget or str(task.budget), refused[0])
 
 
@@ -198,6 +198,12 @@ def read_offload_problem(
     task = build_offload_problem(
         graph, costs, own, updates, device.memory, MIN_OFFLOAD_BYTES, microbatches, measured
     )
+    if not task.remote:
+        raise ConfigError(
+            f"optimizer-offload: no parameter of {graph.model} has {MIN_OFFLOAD_BYTES:,} bytes or "
+            "more for itself, and smaller ones stay on the device: plan the step with `combine` "
+            "and `select`"
+        )
     task = replace(task, engine=options.solver)
     budget = (
         device.memory if options.budget == SMALLEST else parse_total_bytes(task, options.budget)
