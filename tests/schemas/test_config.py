@@ -189,8 +189,9 @@ def test_all_errors_are_told_at_once_with_path_and_expectation() -> None:
         "stroe: is no known key, did you mean store",
         'frontier: "fine" was found, expected auto, true or false',
         'fail_on[0]: "never" was found, expected failed or infeasible',
-        'strategies[0]: "magic" was found, expected unplanned, checkpoint, auto, rotor, '
-        "rockmate, frees, floating, join, checkmate, tw_remat, hiremate, offload or offmate",
+        'strategies[0]: "magic" was found, expected keep_all, checkpoint_all, auto, '
+        "rotor, rockmate, early_free, floating_persistence, join, checkmate, tw_remat, hiremate, "
+        "offload or offmate",
     ]
     assert len(found) == len(expected), found
     for sentence in expected:

@@ -236,7 +236,7 @@ def test_what_is_given_of_eagers_kernels_is_whole(
     words = [*files_of(model), "--frontier", model / "rotor/frontier.arrow", "--budget", "1MB"]
     words += ["--eager-out", "m", "--out", "n"]
     assert main(["select", *map(str, words)]) == 1
-    assert "choose takes --eager-graph, --eager-costs," in capsys.readouterr().err
+    assert "select takes --eager-graph, --eager-costs," in capsys.readouterr().err
 
 
 def test_plans_from_before_are_read(model: Path) -> None:

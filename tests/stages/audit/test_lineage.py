@@ -53,7 +53,7 @@ def test_the_tree_goes_down_to_the_source(run: Path, capsys: pytest.CaptureFixtu
         assert any(line.strip().startswith(f"{MODEL}/{name}.arrow  ") for line in lines), name
     assert any(line.strip().startswith("store/options/") for line in lines)
     assert "settings: budget=80%" in text
-    assert "settings: engine=highs, peaks=2, saves=2" in text
+    assert "settings: solver=highs, peaks=2, saves=2" in text
     assert "factory=tests.stages.audit.towers:tower, arguments={}, name=tower, device=cpu" in text
     for package in ("torch", "highspy", "pulp"):
         assert f"{package} {metadata.version(package)}" in text

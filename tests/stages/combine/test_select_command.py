@@ -85,14 +85,14 @@ def test_a_plan_far_from_its_bound_is_compared_with_that_from_the_whole_frontier
     alone = chosen(solved, tmp_path / "alone", "candidates", "90%")
     whole = chosen(solved, tmp_path / "whole", "frontier", "90%")
     monkeypatch.setattr("tightfit.stages.combine.select_task.FAR_GAP", -1.0)
-    found = chosen(solved, tmp_path / "found", "given", "90%", *makings(solved))
+    found = chosen(solved, tmp_path / "found", "candidates", "90%", *makings(solved))
     assert alone.time is not None and whole.time is not None
     assert found == (whole if whole.time < alone.time else alone)
     made = FrontierFiles.frontier
     monkeypatch.setattr(
-        FrontierFiles, "frontier", lambda self, name, *more: made(self, "unplanned", *more)
+        FrontierFiles, "frontier", lambda self, name, *more: made(self, "keep_all", *more)
     )
-    kept = chosen(solved, tmp_path / "kept", "given", "90%", *makings(solved))
+    kept = chosen(solved, tmp_path / "kept", "candidates", "90%", *makings(solved))
     assert kept == alone and same(tmp_path / "kept", tmp_path / "alone")
 
 

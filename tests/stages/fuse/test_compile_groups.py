@@ -320,7 +320,7 @@ def test_a_library_in_place_has_the_bits_of_its_kernel() -> None:
 
 def test_what_is_done_never_becomes_less() -> None:
     told: list[tuple[int, int]] = []
-    tell = compile_groups._monotone_progress(lambda *counts: told.append(counts), 3)
+    tell = compile_groups._monotone_progress(lambda done, total, _: told.append((done, total)), 3)
     for count in (2, 0, 1, 3):
         tell(count)
     assert told == [(2, 3), (2, 3), (2, 3), (3, 3)]

@@ -180,7 +180,9 @@ def test_no_more_are_told_than_there_are(
         lambda graph: distinct_partial_recomputes(graph)[:1],
     )
     plain = replace(normed[0], alternatives=[])
-    compile_groups._add_partial_recomputes(plain, CPU, lambda *counts: told.append(counts), 1)
+    compile_groups._add_partial_recomputes(
+        plain, CPU, lambda done, total, _: told.append((done, total)), 1
+    )
     assert len(told) > 1
     assert all(done <= total for done, total in told)
 

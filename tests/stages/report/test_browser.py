@@ -71,13 +71,13 @@ def column(browser: Browser, place: int) -> list[str]:
 
 
 def test_a_link_opens_its_plan(results: Path, browser: Browser) -> None:
-    browser.open(f"{(results / 'small/report.html').as_uri()}#plan-unplanned-none")
+    browser.open(f"{(results / 'small/report.html').as_uri()}#plan-keep_all-none")
     opened = browser.evaluate("[...document.querySelectorAll('.panel.open')].map(at => at.id)")
-    assert opened == ["plan-unplanned-none"]
+    assert opened == ["plan-keep_all-none"]
     chosen = browser.evaluate(
         "[...document.querySelectorAll('.chosen')].map(at => at.dataset.plan)"
     )
-    assert chosen == ["plan-unplanned-none"]
+    assert chosen == ["plan-keep_all-none"]
 
 
 def test_the_index_counts_its_rows(results: Path, browser: Browser) -> None:

@@ -181,7 +181,7 @@ def test_plans_are_shown_without_frontiers_where_that_is_asked(
         run("--index", str(results), *more, "--out", str(index))
         said = page.read_text()
         assert ("rockmate, predicted" in said) is shown
-        assert "unplanned, predicted" in said and "rockmate at 50%, measured" in said
+        assert "keep_all, predicted" in said and "rockmate at 50%, measured" in said
         read = model_result_files(results / "small", not more)
         assert (results / "small/rockmate/frontier.arrow" in read) is shown
         assert results / "small/keep_all/frontier.arrow" in read

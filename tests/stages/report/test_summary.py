@@ -25,7 +25,7 @@ def test_a_plan_that_a_stage_works_on_is_running_and_has_not_failed(
     config = tmp_path / "config.yaml"
     model = {"factory": "nowhere:model", "strategies": ["rotor"], "budgets": ["50%"]}
     config.write_text(yaml.safe_dump({"models": {"a": model}, "results": str(tmp_path)}))
-    log = tmp_path / "a/rotor/logs/given.txt"
+    log = tmp_path / "a/rotor/logs/candidates.txt"
     log.parent.mkdir(parents=True)
     log.write_text(f"combine: {UNFINISHED_ERROR}\n")
 

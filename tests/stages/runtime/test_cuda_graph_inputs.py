@@ -180,5 +180,5 @@ def test_what_cannot_be_a_graph_is_refused_by_name(tmp_path: Path) -> None:
     assert "draws random numbers once more" in refusal(drawing.step, facts)
     assert "an output shares memory" in refusal(keeping.step, replace(facts, aliased=(0,)))
     position = next(at for at, t in enumerate(facts.tensors) if t.path == "norm.running_var")
-    moved = refusal(keeping.step, replace(facts, assigned=(position,)))
+    moved = refusal(keeping.step, replace(facts, assigned_buffers=(position,)))
     assert moved == "the model puts another tensor in the place of norm.running_var at each call"

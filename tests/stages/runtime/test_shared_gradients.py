@@ -81,7 +81,7 @@ def test_what_others_hold_stays_as_it_was(use: Callable[..., None], tmp_path: Pa
     built = built_of((Pair(), ((torch.randn(3, 4),), {}), loss_of))
     graph = trace(built, "pair")
     planned = generated(graph, tmp_path / "plan", None, True).load(copy.deepcopy(built.model))
-    assert "True)" in (tmp_path / "plan" / "interface.py").read_text().split("tangents=")[1]
+    assert "True)" in (tmp_path / "plan" / "interface.py").read_text().split("output_gradients=")[1]
     seen: list[Kept] = []
     for model in (planned, built.model):
         kept: Kept = []

@@ -40,7 +40,7 @@ def commands(
             *("--chain", chain, "--machine", str(folder / "machine.json")),
             *("--strategy", how, "--weight-copies", "2", "--out", plan),
         ],
-        "split": [
+        "pipeline": [
             *(*graph, *costs, "--blocks", blocks, "--plan", plan),
             *("--microbatches", str(microbatches), "--out", ranks),
         ],

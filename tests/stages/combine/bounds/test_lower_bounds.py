@@ -121,7 +121,7 @@ def test_blocks_of_another_graph_are_refused() -> None:
                 [Candidate([wrong, *others], [], "")],
                 keep_all,
             )
-    with pytest.raises(ScheduleError, match="checkpoint makes no plan"):
+    with pytest.raises(ScheduleError, match="checkpoint_all makes no plan"):
         build_frontier(
             FrontierProblem(graph, "", costs, condensed),
             load_strategy("checkpoint_all").about,

@@ -8,6 +8,7 @@ import pytest
 
 from tightfit.util import code_cache
 from tightfit.util.code_cache import COMPILING_NOTE
+from tightfit.util.progress import NOTE_PREFIX
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -16,4 +17,4 @@ def test_compiling_is_told_where_it_takes_a_while(
 ) -> None:
     monkeypatch.setattr(code_cache, "is_cached", lambda function: kept)
     runpy.run_module("tightfit.stages.combine.local_search.precompile", run_name="__main__")
-    assert capsys.readouterr().out == ("" if kept else COMPILING_NOTE + "\n")
+    assert capsys.readouterr().out == ("" if kept else f"{NOTE_PREFIX}{COMPILING_NOTE}\n")

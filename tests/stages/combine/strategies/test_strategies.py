@@ -131,7 +131,7 @@ def test_ops_that_run_once_are_not_run_again(facts: GradientFlow) -> None:
 
 
 def test_an_unknown_strategy_is_named() -> None:
-    with pytest.raises(ConfigError, match="strategy 'magic' is not known, expected one of unpl"):
+    with pytest.raises(ConfigError, match="'magic' is not known, expected one of keep_all"):
         load_strategy("magic")
 
 
