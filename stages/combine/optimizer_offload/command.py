@@ -198,12 +198,6 @@ def read_offload_problem(
     task = build_offload_problem(
         graph, costs, own, updates, device.memory, MIN_OFFLOAD_BYTES, microbatches, measured
     )
-    if not task.remote:
-        raise ConfigError(
-            f"optimizer-offload: no parameter of {graph.model} has {MIN_OFFLOAD_BYTES:,} bytes or "
-            "more for itself, and smaller ones stay on the device: plan the step with `combine` "
-            "and `select`"
-        )
     task = replace(task, engine=options.solver)
     budget = (
         device.memory if options.budget == SMALLEST else parse_total_bytes(task, options.budget)

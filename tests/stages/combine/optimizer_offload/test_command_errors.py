@@ -89,20 +89,6 @@ def test_machines_and_budgets(
     assert not (tmp_path / "plan.json").exists()
 
 
-def test_a_model_of_small_parameters_is_refused(
-    given: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(
-        "tightfit.stages.combine.optimizer_offload.command.MIN_OFFLOAD_BYTES", 1 << 40
-    )
-    assert main([*given, "--machine", str(machine(tmp_path)), "--budget", "9MB"]) == 1
-    assert "no parameter of " in capsys.readouterr().err
-    assert not (tmp_path / "plan.json").exists()
-
-
 def test_a_described_device_has_no_host_by_itself(
     given: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
