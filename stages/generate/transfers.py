@@ -139,8 +139,8 @@ def unlimited_link(graph: Graph) -> HostLink:
 
 
 def placeholder_updates(steps: Sequence[ScheduleStep]) -> OptimizerPlan | None:
-    """An optimizer for the referee, as `unlimited_link`; None for a schedule that updates "
-    "nothing."""
+    """An optimizer for the referee, as `unlimited_link`; None for a schedule that updates
+    nothing."""
     actions = [step.action for step in steps]
     updated = [a.value for a in actions if isinstance(a, OptimizerAction)]
     nothing = ParameterUpdateCost("", (), 0.0, 0, 0, (0, 0))

@@ -1,5 +1,5 @@
-"""`optimizer-offload`: plans a training step with its optimizer for a described machine with two "
-"memories."""
+"""`optimizer-offload`: plans a training step with its optimizer for a described machine with two
+memories."""
 
 from __future__ import annotations
 

@@ -30,11 +30,11 @@ from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
 
 DISK = "disk"
 PART_BYTES = 1 << 18
-"""Bytes of a parameter that are updated together on a disk "
-"(`stages/runtime/offload/host_update.py`)."""
+"""Bytes of a parameter that are updated together on a disk
+(`stages/runtime/offload/host_update.py`)."""
 BOUNCE_BUFFER_BYTES = 1 << 18
-"""Bytes of the host that pass between two disks in each direction "
-"(`stages/runtime/offload/second_tier.py`)."""
+"""Bytes of the host that pass between two disks in each direction
+(`stages/runtime/offload/second_tier.py`)."""
 STAGING_BUFFERS = 4
 """Staging buffers: of one the states are updated, two come, and one goes back."""
 

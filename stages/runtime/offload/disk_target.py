@@ -108,8 +108,8 @@ class DiskTarget:
         return self._issue(1, _read, tensor, offset, after)
 
     def beside(self, work: TargetWork, *after: TransferHandle) -> TransferHandle:
-        """See `OffloadTarget.beside`: what it reads comes in buffers, and what it writes goes "
-        "back."""
+        """See `OffloadTarget.beside`: what it reads comes in buffers, and what it writes goes
+        back."""
         return self._work(2, work, after)
 
     def passing(self, leaves: bool, work: TargetWork, *after: TransferHandle) -> TransferHandle:
