@@ -17,7 +17,7 @@ from tightfit.schemas.costs import PREEMPTION_THRESHOLD
 from tightfit.util.errors import ArtifactError
 
 FAILED_VERDICT = "failed"
-"""The verdict of a plan whose measurement contradicts it; `sentence` says how."""
+"""The verdict of a plan whose measurement contradicts it; `message` says how."""
 
 SCATTER_THRESHOLD = 1.5
 """Quartiles of the time ratio further apart than this factor say that other work disturbed it."""

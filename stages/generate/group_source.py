@@ -25,6 +25,7 @@ from tightfit.stages.generate.operator_calls import SourceText, format_literal
 from tightfit.stages.runtime.kernels.compile import InPlaceKernel, build_description, build_key
 from tightfit.stages.torch_utils.aot_inductor import compile_libraries
 from tightfit.stages.torch_utils.operators import decode_argument, resolve
+from tightfit.util.progress import ProgressCallback
 
 
 class LibraryFile(NamedTuple):
@@ -36,17 +37,16 @@ class LibraryFile(NamedTuple):
     said: str
 
 
-def compile_library_file(graph: Graph, names: Iterable[str]) -> LibraryFile:
-    """The compiled libraries of the groups of these names; raises RuntimeError, in a sentence,
-    where one cannot be compiled or has other bits than its kernel."""
+def compile_library_file(
+    graph: Graph, names: Iterable[str], report: ProgressCallback
+) -> LibraryFile:
+    """The compiled libraries of the groups of these names; `report` is told how many are done.
+    Raises RuntimeError, in a sentence, where one cannot be compiled or has other bits than its
+    kernel."""
     device = torch.device(graph.device)
     bodies = {name: at for name, at in _group_bodies(graph).items() if name in set(names)}
-    data = compile_libraries(bodies, device, _print_progress)
+    data = compile_libraries(bodies, device, report)
     return LibraryFile("libraries.pt2", data, build_key(device), build_description(device))
-
-
-def _print_progress(done: int, total: int) -> None:
-    print(f"compiled {done} of {total} libraries", flush=True)
 
 
 def groups_text(graph: Graph, names: Iterable[str], library: LibraryFile | None = None) -> str:

@@ -48,6 +48,7 @@ from tightfit.stages.generate.transfers import placeholder_updates, unlimited_li
 from tightfit.stages.simulate.simulate import simulate
 from tightfit.stages.torch_utils.fused_group_operators import register_groups
 from tightfit.util.errors import ArtifactError
+from tightfit.util.progress import ProgressCallback
 
 EAGER_PREFIX = "eager_"
 """What the names of the files of the plan of eager's kernels begin with, where it is beside."""
@@ -80,17 +81,18 @@ def build_package(
     write: ProgramBackend = BACKENDS[ATEN],
     updates: OptimizerPlan | None = None,
     beside: PlannedGraph | None = None,
-    libraries: bool = False,
+    report_libraries: ProgressCallback | None = None,
     adding: MicrobatchSchedule = None,
 ) -> dict[str, bytes]:
     """The files of the package of a plan, by name, its program as a backend writes it; see
     `write_package`. Where `updates` have parameters in another memory, it is that of a whole step.
 
-    Of the plan it takes strategy, budget, budget_bytes, verdict, sentence, peak and time, and what
+    Of the plan it takes strategy, budget, budget_bytes, status, message, peak and time, and what
     is taken of a GPU ahead of the first step. Where the plan runs groups, the plan `beside` of
-    eager's kernels goes along, and with `libraries` the groups' compiled libraries, which are
-    compiled here (RuntimeError in a sentence where they cannot be). Of several microbatches those
-    that are not the last one run another schedule, `adding`.
+    eager's kernels goes along, and with `report_libraries`, which is told how many are done, the
+    groups' compiled libraries, which are compiled here (RuntimeError in a sentence where they
+    cannot be). Of several microbatches those that are not the last one run another schedule,
+    `adding`.
     """
     register_groups(graph)
     facts = plan_facts(plan)
@@ -110,7 +112,11 @@ def build_package(
         program += more
     groups = re.findall(r"^from \.groups import (\w+)$", program, re.MULTILINE)
     if groups:
-        library = compile_library_file(graph, groups) if libraries else None
+        library = (
+            None
+            if report_libraries is None
+            else compile_library_file(graph, groups, report_libraries)
+        )
         files["groups.py"] = groups_text(graph, groups, library).encode()
         files |= {} if library is None else {library.name: library.data}
     if groups and beside is not None:

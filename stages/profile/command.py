@@ -154,7 +154,7 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     machine = [_machine_path(options)] if options.machine else []
     read = [options.graph, *machine, *filter(None, [options.costs])]
     settings = {"source": options.source, "device": options.device, "remeasure": options.remeasure}
-    settings |= operators_setting(options) | {
+    settings |= operators_setting(options.operators) | {
         name: getattr(options, name)
         for name in ("library", "threads", "factory")
         if getattr(options, name) is not None

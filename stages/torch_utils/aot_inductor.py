@@ -45,19 +45,19 @@ from tightfit.stages.torch_utils.fused_group_operators import (
     group_kernel,
     tensor_forms,
 )
+from tightfit.util.progress import ProgressCallback
 
 _SETTINGS = {
     "cpp_wrapper": True,
     "aot_inductor.package": True,
     "aot_inductor.enable_line_tables": False,
 }
-ProgressReport = Callable[[int, int], None]
 
 
 def compile_libraries(
     bodies: Mapping[str, tuple[GroupBody, InPlaceKernel | None]],
     device: torch.device,
-    report: ProgressReport = lambda done, total: None,
+    report: ProgressCallback | None = None,
 ) -> bytes:
     """One file (.pt2) with the library of each body, by name, in place where it writes over an
     input. `report` is told how many are done,
@@ -74,7 +74,8 @@ def compile_libraries(
         made = {}
         with kernel_folder(device) as folder:
             for number, (name, (body, over)) in enumerate(sorted(bodies.items())):
-                report(number, len(bodies))
+                if report is not None:
+                    report(number, len(bodies), "")
                 place = _compile_once(body, over, device, folder)
                 made[name] = [str(path) for path in sorted(place.iterdir())]
             pack(str(file), made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -17,6 +18,6 @@ def add_operators_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def operators_setting(options: argparse.Namespace) -> dict[str, Any]:
+def operators_setting(operators: Sequence[str]) -> dict[str, Any]:
     """The option as a setting of the stage; nothing where it is not given."""
-    return {"operators": sorted(options.operators)} if options.operators else {}
+    return {"operators": sorted(operators)} if operators else {}

@@ -77,7 +77,7 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
         "device": options.device,
         **({"assume_all_ones_masks": True} if options.assume_all_ones_masks else {}),
         **({"channels_last": True} if options.channels_last else {}),
-        **operators_setting(options),
+        **operators_setting(options.operators),
     }
     return [LineageEntry([options.out], [], settings, options.factory, options.search_path)]
 

@@ -60,7 +60,7 @@ def lineage_settings(options: argparse.Namespace) -> dict[str, Any]:
         "arguments": parse_factory_arguments(options),
         "device": options.device,
         "pairs": options.pairs,
-        **operators_setting(options),
+        **operators_setting(options.operators),
         **({} if options.threads is None else {"threads": options.threads}),
     }
 

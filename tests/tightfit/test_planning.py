@@ -13,10 +13,10 @@ import tightfit
 import tightfit.stages
 from data.models import gpt2
 from tightfit import SolverOptions
-from tightfit.api.package_task import PackageTask
 from tightfit.schemas.plan import Plan
 from tightfit.stages.combine.frontier_task import FrontierTask
 from tightfit.stages.combine.select_task import SelectionTask
+from tightfit.stages.generate.task import PackageTask
 from tightfit.stages.solve.task import SolveTask
 from tightfit.util.errors import ConfigError, ModelError
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tightfit.api.package_task import PackageTask
 from tightfit.api.plan_arguments import collect_samples, group_samples
 from tightfit.api.plan_options import DEFAULT_SOLVER, SolverOptions
 from tightfit.api.planning import suppress_warnings
@@ -153,6 +152,7 @@ def _plan_stages(
 ) -> MadePipeline:
     from tightfit.stages.combine.pipeline.plan_task import PipelineTask
     from tightfit.stages.combine.pipeline.split_task import SplitTask
+    from tightfit.stages.generate.task import PackageTask
     from tightfit.stages.partition.task import PartitionTask
     from tightfit.stages.solve.task import SolveTask
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from tightfit.api.package_task import PackageTask
 from tightfit.api.plan_options import DEFAULT_SOLVER, FusedKernelOptions, SolverOptions
 from tightfit.api.progress_bar import ProgressReporter
 from tightfit.schemas.lineage import is_up_to_date, write_lineage
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 FUSE_STAGE = "fuse"
 MICROBATCH_FILE = "microbatch.arrow"
 """What `whole` writes beside the schedule where a step is several microbatches."""
-STAGE_ROOMS = {"select": "combine", "chain": "combine", "pipeline": "combine"}
-"""The rooms of stages that have the name of none."""
 FRONTIER_STAGES = ("partition", "solve", "combine")
 """The stages whose code decides a frontier."""
 
@@ -246,6 +243,8 @@ class StageRunner:
     def package(self, graph: Path, point: Path, beside: tuple[Path, Path] | None = None) -> Path:
         """The folder of the package of a plan, by the folder of the plan; graph and plan of eager's
         kernels may be `beside`."""
+        from tightfit.stages.generate.task import PackageTask
+
         name = "module"
         eager_graph, eager_plan = beside or (None, None)
         microbatch = point / MICROBATCH_FILE
@@ -344,17 +343,12 @@ class StageRunner:
         where the store has what it would write, made by this code of the same files with the same
         settings."""
         self.progress.stage(task.stage)
-        room = stage_room(task.stage)
+        room = type(task).__module__.split(".")[2]
         if reuse and all(is_up_to_date(room, made) for made in task.lineage_entries()):
             return
         task.run(self.progress)
         for entry in task.lineage_entries():
             write_lineage(room, entry)
-
-
-def stage_room(stage: str) -> str:
-    """The room that the code of a stage is in."""
-    return STAGE_ROOMS.get(stage, stage)
 
 
 def _print_warning(sentence: str) -> None:

@@ -56,7 +56,8 @@ class TensorQueryGuard:
                 raise ModelDifference(
                     f"{self.names[at]} holds more than ones, and the plan rests on it that it is "
                     "ones",
-                    "plan with a sample of such contents, too, or with ones=False",
+                    "plan with a sample of such contents, too, or with ones=False "
+                    "(in Python assume_all_ones_masks=False)",
                 )
         for at in self.mixed:
             if _is_ones(tensors[at]):

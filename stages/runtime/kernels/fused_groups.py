@@ -190,10 +190,14 @@ def prepare_kernels(
         raise ValueError(said)
     if without_compiler == "eager" and eager is None:
         raise RuntimeError(
-            "no plan of eager's kernels is beside this one: plan with with_eager=True"
+            "no plan of eager's kernels is beside this one: plan with with_eager=True "
+            "(in Python fused_kernels=FusedKernelOptions(eager_fallback=True))"
         )
     if wanted and libraries is None:
-        raise RuntimeError("the package has no compiled libraries: plan with with_libraries=True")
+        raise RuntimeError(
+            "the package has no compiled libraries: plan with with_libraries=True "
+            "(in Python fused_kernels=FusedKernelOptions(libraries=True))"
+        )
     try:
         if not (wanted and libraries and open_libraries(groups, torch.device(device), libraries)):
             compile_groups(groups, torch.device(device))
