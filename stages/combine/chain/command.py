@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tightfit.stages.combine.chain_offload.command import derived_offload, run_offload
+from tightfit.stages.combine.chain_offload.command import offload_lineage_entries, run_offload
 from tightfit.stages.combine.pipeline.plan_command import (
     add_pipeline_arguments,
     check_no_pipeline,
-    derived_pipeline,
+    pipeline_lineage_entries,
     run_pipeline,
 )
 from tightfit.util.command_line import LineageEntry
@@ -89,9 +89,9 @@ def run(options: argparse.Namespace) -> None:
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
     if options.strategy in OFFLOADERS:
-        return derived_offload(options)
+        return offload_lineage_entries(options)
     if options.machine is not None:
-        return derived_pipeline(options)
+        return pipeline_lineage_entries(options)
     solved = _load_strategy(options).about.uses_solved_options
     read = [*options.chain, *([options.options] if solved else [])]
     settings = {name: getattr(options, name) for name in ("strategy", "budget", "slots")}

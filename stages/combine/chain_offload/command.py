@@ -51,7 +51,7 @@ def run_offload(options: argparse.Namespace) -> None:
     print(format_verdict(plan.status, plan.message))
 
 
-def derived_offload(options: argparse.Namespace) -> list[LineageEntry]:
+def offload_lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run_offload` made of what."""
     names = ("sequence.arrow", "streams.arrow", "plan.json")
     settings = {name: getattr(options, name) for name in ("strategy", "budget", "slots")}

@@ -69,7 +69,7 @@ def run_pipeline(options: argparse.Namespace) -> None:
     print(format_verdict(plan.status, plan.message))
 
 
-def derived_pipeline(options: argparse.Namespace) -> list[LineageEntry]:
+def pipeline_lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run_pipeline` made of what."""
     return _parse_task(options).lineage_entries()
 
