@@ -191,8 +191,8 @@ def in_place_output(graph: Graph, op: Op, value: int) -> int | None:
 
 
 def parse_group_body(written: str) -> GroupBody:
-    """The body in a text that `serialize_group_body` wrote; raises ArtifactError where it is "
-    "none."""
+    """The body in a text that `serialize_group_body` wrote; raises ArtifactError where it is
+    none."""
     try:
         row = json.loads(written)
         body = GroupBody(

@@ -28,8 +28,8 @@ class BlockSchedule:
 
 @dataclass(frozen=True)
 class BlockCost:
-    """What a run costs, in bytes and seconds, as `schemas.block_options.BlockOption` defines "
-    "them."""
+    """What a run costs, in bytes and seconds, as `schemas.block_options.BlockOption` defines
+    them."""
 
     save: int
     forward_peak: int

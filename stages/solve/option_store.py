@@ -118,8 +118,8 @@ def solve_into_store(
     made_by: Mapping[str, str] = MappingProxyType({}),
     link: HostLink | None = None,
 ) -> list[BlockOption]:
-    """Solves a block here and puts its options into the store; `made_by` is from "
-    "`solver_provenance`."""
+    """Solves a block here and puts its options into the store; `made_by` is from
+    `solver_provenance`."""
     solved = search_block(digest, problem, engine, grid, link)
     metadata = {"engine": engine, "clock": str(solved.clock), **made_by}
     write_block_options(

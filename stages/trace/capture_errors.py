@@ -88,7 +88,7 @@ def check_model(label: str, model: nn.Module) -> None:
             )
         if type(tensor).__name__ == PLACEHOLDER_CLASS:
             raise ModelError(
-                f"{label}: {path} is in another memory, where the optimizer of a plan keeps it: "
+                f"{label}: {path} is in an offload target, where the optimizer of a plan keeps it: "
                 "close() that optimizer before the model is planned again"
             )
 

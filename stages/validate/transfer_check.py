@@ -1,4 +1,4 @@
-"""What a planned module sends to another memory: as its runs count it, and as its plan says."""
+"""What a planned module sends to an offload target: as its runs count it, and as its plan says."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def describe_transfers(foretold: TransferTotals, memory: str, waited: float) -> 
 def add_transfers(
     measured: Measurement, foretold: TransferTotals | None, moved: Any, waited: float | None
 ) -> Measurement:
-    """A measurement with the bytes in the other memory and the time that was waited."""
+    """A measurement with the bytes in the offload target and the time that was waited."""
     if foretold is None and moved is None:
         return measured
     return replace(
@@ -97,7 +97,7 @@ def add_transfers(
 
 
 def transfer_lines(moved: Any) -> Iterator[TimelinePoint]:
-    """The lines of what a run moved: the bytes in the other memory, those on their way in each
+    """The lines of what a run moved: the bytes in the offload target, those on their way in each
     lane, and when it waited."""
     if moved is None:
         return

@@ -1,5 +1,5 @@
-"""`python -m tests.benchmarks`: plans the shipped models from nothing and measures them beside "
-"peers."""
+"""`python -m tests.benchmarks`: plans the shipped models from nothing and measures them beside
+peers."""
 
 from __future__ import annotations
 

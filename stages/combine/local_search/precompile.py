@@ -1,5 +1,5 @@
-"""`python -m tightfit.stages.combine.local_search.precompile`: compiles the search, for all later "
-"runs to load."""
+"""`python -m tightfit.stages.combine.local_search.precompile`: compiles the search, for all later
+runs to load."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`optimizer-offload`: plans a training step with its optimizer for a described machine with two "
-"memories."""
+"""`optimizer-offload`: plans a training step with its optimizer for a described machine with two
+memories."""
 
 from __future__ import annotations
 
@@ -168,8 +168,8 @@ def _plan_known_min_budget(
 def read_offload_problem(
     options: argparse.Namespace, traced: Path, paid: Path, microbatches: int
 ) -> tuple[OffloadProblem, HostLink | None]:
-    """The task of a graph, and the link to a third memory where there is one; raises ConfigError
-    where it cannot be planned."""
+    """The task of a graph, and the link to a second offload tier where there is one; raises
+    ConfigError where it cannot be planned."""
     from dataclasses import replace
 
     from tightfit.schemas.costs import read_costs

@@ -287,8 +287,8 @@ def read_guard_description(path: Path) -> tuple[Any, list[str]]:
 
 
 def check_guard_description(description: Any) -> None:
-    """Raises ValueError unless a description has the form that "
-    "`stages.trace.guards.guard_recorder` writes."""
+    """Raises ValueError unless a description has the form that
+    `stages.trace.guards.guard_recorder` writes."""
     if description is None:
         return
     fields = {

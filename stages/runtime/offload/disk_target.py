@@ -1,4 +1,4 @@
-"""A disk as the slow memory of the CPU: bytes in a file that has no name.
+"""A disk as the offload target of the CPU: bytes in a file that has no name.
 
 No other run can open the file, and nothing of it is left where a process is killed. The file's
 bytes are taken of the disk when it is made, so that a disk that is full says so before anything is
@@ -108,8 +108,8 @@ class DiskTarget:
         return self._issue(1, _read, tensor, offset, after)
 
     def beside(self, work: TargetWork, *after: TransferHandle) -> TransferHandle:
-        """See `OffloadTarget.beside`: what it reads comes in buffers, and what it writes goes "
-        "back."""
+        """See `OffloadTarget.beside`: what it reads comes in buffers, and what it writes goes
+        back."""
         return self._work(2, work, after)
 
     def passing(self, leaves: bool, work: TargetWork, *after: TransferHandle) -> TransferHandle:

@@ -111,8 +111,8 @@ def check_region(tensor: torch.Tensor, offset: int, size: int) -> int:
 
 
 class TargetSlice:
-    """`size` bytes of a memory from `begin` on; see `OffloadTarget`. All of it is closed with a "
-    "part."""
+    """`size` bytes of a memory from `begin` on; see `OffloadTarget`. All of it is closed with a
+    part."""
 
     def __init__(self, memory: OffloadTarget, begin: int, size: int) -> None:
         self.memory = memory

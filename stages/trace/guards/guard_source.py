@@ -341,8 +341,8 @@ def _is_comparable(value: Any) -> bool:
 
 
 def has_same_contents(before: Any, now: Any) -> bool:
-    """True for two contents of one thing (`stages.trace.guards.guard_source.copy_contents`) that "
-    "are the same."""
+    """True for two contents of one thing (`stages.trace.guards.guard_source.copy_contents`) that
+    are the same."""
     if isinstance(now, dict):
         return all(is_unchanged(before[name], value) for name, value in now.items())
     if not isinstance(now, list | set | collections.deque):
