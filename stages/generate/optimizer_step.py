@@ -53,16 +53,14 @@ def check_optimizer_step(
     if updates.second_tier is not None and updates.second_tier.buffers != TIER_BUFFERS:
         raise ScheduleError(
             f"states of a second offload tier pass through {updates.second_tier.buffers} buffers "
-            "in the "
-            "schedule, "
+            "in the schedule, "
             f"and through {TIER_BUFFERS} in a program"
         )
     away = set(host_updated_parameters(steps))
     if not updates.accumulates and (odd := sorted(updates.second_tier_parameters - away)):
         raise ScheduleError(
             f"the states of {graph.values[odd[0]].path} are in a second offload tier, and it is "
-            "not "
-            "updated in the other one"
+            "not updated in the other one"
         )
     _check_host_updates(graph, steps)
 
@@ -76,8 +74,7 @@ def _check_host_updates(graph: Graph, steps: Sequence[ScheduleStep]) -> None:
         if (own.dtype, own.strides) != (found.dtype, found.strides) or len(set(sizes)) > 1:
             raise ScheduleError(
                 f"{own.path} is updated in an offload target, and its gradient has another dtype "
-                "or "
-                "lies otherwise, which no program sends"
+                "or lies otherwise, which no program sends"
             )
 
 

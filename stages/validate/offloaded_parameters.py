@@ -333,8 +333,7 @@ def _describe_measurement(found: Measurement, offload_plan: Any, uncompared: str
     if offload_plan.second_tier_bytes:
         told.append(
             f"{offload_plan.second_tier_bytes:,} bytes of states are in the second offload tier, "
-            "as "
-            "predicted"
+            "as predicted"
         )
     if offload_plan.microbatches > 1:
         told.append(

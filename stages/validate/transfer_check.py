@@ -76,8 +76,7 @@ def describe_transfers(foretold: TransferTotals, memory: str, waited: float) -> 
     return (
         f"measured, a step has {foretold.host_peak:,} bytes in the {memory} at most, as predicted, "
         f"and waits for {format_duration(waited)} where {format_duration(foretold.wait_seconds)} "
-        "were "
-        "predicted"
+        "were predicted"
     )
 
 

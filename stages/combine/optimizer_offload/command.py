@@ -110,8 +110,7 @@ def parse_cases(options: argparse.Namespace) -> list[tuple[Path, Path, int]]:
     if not len(options.graph) == len(options.costs) == len(counts):
         raise ConfigError(
             f"optimizer-offload: there are {len(options.graph)} --graph, {len(options.costs)} "
-            "--costs and "
-            f"{len(counts)} --microbatches"
+            f"--costs and {len(counts)} --microbatches"
         )
     if min(counts) < 1:
         raise ConfigError(

@@ -14,8 +14,7 @@ from .parameter_store import ParameterStore
 _INTERRUPTED = (
     "another forward, or the use of parameters within gathered(), came between a forward and the "
     "end of its backward, for which parameters come from an offload target: let each forward have "
-    "its "
-    "backward before anything else"
+    "its backward before anything else"
 )
 
 
