@@ -1,12 +1,11 @@
-"""What a schedule can do, one class an action. One exists once the referee plays it.
+"""What a schedule can do, one class an action. One exists once the simulator plays it.
 
 Ids are those of the graph: of ops (`op`) and of values (`value`, `in_place`).
 
 By the law of lanes memory changes only where an action stands in the order of issue, and never at a
-moment that hangs on speed. All actions but transfers and those in the other memory are in the lane
-`DEVICE/compute`, one after the other. A transfer is in a lane of its own, begins when what stands
-before it in the compute lane has ended and its lane is free, and is waited for by name.
-"""
+moment that hangs on speed. All actions but transfers and those in the offload target are in the
+lane `DEVICE/compute`, one after the other. A transfer is in a lane of its own, begins when what
+stands before it in the compute lane has ended and its lane is free, and is waited for by name."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ class Free:
 
 @dataclass(frozen=True)
 class Offload:
-    """Copies the storage of a value to the other memory, in the lane `DEVICE/to-MEMORY`.
+    """Copies the storage of a value to the offload target, in the lane `DEVICE/to-MEMORY`.
 
     From here on the copy takes its bytes there; the device's stay until `Free`."""
 
@@ -80,7 +79,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class FreeHostCopy:
-    """Forgets the copy of a value's storage in the other memory, which has its bytes back."""
+    """Forgets the copy of a value's storage in the offload target, which has its bytes back."""
 
     value: int
 
@@ -103,7 +102,7 @@ class PassGradient:
 class UpdateOnDevice:
     """Updates a parameter on the device by its whole gradient, which is gone after it.
 
-    Its states are on the device, or pass through staging on their way from the other memory and
+    Its states are on the device, or pass through staging on their way from the offload target and
     back."""
 
     value: int
@@ -111,7 +110,7 @@ class UpdateOnDevice:
 
 @dataclass(frozen=True)
 class UpdateOnHost:
-    """Updates a parameter in the other memory, in the lane `MEMORY/compute`.
+    """Updates a parameter in the offload target, in the lane `MEMORY/compute`.
 
     The copy of its gradient there is read until that has ended, which a `Wait` for the gradient
     says; the parameter on the device is as it was, and may be brought anew."""
@@ -145,7 +144,7 @@ class RestoreRandomState:
 OpAction: TypeAlias = Compute | WriteBuffer | ComputeLoss
 """The actions that run an op."""
 TransferAction: TypeAlias = Offload | Prefetch
-"""The actions that take a link to the other memory."""
+"""The actions that take a link to the offload target."""
 LinkAction: TypeAlias = Offload | Prefetch | Wait | FreeHostCopy
 """The actions that only a schedule with transfers has."""
 OptimizerAction: TypeAlias = UpdateOnDevice | UpdateOnHost | AccumulateOnHost

@@ -122,9 +122,9 @@ class Config:
     modules that register them. `fail_on` are the verdicts of plans for which a run ends with exit
     code 1. Reports show plans for `budgets_shown` beside those that are asked for, none where 0.
     `machine` is the description of the device, None where the device is here. `linked` is that of
-    the machine whose link to another memory strategies take, None where none is named: that of the
-    device is measured then. `disk` is the folder that it leads to on the CPU, "" for that of the
-    environment."""
+    the machine whose link to an offload target strategies take, None where none is named: that of
+    the device is measured then. `disk` is the folder that it leads to on the CPU, "" for that of
+    the environment."""
 
     models: dict[str, ModelConfig]
     device: str
@@ -370,8 +370,8 @@ def _link_machine(document: dict[str, Any]) -> Path | None:
 
 
 def _link_problems(document: dict[str, Any]) -> list[str]:
-    """What is amiss with the link to another memory, where a strategy takes it or it is named. One
-    that is not described is measured."""
+    """What is amiss with the link to an offload target, where a strategy takes it or it is named.
+    One that is not described is measured."""
     asked = [document["strategies"]]
     asked += [model["strategies"] for model in document["models"].values() if "strategies" in model]
     needing = [name for names in asked for name in names if STRATEGIES[name].links]

@@ -62,7 +62,7 @@ class ParetoPoint:
 
     @property
     def transfers(self) -> bool:
-        """Whether anything leaves for another memory."""
+        """Whether anything leaves for an offload target."""
         return any(isinstance(action, Offload) for action in self.actions)
 
     @property

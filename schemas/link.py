@@ -1,4 +1,4 @@
-"""The link between a device and another memory, as planners take it and artifacts carry it."""
+"""The link between a device and an offload target, as planners take it and artifacts carry it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class TransferOverhead:
 @dataclass(frozen=True)
 class HostLink(TransferOverhead):
     """A link of `bandwidth` bytes a second (0 for none, infinite for one that takes no time), with
-    `latency` seconds a transfer; `shared` where both directions take turns. The other memory, which
-    is called `to` (the host's or a disk), has `room` bytes for what leaves, and the device `memory`
-    bytes in all; infinite where that is not said. `source` tells people where its speed is
+    `latency` seconds a transfer; `shared` where both directions take turns. The offload target,
+    which is called `to` (the host's or a disk), has `room` bytes for what leaves, and the device
+    `memory` bytes in all; infinite where that is not said. `source` tells people where its speed is
     from."""
 
     bandwidth: float
@@ -84,7 +84,7 @@ class HostLink(TransferOverhead):
 
 def read_host_link(machine: Machine, path: Path | str) -> HostLink:
     """The link that a chain's activations take: from the machine's one device to the memory
-    `host`, or to its only other memory, those behind that aside.
+    `host`, or to its only offload target, those behind that aside.
 
     Raises ConfigError, which names the file, where there are several devices, no such memory or
     not one link to it.

@@ -1,4 +1,4 @@
-"""`tightfit.link/3`: the link from a device to its slow memory, as it was measured."""
+"""`tightfit.link/3`: the link from a device to its offload target, as it was measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tightfit.util.errors import ArtifactError
 
 LINK_ARTIFACT = "tightfit.link/3"
 SECOND_TIER_DISK = "far-disk"
-"""The name of a third memory, a disk behind the slow one."""
+"""The name of a second offload tier, a disk behind the slow one."""
 _MOST_BYTES = 1 << 16
 _KEYS = {"artifact", "to", "back", "both", "latency", "memory", "room", "folder"}
 _KEYS |= {"overhead", "overhead_per_byte", "when", "lost", "sample"}
@@ -29,10 +29,10 @@ _WHEN = re.compile(r"(\d{4}-\d{2}-\d{2} \d{2}:\d{2} UTC)?")
 @dataclass(frozen=True)
 class MeasuredLink:
     """The `speed` of a link to the slow `memory` ("disk" or "host"), which had `room` for so many
-    bytes then; `folder` is that of a disk, "" for the host's memory. A third memory (`FAR`) is
-    `behind` another one: the folder of a disk, or "host". It was measured at `when`, in Universal
-    Time; other work on the machine took the part `lost` of the time, which the speed is without. A
-    few short transfers had the speed `sample` then, in bytes a second."""
+    bytes then; `folder` is that of a disk, "" for the host's memory. A second offload tier (`FAR`)
+    is `behind` another one: the folder of a disk, or "host". It was measured at `when`, in
+    Universal Time; other work on the machine took the part `lost` of the time, which the speed is
+    without. A few short transfers had the speed `sample` then, in bytes a second."""
 
     speed: LinkSpeed
     memory: str

@@ -1,5 +1,5 @@
-"""`tightfit.operation_timeline/2`: a sequence with transfers as the referee played it, operation by
-operation, in the order of the sequence.
+"""`tightfit.operation_timeline/2`: a sequence with transfers as the simulator played it, operation
+by operation, in the order of the sequence.
 
 `stream` names what runs an operation ("cuda:0/compute", "cuda:0/to-host"), from `start` to `end`
 seconds, `wait_seconds` seconds after its lane could have begun; `live` bytes are on the device and

@@ -1,4 +1,4 @@
-"""What updates of parameters in a step take, with their states in another memory."""
+"""What updates of parameters in a step take, with their states in an offload target."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ParameterUpdateCost:
 
     `pieces` are the bytes of states that each piece brings, `seconds` what all of it computes,
     `peak` the most bytes that it takes beyond parameter, gradient and staging, and `net` what stays
-    of these; `first` are peak and net where there were no states. In the other memory it takes
+    of these; `first` are peak and net where there were no states. In the offload target it takes
     `host_seconds`, and adding a gradient to a sum `add_seconds`, infinite where nothing computes
     there; beside the buffers of that it takes `host_peak` bytes.
     """
@@ -81,9 +81,9 @@ class ParameterUpdateCost:
 
 @dataclass(frozen=True)
 class SecondTierStates:
-    """A third memory, to which a `link` leads from the other one, such as a disk behind the host's.
-    The states of the parameters `values`, which are updated in the other memory, are in it, and
-    pass through `buffers` staging buffers of that."""
+    """A second offload tier, to which a `link` leads from the other one, such as a disk behind the
+    host's. The states of the parameters `values`, which are updated in the offload target, are in
+    it, and pass through `buffers` staging buffers of that."""
 
     link: HostLink
     values: frozenset[int]
@@ -95,24 +95,25 @@ class SecondTierStates:
         return self.buffers * max(pieces, default=0)
 
     def states(self, costs: Mapping[int, ParameterUpdateCost]) -> int:
-        """The bytes of the states in the third memory."""
+        """The bytes of the states in the second offload tier."""
         return sum(costs[value].states for value in self.values)
 
 
 @dataclass(frozen=True)
 class OptimizerPlan:
-    """The optimizer of a step, as the referee plays it.
+    """The optimizer of a step, as the simulator plays it.
 
-    `costs` are by parameter (a value of the graph). States are in the other memory, but for those
+    `costs` are by parameter (a value of the graph). States are in the offload target, but for those
     of the parameters `on_device`, and pass through `buffers` staging buffers of the device; there
     are none yet in a `first` step, and no gradients in a first microbatch that adds. The
-    `offloaded` ones live in the other memory; those of them that are `resident` are on the device,
-    too, when the step begins and when it ends. Of several `microbatches` the last one updates, and
-    all others `add` their gradients up: the sums of remote parameters are in the other memory then,
-    and in a last one that is `has_sums`. The states of some are in a third memory, where there is
-    one, `second_tier`. Measured costs are those of an `optimizer`, a class of `torch.optim`, in
-    pieces of `piece_bytes` bytes of a parameter. Updates in the other memory take `workspace_bytes`
-    bytes of the device, where that memory is a disk: buffers and temporaries."""
+    `offloaded` ones live in the offload target; those of them that are `resident` are on the
+    device, too, when the step begins and when it ends. Of several `microbatches` the last one
+    updates, and all others `add` their gradients up: the sums of remote parameters are in the
+    offload target then, and in a last one that is `has_sums`. The states of some are in a second
+    offload tier, where there is one, `second_tier`. Measured costs are those of an `optimizer`, a
+    class of `torch.optim`, in pieces of `piece_bytes` bytes of a parameter. Updates in the offload
+    target take `workspace_bytes` bytes of the device, where that memory is a disk: buffers and
+    temporaries."""
 
     costs: Mapping[int, ParameterUpdateCost]
     speed: LinkSpeed
@@ -131,7 +132,7 @@ class OptimizerPlan:
 
     @property
     def second_tier_parameters(self) -> frozenset[int]:
-        """The parameters whose states are in the third memory."""
+        """The parameters whose states are in the second offload tier."""
         return self.second_tier.values if self.second_tier else frozenset()
 
     @property
@@ -144,14 +145,14 @@ class OptimizerPlan:
 
     @property
     def offloaded_state_bytes(self) -> int:
-        """The bytes of the states in the other memory, and of those buffers there that states of a
-        third one pass through."""
+        """The bytes of the states in the offload target, and of those buffers there that states of
+        a third one pass through."""
         apart = self.on_device | self.second_tier_parameters
         own = sum(c.states for value, c in self.costs.items() if value not in apart)
         return own + (self.second_tier.staging(self.costs) if self.second_tier else 0)
 
     def host_bytes(self, graph: Graph) -> int:
-        """The bytes that are in the other memory before the step and after it."""
+        """The bytes that are in the offload target before the step and after it."""
         storages = {graph.values[value].storage for value in self.offloaded}
         moving = sum(graph.storages[storage] for storage in storages)
         sums = moving if self.accumulates or self.has_sums else 0
@@ -284,16 +285,15 @@ class OptimizerStepPrediction:
     there, and `accumulating_peak` that of the last, which updates; `accumulating_total` is the most
     bytes then, which `total` is where the budget counts them. `slow` bytes are in `slow_memory`, of
     which `moved` leave in each step, and as many or more return. It takes `seconds`, and waits for
-    the other memory for `waited` of them. `schedule` is the path of its actions, as the referee
-    played them (`schemas.schedule`). Where parameters live in the other memory, `remote` are their
-    bytes, and `parameters` those that are on the device between two steps, too; those of them that
-    are updated there have `away` bytes, and on a CPU that takes `bench` bytes of the device. A step
-    of several `microbatches` takes `seconds` for all of them; `peak` is that of the last one,
+    the offload target for `waited` of them. `schedule` is the path of its actions, as the simulator
+    played them (`schemas.schedule`). Where parameters live in the offload target, `remote` are
+    their bytes, and `parameters` those that are on the device between two steps, too; those of them
+    that are updated there have `away` bytes, and on a CPU that takes `bench` bytes of the device. A
+    step of several `microbatches` takes `seconds` for all of them; `peak` is that of the last one,
     `microbatch_peak` that of the others, of which the first one takes `first_microbatch_peak`, and
-    `gradients` are those of the parameters that are on the device.
-    Where states are in a third memory, which is called `far_memory`, `far` are their bytes;
-    `resident` are those of states that stay on the device.
-    """
+    `gradients` are those of the parameters that are on the device. Where states are in a second
+    offload tier, which is called `far_memory`, `far` are their bytes; `resident` are those of
+    states that stay on the device."""
 
     optimizer: str
     total: int
@@ -352,7 +352,7 @@ _MOST_BYTES = 1 << 28
 class OptimizerCosts:
     """The `costs` of updates by the path of the parameter, with an `optimizer` (a class of
     `torch.optim`), in pieces of `piece` bytes of a parameter; `spare` where a processor is left
-    beside those that the device takes, which updates in the other memory have for themselves."""
+    beside those that the device takes, which updates in the offload target have for themselves."""
 
     optimizer: str
     piece: int

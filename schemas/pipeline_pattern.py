@@ -107,7 +107,7 @@ def read_pipeline_pattern(path: Path | str) -> PipelinePattern:
 def check_pipeline_pattern(pattern: PipelinePattern, where: str) -> None:
     """Raises ArtifactError unless all figures are in range and stages run from 1 without a gap.
 
-    Whether the pattern can be run is for the referee to say
+    Whether the pattern can be run is for the simulator to say
     (`stages/simulate/pipeline_pattern.py`)."""
     if not (math.isfinite(pattern.period) and pattern.period > 0):
         raise ArtifactError(f"{where}: the period is {pattern.period}, expected more than 0")

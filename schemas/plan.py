@@ -118,7 +118,7 @@ class Plan:
         gpu: Bytes that the step takes of a GPU, where the budget bounds the reserved ones; None on
             the CPU, where it bounds the requested ones. If infeasible, those of the plan that takes
             the least.
-        transfers: What the step sends to another memory, None if nothing.
+        transfers: What the step sends to an offload target, None if nothing.
         kernels: Kernels that the plan runs, "eager" or "fused"; None for plans of chains.
         groups: Number of groups of its graph that run as one kernel, each counted once.
         compiled: Number of distinct compiled kernels, in-place ones included.

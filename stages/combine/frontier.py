@@ -124,8 +124,8 @@ def _transfer_points(
     workers: int,
     report: ProgressCallback | None,
 ) -> Iterator[ParetoPoint]:
-    """Plans that send storages to another memory, from those of a frontier, for a grid of budgets
-    below what these take."""
+    """Plans that send storages to an offload target, from those of a frontier, for a grid of
+    budgets below what these take."""
     given = pareto_points(point for point in points if point.transfers)
     plain = pareto_points(point for point in points if not point.transfers)
     subject = played.subject

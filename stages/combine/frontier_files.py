@@ -61,7 +61,7 @@ class FrontierFiles:
         about = replace(strategy.about, baseline=strategy.about.baseline or given)
         if about.links and self.machine is None:
             raise ConfigError(
-                f"{name} sends what waits to another memory: name a machine with a link to one "
+                f"{name} sends what waits to an offload target: name a machine with a link to one "
                 "(`tightfit machine` measures that of this one)"
             )
         files = (self.graph, self.costs, self.blocks, self.options, self.hierarchy)

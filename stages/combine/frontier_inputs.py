@@ -131,8 +131,8 @@ class FrontierInputs:
         engine: SolverEngine = HIGHS_ENGINE,
     ) -> FrontierInputs:
         """Reads them; without options, hierarchy or machine only plans that take none can be made.
-        Raises ConfigError where a machine has no link to another memory, ArtifactError where blocks
-        or options say other costs."""
+        Raises ConfigError where a machine has no link to an offload target, ArtifactError where
+        blocks or options say other costs."""
         traced, paid = read_graph(graph), read_costs(costs)
         chain = read_blocks(blocks)
         found = {} if options is None else read_block_options(options)

@@ -23,8 +23,8 @@ class ProgramBackend(Protocol):
         title: str,
         updates: OptimizerPlan | None = None,
     ) -> SourceProgram:
-        """The program of a schedule that the referee accepts; `title` heads its text, `updates` say
-        which parameters live in another memory."""
+        """The program of a schedule that the simulator accepts; `title` heads its text, `updates`
+        say which parameters live in an offload target."""
 
 
 ATEN = "aten"

@@ -1,4 +1,4 @@
-"""The package of a training step with its optimizer, whose parameters live in another memory."""
+"""The package of a training step with its optimizer, whose parameters live in an offload target."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def check_optimizer_step(
     """Raises ScheduleError, naming it, for what no program does yet."""
     if updates is None or not updates.offloaded:
         if host_updated_parameters(steps):
-            raise ScheduleError("the schedule updates in another memory, where no parameters live")
+            raise ScheduleError(
+                "the schedule updates in an offload target, where no parameters live"
+            )
         return
     if not updates.optimizer or not updates.piece_bytes:
         raise ScheduleError(
@@ -50,15 +52,15 @@ def check_optimizer_step(
             raise ScheduleError(f"{described.path} has a gradient, and is not updated")
     if updates.second_tier is not None and updates.second_tier.buffers != TIER_BUFFERS:
         raise ScheduleError(
-            f"states of a third memory pass through {updates.second_tier.buffers} buffers in the "
-            "schedule, "
+            f"states of a second offload tier pass through {updates.second_tier.buffers} buffers "
+            "in the schedule, "
             f"and through {TIER_BUFFERS} in a program"
         )
     away = set(host_updated_parameters(steps))
     if not updates.accumulates and (odd := sorted(updates.second_tier_parameters - away)):
         raise ScheduleError(
-            f"the states of {graph.values[odd[0]].path} are in a third memory, and it is not "
-            "updated in the other one"
+            f"the states of {graph.values[odd[0]].path} are in a second offload tier, and it is "
+            "not updated in the other one"
         )
     _check_host_updates(graph, steps)
 
@@ -71,8 +73,8 @@ def _check_host_updates(graph: Graph, steps: Sequence[ScheduleStep]) -> None:
         sizes = graph.storages[own.storage], graph.storages[found.storage]
         if (own.dtype, own.strides) != (found.dtype, found.strides) or len(set(sizes)) > 1:
             raise ScheduleError(
-                f"{own.path} is updated in another memory, and its gradient has another dtype or "
-                "lies otherwise, which no program sends"
+                f"{own.path} is updated in an offload target, and its gradient has another dtype "
+                "or lies otherwise, which no program sends"
             )
 
 
@@ -106,7 +108,7 @@ def check_microbatches(updates: OptimizerPlan, adding: MicrobatchSchedule) -> No
 
 
 def zero_time_updates(updates: OptimizerPlan) -> OptimizerPlan:
-    """The optimizer for the referee where only the order of steps and sizes matter."""
+    """The optimizer for the simulator where only the order of steps and sizes matter."""
     nothing = {value: _zero_time_cost(cost) for value, cost in updates.costs.items()}
     fast = LinkSpeed(float("inf"), float("inf"), (float("inf"), float("inf")), 0.0)
     far = updates.second_tier
@@ -126,7 +128,7 @@ def _zero_time_cost(cost: ParameterUpdateCost) -> ParameterUpdateCost:
 
 
 def offload_copy_bytes(graph: Graph, steps: Sequence[ScheduleStep], updates: OptimizerPlan) -> int:
-    """The bytes of the other memory that a step takes for what it sends beside parameters and
+    """The bytes of the offload target that a step takes for what it sends beside parameters and
     states."""
     remote = {graph.values[value].storage for value in updates.offloaded}
     return offload_layout(graph, steps, remote).size
@@ -136,7 +138,7 @@ def step_peaks(
     graph: Graph, steps: Sequence[ScheduleStep], updates: OptimizerPlan
 ) -> tuple[int, int]:
     """The most bytes of a step above those from before it, and of the first one, which makes the
-    states, as the referee has written them into the schedule. Of microbatches that add, the first
+    states, as the simulator has written them into the schedule. Of microbatches that add, the first
     one of a step makes the gradients of parameters that live on the device."""
     there = {graph.values[value].storage for value in updates.resident}
     before = sum(graph.storages[storage] for storage in there)
@@ -275,13 +277,13 @@ __all__ = ["PlanMismatch", "load"]
 def load(model, optimizer, disk=None, on_mismatch="error", second_disk=None):
     """A module that takes the place of `model`, and an optimizer that takes that of `optimizer`.
 
-    Parameters named in OFFLOAD_PLAN, and all states of the optimizer, live in another memory: in a
-    file without a name in the folder `disk` (that which TIGHTFIT_DISK names, else that of temporary
-    files), on a GPU in the host's memory. States of those in `second_tier` of OFFLOAD_PLAN are in a
-    file of the folder `second_disk` behind that. A step brings what it needs. The backward updates
-    each parameter as soon as its gradient is whole; `optimizer.step()` ends the step. Parameters
-    stay the objects that they were. Their values are to be had within `optimizer.gathered()`, and
-    in `state_dict()` of module and optimizer; all else that asks for them is refused.
+    Parameters named in OFFLOAD_PLAN, and all states of the optimizer, live in an offload target:
+    on a CPU in a file in the folder `disk` (default: $TIGHTFIT_DISK, then the temporary folder), on
+    a GPU in the host's memory. States of those in `second_tier` of OFFLOAD_PLAN are in a file of
+    the folder `second_disk`. A step brings what it needs. The backward updates each parameter as
+    soon as its gradient is whole; `optimizer.step()` ends the step. Parameters stay the objects
+    that they were. Read their values within `optimizer.gathered()`, or in `state_dict()` of module
+    and optimizer; any other read is refused.
 {microbatches}
     The module is called as the model is; a call that differs from what the plan was made for raises
     PlanMismatch. With on_mismatch="copy" inputs that only lie otherwise in memory than the sample's
@@ -290,7 +292,7 @@ def load(model, optimizer, disk=None, on_mismatch="error", second_disk=None):
     if on_mismatch == "original":
         raise RuntimeError(
             "the original model needs all parameters on the device, and the plan has them in "
-            "another memory: leave on_mismatch out"
+            "an offload target: leave on_mismatch out"
         )
     store, backward_optimizer = offload_parameters(
         model, optimizer, OFFLOAD_PLAN, disk, second_disk

@@ -68,7 +68,7 @@ def write_package(
 ) -> None:
     """Writes the package of a plan, whole or not at all; an older one is replaced.
 
-    Raises ScheduleError when the referee refuses the schedule, ArtifactError when graph or plan
+    Raises ScheduleError when the simulator refuses the schedule, ArtifactError when graph or plan
     are not what they should be.
     """
     write_directory(directory, build_package(graph, steps, plan))
@@ -85,7 +85,8 @@ def build_package(
     adding: MicrobatchSchedule = None,
 ) -> dict[str, bytes]:
     """The files of the package of a plan, by name, its program as a backend writes it; see
-    `write_package`. Where `updates` have parameters in another memory, it is that of a whole step.
+    `write_package`. Where `updates` have parameters in an offload target, it is that of a whole
+    step.
 
     Of the plan it takes strategy, budget, budget_bytes, status, message, peak and time, and what
     is taken of a GPU ahead of the first step. Where the plan runs groups, the plan `beside` of
@@ -236,7 +237,7 @@ def _swap_directory(fresh: Path, directory: Path) -> None:
 
 
 def zero_time_costs(graph: Graph) -> Costs:
-    """Costs for the referee where only the order of steps and the sizes of storages matter."""
+    """Costs for the simulator where only the order of steps and the sizes of storages matter."""
     return _ZeroTimeCosts(graph)
 
 

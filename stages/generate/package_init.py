@@ -115,14 +115,11 @@ from .groups import GROUPS, LIBRARIES
 """
 _GROUPED_PARAMETERS = ', libraries=False, without_compiler="error"'
 _GROUPED_ABOUT = """
-    The groups of the step are compiled here, as far as inductor's folder lacks them. With
-    `libraries` the compiled libraries of the package run in their place, where they were compiled
-    for this build of PyTorch, this processor and this number of threads; elsewhere groups are
-    compiled. A library is native code: it runs where you ask for it, and has the digest that
-    `groups.py` names. Where groups cannot be compiled RuntimeError says why or, with
-    without_compiler="eager", a warning does and the plan of eager's kernels in `eager.py` runs,
-    which has eager's bits and a peak of its own.
-"""
+        libraries: Run the compiled libraries of the package where they were compiled for this build
+            of PyTorch, this processor and this number of threads; elsewhere compile the groups. A
+            library is native code: its digest is in `groups.py`.
+        without_compiler: If no kernel can be compiled, raise RuntimeError ("error"), or warn and
+            run the plan of eager's kernels in `eager.py` ("eager"), which has a peak of its own."""
 _PREPARE_GROUPS = """    more = (libraries, without_compiler)
     given = (GROUPS, INTERFACE.device, LIBRARIES, {eager}, libraries, without_compiler)
     if not prepare_kernels(*given):
@@ -151,24 +148,28 @@ __all__ = ["PlanMismatch", "load"]
     + '''
 
 def load(model, on_mismatch="error", cuda_graphs=False{parameters}, disk=None):
-    """A module that takes the place of `model` and trains inside the budget.
+    """A module that takes the place of `model` and trains within the budget.
 
-    It is of the model's class, shares all its state, and is called as the model is. In the other
-    mode (`eval()`), and where no gradient is wanted, it runs the model's own forward. A call that
-    differs from what the plan was made for raises PlanMismatch or, with on_mismatch="original",
-    runs the model's own forward: so do hooks on submodules, which are not called, and attributes,
-    globals and settings that the plan's trace read and that have changed since. With
-    on_mismatch="copy" inputs that only lie otherwise in memory than the sample's are copied into
-    its strides: the step gives what the model gives for the copies, which may differ in last bits
-    from what it gives for them as they are. Any other call that differs raises PlanMismatch.
+    It is of the model's class, shares all its state, and is called as the model is. In `eval()`
+    and under `torch.no_grad()` it runs the model's own forward.
 
-    With `cuda_graphs`, on a GPU, the step is launched as CUDA graphs from the second call on, which
-    takes one more time the bytes of inputs, outputs and the gradients of these. RuntimeError says
-    why where it cannot be. ARENA bytes of a GPU are taken and given back ahead of the first step,
-    in one piece, from which PyTorch's allocator then serves the steps. Where tensors of a CPU wait
-    on a disk, they do so in a file of the folder `disk`, unless given of that which TIGHTFIT_DISK
-    names, else of that for temporary files.
-{about}    """
+    Args:
+        model: The model that the plan was made for.
+        on_mismatch: What a call does that differs from the one that was planned, in shapes, modes,
+            hooks, or attributes and settings that the forward reads: raise PlanMismatch ("error"),
+            run the model's own forward ("original"), or, if inputs have other strides alone, copy
+            them ("copy"; results may differ from the model's in last bits).
+        cuda_graphs: Launch the step as CUDA graphs from the second call on, on a GPU; inputs,
+            outputs and their gradients take their bytes once more.{about}
+        disk: Folder for tensors that wait on a disk, on a CPU (default: $TIGHTFIT_DISK, then the
+            folder for temporary files).
+
+    Returns:
+        The module. On a GPU, ARENA bytes are preallocated in one piece before the first step.
+
+    Raises:
+        RuntimeError: The model is another one, or CUDA graphs are not possible.
+    """
 {prepared}    whole = (on_mismatch, load, cuda_graphs, ARENA)
     return wrap_model(model, INTERFACE, step, *whole{more}, disk=disk)
 '''

@@ -33,7 +33,7 @@ def build_pipeline_package(
     are the graphs and schedules of its stages, `facts` the strategy, the machine and the sentence
     of its plan.
 
-    Raises ScheduleError when the referee refuses a schedule or the ranks, ArtifactError when the
+    Raises ScheduleError when the simulator refuses a schedule or the ranks, ArtifactError when the
     files are not of one pipeline.
     """
     check_interface(graph)

@@ -82,9 +82,9 @@ def write_program(
     graph: Graph, steps: Sequence[ScheduleStep], title: str, updates: OptimizerPlan | None = None
 ) -> SourceProgram:
     """The program that runs a schedule; `title` heads its text, `updates` say which parameters live
-    in another memory.
+    in an offload target.
 
-    The schedule must have passed the referee. Raises ArtifactError when an op is not a call that
+    The schedule must have passed the simulator. Raises ArtifactError when an op is not a call that
     PyTorch has, ScheduleError when a gradient is read after it was handed over.
     """
     remote = OffloadedParameterCode.of(graph, updates, steps)

@@ -1,4 +1,4 @@
-"""What a program does for transfers, and where in the other memory what it sends has its place.
+"""What a program does for transfers, and where in the offload target what it sends has its place.
 
 Places follow from the order of issue alone, so that the memory is taken once, whatever the speed.
 """
@@ -34,7 +34,7 @@ TRANSFERS, SENDING = "transfers", "transfer_settings"
 
 @dataclass(frozen=True)
 class OffloadLayout:
-    """The bytes that a program takes of the other memory, and where what leaves at a position of
+    """The bytes that a program takes of the offload target, and where what leaves at a position of
     the schedule begins there."""
 
     size: int
@@ -44,7 +44,7 @@ class OffloadLayout:
 def offload_layout(
     graph: Graph, steps: Sequence[ScheduleStep], remote: Collection[int] = ()
 ) -> OffloadLayout:
-    """The places of all copies of a schedule that the referee accepts: each the first one that is
+    """The places of all copies of a schedule that the simulator accepts: each the first one that is
     free for as long as the copy is there. The storages `remote` have places of their own."""
     there: dict[int, tuple[int, int]] = {}
     begins: dict[int, int] = {}
@@ -134,12 +134,12 @@ def transfer_statement(
 
 
 def unlimited_link(graph: Graph) -> HostLink:
-    """A link for the referee where only the order of steps and the sizes of storages matter."""
+    """A link for the simulator where only the order of steps and the sizes of storages matter."""
     return HostLink(float("inf"), device=graph.device)
 
 
 def placeholder_updates(steps: Sequence[ScheduleStep]) -> OptimizerPlan | None:
-    """An optimizer for the referee, as `unlimited_link`; None for a schedule that updates
+    """An optimizer for the simulator, as `unlimited_link`; None for a schedule that updates
     nothing."""
     actions = [step.action for step in steps]
     updated = [a.value for a in actions if isinstance(a, OptimizerAction)]
@@ -152,14 +152,15 @@ PARAMETER_STORE, STEP_PARAMETERS = "store", "parameters"
 """The names, in a program, of where such parameters live, and of its visit there."""
 PARAMETER_NAMES = (PARAMETER_STORE, STEP_PARAMETERS, "StepContext")
 OFFLOAD_TARGET_ACTIONS = (Offload, FreeHostCopy, UpdateOnHost, AccumulateOnHost)
-"""The actions whose bytes are those of the other memory."""
+"""The actions whose bytes are those of the offload target."""
 
 
 @dataclass(frozen=True)
 class OffloadedParameterCode:
-    """The parameters `values` that live in another memory, by their numbers there, of which those
-    `there` are on the device when a step begins; `numbers` are by storage, and `gradients` by the
-    storage of the gradient for those that are updated there, or added up where the step `adds`."""
+    """The parameters `values` that live in an offload target, by their numbers there, of which
+    those `there` are on the device when a step begins; `numbers` are by storage, and `gradients` by
+    the storage of the gradient for those that are updated there, or added up where the step
+    `adds`."""
 
     values: Sequence[int]
     there: Sequence[int]
@@ -246,7 +247,7 @@ class OffloadedParameterCode:
         """The statement that updates a parameter where it lives, or adds its gradient up there;
         `storage` is that of the gradient."""
         if storage not in self.gradients:
-            raise ScheduleError("no program updates parameters of the device in another memory")
+            raise ScheduleError("no program updates parameters of the device in an offload target")
         name = "accumulate" if isinstance(action, AccumulateOnHost) else "optimize"
         return Statement("", f"{STEP_PARAMETERS}.{name}", [str(self.gradients[storage])])
 
@@ -270,7 +271,7 @@ class OffloadedParameterCode:
 
 
 def host_updated_parameters(steps: Sequence[ScheduleStep]) -> list[int]:
-    """The parameters that a schedule updates in the other memory, or whose gradients it adds up
+    """The parameters that a schedule updates in the offload target, or whose gradients it adds up
     there."""
     actions = [step.action for step in steps]
     return [

@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--updates", help="updates.json to write (default: beside --out)")
     parser.add_argument(
         "--link",
-        help="machine.json to write: this machine with the link of the device to its slow memory, "
-        "which is measured once and kept in --library",
+        help="machine.json to write: this machine with the link of the device to its offload "
+        "target, which is measured once and kept in --library",
     )
     parser.add_argument(
         "--disk",
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--second-disk",
-        help="a folder of another disk, for --link: a third memory behind the slow one",
+        help="a folder of another disk, for --link: a second offload tier behind the slow one",
     )
     parser.add_argument("--factory", help="the model's factory, where the graph has a loss")
     parser.add_argument("--arguments", default="{}", help="JSON object of the factory's arguments")
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _measure_link(options: argparse.Namespace) -> None:
-    """Writes the description of this machine with the link to the slow memory of the device."""
+    """Writes the description of this machine with the link to the offload target of the device."""
     from tightfit.stages.profile.link_cache import (
         cached_link,
         cached_second_tier_link,

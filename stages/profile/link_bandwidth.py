@@ -1,4 +1,4 @@
-"""Measures the link of a device to its slow memory: the disk of the CPU, the host of a GPU."""
+"""Measures the link of a device to its offload target: the disk of the CPU, the host of a GPU."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def sample_second_tier_link(
     folder: str | os.PathLike[str] | None,
     far_folder: str | os.PathLike[str],
 ) -> float:
-    """As `sample`, of the link to a third memory."""
+    """As `sample`, of the link to a second offload tier."""
     own, far = _resolve_folder(device, folder), str(Path(far_folder).resolve())
     return min(_measure_second_tier_speed(device, own, far, SAMPLE_BYTES, HostClock()).both)
 
@@ -87,8 +87,8 @@ def _resolve_folder(
 def _measure_second_tier_speed(
     device: torch.device | str, folder: str | None, far_folder: str, size: int, clock: HostClock
 ) -> LinkSpeed:
-    """The speed of the link from the slow memory of a device to the disk of `far_folder` behind it,
-    as `measure_link_speed`."""
+    """The speed of the link from the offload target of a device to the disk of `far_folder` behind
+    it, as `measure_link_speed`."""
     place = parse_device(device)
     count = max(size // TRANSFER_BYTES, 1)
     memory = create_offload_target(place, 2 * TRANSFER_BYTES, folder)
@@ -161,8 +161,8 @@ def measure_offload_link(
     size: int = 256 << 20,
     exact: bool = False,
 ) -> MeasuredLink:
-    """The link of a device to its slow memory with the room there: on the CPU that of the disk of a
-    folder, else that of the host. See `measure_link_speed`.
+    """The link of a device to its offload target with the room there: on the CPU that of the disk
+    of a folder, else that of the host. See `measure_link_speed`.
 
     Over fewer bytes than `size` where less than twice that is free on the disk, which then has half
     of its room taken, unless the size is to be `exact`. Raises RuntimeError, in one sentence, where
@@ -215,7 +215,7 @@ def measure_second_tier_link(
     size: int = 256 << 20,
     exact: bool = False,
 ) -> MeasuredLink:
-    """The link from the slow memory of a device to the disk of a folder, with the room there; as
+    """The link from the offload target of a device to the disk of a folder, with the room there; as
     `measured`."""
     on_cpu = parse_device(device).type == "cpu"
     own = str(Path(disk_folder_of(folder)).resolve()) if on_cpu else ""
@@ -238,7 +238,7 @@ def describe_machine(
     device: torch.device | str, link: MeasuredLink, far: MeasuredLink | None = None
 ) -> dict[str, Any]:
     """A description (`tightfit.machine/1`) of this machine, with one device, its link and that from
-    its slow memory to a third one, where there is one."""
+    its offload target to a third one, where there is one."""
     place = parse_device(device)
     name, own = "cpu", _host_memory_bytes()
     if place.type == "cuda":

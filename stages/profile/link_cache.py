@@ -1,4 +1,4 @@
-"""The link of a device to its slow memory, kept with the device's profile: measured once."""
+"""The link of a device to its offload target, kept with the device's profile: measured once."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def cached_link(
     again: bool = False,
     size: int | None = None,
 ) -> MeasuredLink:
-    """The link of a device to its slow memory, on the CPU to the disk of a folder: what the store
-    has of it or, where it has nothing, `again` says so, or a few transfers on a machine without
-    other work contradict it, what is measured over `size` bytes (unless given `CACHED_LINK_BYTES`,
-    or what the disk has room for).
+    """The link of a device to its offload target, on the CPU to the disk of a folder: what the
+    store has of it or, where it has nothing, `again` says so, or a few transfers on a machine
+    without other work contradict it, what is measured over `size` bytes (unless given
+    `CACHED_LINK_BYTES`, or what the disk has room for).
 
     Raises ConfigError where the disk cannot be written or is too full, ArtifactError where what the
     store has is damaged, or nothing can be kept there.
@@ -71,8 +71,8 @@ def cached_second_tier_link(
     again: bool = False,
     size: int | None = None,
 ) -> MeasuredLink:
-    """The link from the slow memory of a device to the disk of `far_folder` behind it, kept as that
-    of `cached_link`, by both ends; raises as that does."""
+    """The link from the offload target of a device to the disk of `far_folder` behind it, kept as
+    that of `cached_link`, by both ends; raises as that does."""
     place = str(Path(far_folder).resolve())
     ends = (SECOND_TIER_DISK, place, _disk_folder(device, folder) or HOST)
 
@@ -145,15 +145,15 @@ def cached_machine(
 def write_machine(
     path: Path, device: str, link: MeasuredLink, far: MeasuredLink | None = None
 ) -> None:
-    """Writes the description of this machine with a link, and one to a third memory, unless the
-    file has it: a store may be one that is only read."""
+    """Writes the description of this machine with a link, and one to a second offload tier, unless
+    the file has it: a store may be one that is only read."""
     made = describe_machine(device, link, far)
     if not path.exists() or read_json(path) != made:
         write_json(path, made)
 
 
 def _read_cached(path: Path, ends: LinkEnds) -> MeasuredLink:
-    """What a store has of a link; raises ArtifactError where it is one to another memory."""
+    """What a store has of a link; raises ArtifactError where it is one to an offload target."""
     found = read_measured_link(path)
     if (found.memory, found.folder, found.behind) != ends:
         memory, folder, _ = ends
@@ -169,7 +169,7 @@ def _link_ends(device: str, folder: str | os.PathLike[str] | None) -> LinkEnds:
 
 
 def _disk_folder(device: str, folder: str | os.PathLike[str] | None) -> str:
-    """The folder of the disk that is a device's slow memory, "" where that is the host's."""
+    """The folder of the disk that is a device's offload target, "" where that is the host's."""
     on_cpu = parse_device(device).type == "cpu"
     return str(Path(disk_folder_of(folder)).resolve()) if on_cpu else ""
 

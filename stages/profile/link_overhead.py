@@ -51,8 +51,8 @@ class LinkOverhead(NamedTuple):
 def measure_transfer_overhead(
     device: torch.device, folder: str | None, seconds: Callable[[int], float]
 ) -> LinkOverhead:
-    """The overhead of the link of a device to its slow memory; `seconds` says what a transfer of so
-    many bytes takes. Raises RuntimeError, in one sentence, where the memory has no room."""
+    """The overhead of the link of a device to its offload target; `seconds` says what a transfer of
+    so many bytes takes. Raises RuntimeError, in one sentence, where the memory has no room."""
     memory = create_offload_target(device, LONG_TRANSFER_BYTES, folder)
     try:
         loop = _ComputeLoop(

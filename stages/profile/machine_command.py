@@ -1,4 +1,4 @@
-"""`machine`: measures the link of a device to its slow memory and describes the machine."""
+"""`machine`: measures the link of a device to its offload target and describes the machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="the device to measure (default: cpu)")
     parser.add_argument("--disk", help="a folder of the disk (default: that of TIGHTFIT_DISK)")
     parser.add_argument(
-        "--second-disk", help="a folder of another disk: a third memory behind the slow one"
+        "--second-disk", help="a folder of another disk: a second offload tier behind the slow one"
     )
     parser.add_argument(
         "--library", help="store that keeps what is measured with the profile of the device"
@@ -79,7 +79,7 @@ def _parse_size(written: str | None) -> int | None:
 
 
 def _get_second_tier_link(options: argparse.Namespace, size: int | None) -> MeasuredLink:
-    """The link behind the slow memory, as `_link`."""
+    """The link behind the offload target, as `_link`."""
     from tightfit.stages.profile.link_bandwidth import measure_second_tier_link
     from tightfit.stages.profile.link_cache import cached_second_tier_link
 

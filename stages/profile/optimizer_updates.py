@@ -1,5 +1,5 @@
 """Measures the updates of parameters, piece by piece as they are done in the backward: on the
-device, and in the slow memory, by a thread beside it."""
+device, and in the offload target, by a thread beside it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CACHE_BYTES = 32 << 20
 
 
 class _NullOffloadTarget:
-    """A slow memory without bytes, whose transfers take no time."""
+    """An offload target without bytes, whose transfers take no time."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -79,8 +79,8 @@ def measure_updates(
     """The cost of the update of each parameter by its path, in the order of the groups.
 
     Parameters of one group, size and dtype are measured once, each on numbers of its own; a
-    parameter of no path is left out. With `beside` they are also updated in the slow memory, on the
-    CPU in a file of the `folder`; raises RuntimeError, in one sentence, where that has no room.
+    parameter of no path is left out. With `beside` they are also updated in the offload target, on
+    the CPU in a file of the `folder`; raises RuntimeError, in one sentence, where that has no room.
     """
     known: dict[tuple[Any, ...], ParameterUpdateCost] = {}
     found: dict[str, ParameterUpdateCost] = {}
@@ -181,7 +181,7 @@ def _add_host_update_cost(
     piece_bytes: int,
     folder: str | None,
 ) -> ParameterUpdateCost:
-    """The cost with what an update takes in the slow memory of the device, and what adding a
+    """The cost with what an update takes in the offload target of the device, and what adding a
     gradient to a sum takes there."""
     if not like.numel():
         return replace(cost, host_seconds=0.0, add_seconds=0.0)

@@ -32,7 +32,7 @@ PLOT_COLUMNS = 480
 OWNER_NAMES = {
     "held": "outputs and their gradients",
     "gradients": "finished gradients",
-    "brought": "parameters from the other memory",
+    "brought": "parameters from the offload target",
     "kept": "kept from forward to backward",
     "working": "made and used up on the way",
 }

@@ -18,8 +18,8 @@ from tightfit.stages.simulate.simulate import resident_gradients
 
 MEMORY_OWNERS = ("held", "gradients", "brought", "kept", "working")
 """Who memory belongs to: outputs and their gradients, finished parameter and input gradients,
-parameters that live in another memory, what the forward keeps for the backward, and everything else
-(made and used up on the way)."""
+parameters that live in an offload target, what the forward keeps for the backward, and everything
+else (made and used up on the way)."""
 
 LOSS_MODULE = "the loss"
 """What stands for a module where the loss made a storage."""

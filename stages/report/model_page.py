@@ -223,7 +223,7 @@ def _plan_facts(result: PlanResult) -> list[Fact]:
         left = format_bytes(moved.offloaded_bytes)
         there = f"{format_exact_bytes(moved.host_peak)} at most, {left} leave in a step"
         facts.append(
-            ("In the other memory", f"{there}, waited for {format_duration(moved.wait_seconds)}")
+            ("In the offload target", f"{there}, waited for {format_duration(moved.wait_seconds)}")
         )
     if plan.gpu is not None and plan.feasible:
         facts += _gpu_facts(plan.gpu)

@@ -171,7 +171,7 @@ def _measured_events(
         or "memory"
     )
     other = next((step.memory for step in steps if step.memory != own), "")
-    names = {"planned": own, "offloaded": other or "other memory"}
+    names = {"planned": own, "offloaded": other or "offload target"}
     points = [point for point in ran if point.run in names]
     lanes = measured_stream_spans(steps, ran, 0.0)
     if not points and not lanes:

@@ -1,5 +1,5 @@
-"""The lanes of a plan with another memory as a picture: what each is busy with, over time, and the
-bytes of that memory below."""
+"""The lanes of a plan with an offload target as a picture: what each is busy with, over time, and
+the bytes of that memory below."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class StreamRow:
 @dataclass(frozen=True)
 class StreamPlot:
     """The lanes in the order of their first use, then those of a step that was measured, and the
-    line of the other memory: `other` is its name, `peak` its most bytes, `line` path data, and
+    line of the offload target: `other` is its name, `peak` its most bytes, `line` path data, and
     `ran` that of the measured step, whose most bytes are `ran_peak`, on the clock of the
     prediction. Places are percent."""
 
@@ -86,7 +86,7 @@ def plot_streams(
 ) -> StreamPlot | None:
     """The picture of a schedule as it was replayed; None where all of it is in one lane. `passing`
     are the transfers of states, which are no steps of their own; `stays` are the bytes that are in
-    the other memory before the step and after it. `ran` are the lines of a measured step, which
+    the offload target before the step and after it. `ran` are the lines of a measured step, which
     `took` so many seconds."""
     spans: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for lane, kind, start, end in (
@@ -199,7 +199,7 @@ def _spans_path(spans: Sequence[tuple[float, float]], seconds: float) -> str:
 
 
 def _offload_levels(steps: Sequence[ScheduleStep], own: str) -> Iterator[tuple[float, int]]:
-    """The bytes of the other memory from each moment on at which they change, by the order of
+    """The bytes of the offload target from each moment on at which they change, by the order of
     issue."""
     now, known = 0.0, -1
     for step in steps:

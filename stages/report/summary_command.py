@@ -38,8 +38,15 @@ if TYPE_CHECKING:
 
 GPU_TITLE = "Of the GPU in all, with parameters and inputs"
 GPU_HEADS = ("requested", "allocated", "reserved", "on new inputs", "ahead", "context")
-OFFLOAD_TITLE = "Transfers to another memory, predicted and measured"
-OFFLOAD_HEADS = ("in the other memory", "measured", "step", "measured", "of it waiting", "measured")
+OFFLOAD_TITLE = "Transfers to an offload target, predicted and measured"
+OFFLOAD_HEADS = (
+    "in the offload target",
+    "measured",
+    "step",
+    "measured",
+    "of it waiting",
+    "measured",
+)
 
 
 class SummaryTableRow(Protocol):
@@ -189,7 +196,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def print_summary(lines: list[SummaryRow], folder: Path) -> None:
-    """Prints lines as a table, what they take of a GPU and send to another memory as others,
+    """Prints lines as a table, what they take of a GPU and send to an offload target as others,
     sentences and the path of the index below."""
     from rich.console import Console
     from rich.table import Table

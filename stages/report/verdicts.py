@@ -267,7 +267,7 @@ def peak_breakdown(result: PlanResult, line: StepTimeline | None) -> tuple[list[
         rows.append(("held", "outputs and their gradients", owned["held"]))
         rows.append(("gradients", "gradients finished by then", owned["gradients"]))
         if owned["brought"]:
-            rows.append(("brought", "parameters from the other memory", owned["brought"]))
+            rows.append(("brought", "parameters from the offload target", owned["brought"]))
         rows.append(("kept", "activations kept", owned["kept"]))
         rows.append(("working", "made and used up", owned["working"]))
     else:

@@ -105,7 +105,7 @@ class CudaGraphStep:
         message = yield [_strided_copy(output) for output in captured.outputs]
         if self._places(tensors) != captured.places:
             raise RuntimeError(
-                "a parameter or buffer was moved to other memory between the forward and the "
+                "a parameter or buffer was moved to offload target between the forward and the "
                 "backward, where a CUDA graph does not find it: move it after the backward"
             )
         captured.take(message)

@@ -49,9 +49,8 @@ def wrap_model(
     Module and model share the attributes themselves: what is set, moved or replaced on one is so on
     the other. `load` rebuilds it when it is copied or unpickled, with what `more` it was given;
     where whoever loaded the package has put `carrying` into it, that says how it is pickled.
-    Parameters that live in another memory are `offloaded`. Tensors that wait on a disk do so in the
-    folder `disk`.
-    """
+    Parameters that live in an offload target are `offloaded`. Tensors that wait on a disk do so in
+    the folder `disk`."""
     if on_mismatch not in ("error", "original", "copy"):
         raise ValueError(f'on_mismatch is {on_mismatch!r}, it can be "error", "original" or "copy"')
     if disk is not None and (not isinstance(disk, str | os.PathLike) or not os.fspath(disk)):
@@ -88,7 +87,7 @@ class LoadArguments:
         """Raises RuntimeError where a planned module is neither copied nor pickled."""
         if self.offloaded is not None:
             raise RuntimeError(
-                "a planned module whose parameters live in another memory is neither copied nor "
+                "a planned module whose parameters live in an offload target is neither copied nor "
                 "pickled: save its state_dict()"
             )
 

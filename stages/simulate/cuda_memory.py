@@ -62,7 +62,7 @@ class CudaMemory:
 def simulate_cuda_memory(
     graph: Graph, costs: Costs, steps: Sequence[ScheduleStep], arena: int = 0
 ) -> CudaMemory:
-    """What a schedule that the referee lets pass takes of the GPU that the costs are of.
+    """What a schedule that the simulator lets pass takes of the GPU that the costs are of.
 
     With an `arena`, so many bytes are taken ahead of the first step and given back at once: the
     allocator keeps their segment, and serves the steps from it. Pieces of one segment join again

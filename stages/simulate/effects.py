@@ -41,7 +41,7 @@ class Effect(NamedTuple):
     says whether that is not the first time; an alternative is a repetition. `reads` and `makes` are
     values; `drops` are the storages that are gone from the device after it: freed, overwritten,
     given away with a gradient, or used up by an update. `returns` are values that come back from
-    another memory: their storage is there from here on, and is read once the transfer has been
+    an offload target: their storage is there from here on, and is read once the transfer has been
     waited for. `moves` is the storage whose copy in that memory it makes, brings back, waits for,
     reads or forgets, NONE for no such action.
     """

@@ -1,8 +1,8 @@
-"""The referee of patterns: plays a pipeline on paper, and refuses what could not run.
+"""The simulator of patterns: plays a pipeline on paper, and refuses what could not run.
 
-The referee of pipelines looks at what depends on what, and at devices and links, which do one thing
-at a time. The memory of each device is counted while the pipeline fills, over as many periods as it
-takes to repeat, and while it drains. Sizes are bytes, times seconds.
+The simulator of pipelines looks at what depends on what, and at devices and links, which do one
+thing at a time. The memory of each device is counted while the pipeline fills, over as many periods
+as it takes to repeat, and while it drains. Sizes are bytes, times seconds.
 
 Between two operations of a device memory changes in the order of issue alone. Operations that
 begin at the same moment go in this order: those that take no time, older batches, forward before

@@ -1,4 +1,4 @@
-"""The referee of what a pipeline's ranks do: that together they do one training step, all of it.
+"""The simulator of what a pipeline's ranks do: that together they do one training step, all of it.
 
 Each unit runs once on each microbatch, in the order of these, on the rank of its stage; what it
 takes is there; no two ranks wait for each other; and every gradient has all of its parts.

@@ -1,4 +1,4 @@
-"""The referee of a pipeline's ranks: the memory of each, from the order of its own actions.
+"""The simulator of a pipeline's ranks: the memory of each, from the order of its own actions.
 
 A storage that a stage makes and others read (a parcel), an output, a tangent and a gradient live as
 long as somebody holds them. The program of the stage holds one up to its last use, the rank until
@@ -73,7 +73,7 @@ class RankOverhead:
 
 
 def stage_memory_trace(graph: Graph, steps: Sequence[ScheduleStep]) -> StageMemoryTrace:
-    """What a stage's program does to memory; `steps` are as the referee filled them in."""
+    """What a stage's program does to memory; `steps` are as the simulator filled them in."""
     storage = [value.storage for value in graph.values]
     walked = list(schedule_effects(graph, steps))
     inputs = {storage[value] for value in graph.inputs if value != NO_VALUE}

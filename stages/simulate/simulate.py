@@ -1,4 +1,4 @@
-"""The referee: plays a schedule step by step at true sizes and refuses what could not run."""
+"""The simulator: plays a schedule step by step at true sizes and refuses what could not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the referee knows in the middle of a schedule."""
+"""What the simulator knows in the middle of a schedule."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tightfit.util.errors import ScheduleError
 
 @dataclass
 class OffloadTargetState:
-    """The other memory: the storages that it has `copies` of, their `bytes` and the most so far.
+    """The offload target: the storages that it has `copies` of, their `bytes` and the most so far.
 
     `moving` says of each storage whose transfer has not been waited for when that ends; those of
     them that are `coming` are on the device. `free_at` is when each lane of transfers is free and
@@ -71,7 +71,7 @@ class SimulatorState:
     that may run only once. `asleep` are the values that come back with a storage. `clock` is when
     the compute lane is free; what concerns the `link` and the memory behind it is in `away`. Of
     `updates`, the optimizer, `updated` are the parameters that have been updated; `remote` the
-    storages of those that live in the other memory, in whose lane `beside` they may be updated.
+    storages of those that live in the offload target, in whose lane `beside` they may be updated.
     """
 
     graph: Graph

@@ -1,6 +1,6 @@
 """Plays the lanes of a chain with a link again, from what is written of them alone.
 
-Whether a sequence can run at true sizes is for the referee of chains, which knows the chain. Here
+Whether a sequence can run at true sizes is for the chain simulator, which knows the chain. Here
 each lane does one thing at a time, memory changes only where the law of lanes has it change, and
 nothing reads what has not come back.
 """

@@ -81,8 +81,8 @@ class StagingTimeline:
 
 @dataclass
 class HostUpdateStream:
-    """The lane `name` of the other memory, in which parameters are updated there; states of some
-    come from a third memory through `staging` and go back, in `lanes`. `passing` are these
+    """The lane `name` of the offload target, in which parameters are updated there; states of some
+    come from a second offload tier through `staging` and go back, in `lanes`. `passing` are these
     transfers: lane, begin and end."""
 
     name: str
@@ -108,7 +108,7 @@ class HostUpdateStream:
         return found
 
     def transfer(self, size: int, leaves: bool, after: float) -> tuple[float, float]:
-        """A transfer of states between the other memory and the third one."""
+        """A transfer of states between the offload target and the third one."""
         assert self.lanes is not None
         link = self.lanes.link
         own = self.free_at.get(self.name, 0.0) + link.overhead_of(size)

@@ -88,7 +88,7 @@ def check_model(label: str, model: nn.Module) -> None:
             )
         if type(tensor).__name__ == PLACEHOLDER_CLASS:
             raise ModelError(
-                f"{label}: {path} is in another memory, where the optimizer of a plan keeps it: "
+                f"{label}: {path} is in an offload target, where the optimizer of a plan keeps it: "
                 "close() that optimizer before the model is planned again"
             )
 
@@ -349,8 +349,7 @@ def hook_change_message(shown: str, hook: Any) -> str:
     """A hook that the forward puts on or removes."""
     return (
         f"the forward puts the hook {hook_name(hook)} on {shown or 'the model'} or removes it, "
-        "which "
-        f"a plan would not do; do its work in the forward"
+        f"which a plan would not do; do its work in the forward"
     )
 
 
@@ -369,8 +368,7 @@ def attribute_change_message(
         what = f"sets {whole}"
     return (
         f"the forward {what}{line_suffix(line)}, which a plan would not do; return it, keep it in "
-        "a "
-        f"buffer, or where it is only made once run the model once before planning"
+        f"a buffer, or where it is only made once run the model once before planning"
     )
 
 
@@ -378,8 +376,7 @@ def generator_draw_message(kept: StateSnapshot, draws: dict[int, str]) -> str:
     """A generator of the model that the forward draws from."""
     return (
         f"the forward draws from {kept.shown}{line_suffix(draws.get(id(kept.thing), ''))}, and a "
-        "plan "
-        f"would keep what was drawn when it was made; draw with torch's default generator"
+        f"plan would keep what was drawn when it was made; draw with torch's default generator"
     )
 
 

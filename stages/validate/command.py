@@ -118,7 +118,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--disk", help="the folder of a disk that a plan sends to (default: that of TIGHTFIT_DISK)"
     )
     parser.add_argument(
-        "--second-disk", help="the folder of a third memory, where the plan has states in one"
+        "--second-disk",
+        help="the folder of a second offload tier, where the plan has states in one",
     )
     parser.add_argument("--plan-seconds", type=float, help="how long planning took, to record")
     parser.add_argument(

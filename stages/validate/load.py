@@ -45,7 +45,7 @@ def load_from_package(
     """What the `load` of a package from a directory makes of a model; see `load_planned_module`."""
     if hasattr(package, "OFFLOAD_PLAN"):
         raise ArtifactError(
-            f"{directory}: its plan has parameters in another memory, and its load takes the "
+            f"{directory}: its plan has parameters in an offload target, and its load takes the "
             f"optimizer, too: load(model, optimizer)"
         )
     load = getattr(package, "load", None)
@@ -73,7 +73,7 @@ def load_offloaded_module(
     **options: Any,
 ) -> tuple[nn.Module, Any]:
     """The planned module that the package of a whole step makes of a model, and the optimizer that
-    takes the place of another one; `folder` is where the file of the other memory goes, and
+    takes the place of another one; `folder` is where the file of the offload target goes, and
     `second_disk` that of a third one.
 
     Raises ArtifactError where the directory is no such package, or refuses model or optimizer.

@@ -1,4 +1,5 @@
-"""Judges steps whose parameters live in another memory: numbers, bytes of both memories, time."""
+"""Judges steps whose parameters live in an offload target: numbers, bytes of both memories,
+time."""
 
 from __future__ import annotations
 
@@ -153,7 +154,7 @@ def _is_tensor(leaf: Any) -> bool:
 
 
 def has_offloaded_parameters(module: Path | str) -> bool:
-    """Whether a generated directory is one of a step whose parameters live in another memory;
+    """Whether a generated directory is one of a step whose parameters live in an offload target;
     raises ArtifactError where it is no package."""
     return hasattr(load_package(module), "OFFLOAD_PLAN")
 
@@ -173,8 +174,8 @@ def validate_offloaded_step(
     model, and measures both; `report` is told of each step.
 
     The verdict is "failed" where a bit differs, or the first or a later step takes other bytes than
-    predicted, or the other memory others. Raises ModelError where there is no such optimizer, and
-    ConfigError where the plan has states in a third memory, and no folder is named for it.
+    predicted, or the offload target others. Raises ModelError where there is no such optimizer, and
+    ConfigError where the plan has states in a second offload tier, and no folder is named for it.
     """
     base = replace(
         predicted_measurement(graph, plan, None), offload_target=offload_target_name(graph.device)
@@ -182,7 +183,9 @@ def validate_offloaded_step(
     package: Any = load_package(module)
     offload_plan = package.OFFLOAD_PLAN
     if offload_plan.second_tier and not second_disk:
-        raise ConfigError("--second-disk: the plan has states in a third memory, name its folder")
+        raise ConfigError(
+            "--second-disk: the plan has states in a second offload tier, name its folder"
+        )
 
     def load(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
         return load_offloaded_module(module, model, optimizer, folder, second_disk)
@@ -302,7 +305,7 @@ def _add_times(filled: Measurement, times: Sequence[tuple[float, float]]) -> Mea
 
 
 def _offloaded_bytes(offload_plan: Any) -> int:
-    """The bytes of the other memory that a plan has."""
+    """The bytes of the offload target that a plan has."""
     return int(
         offload_plan.parameter_bytes
         + offload_plan.state_bytes
@@ -312,7 +315,7 @@ def _offloaded_bytes(offload_plan: Any) -> int:
 
 
 def _check_offload_tiers(offload_plan: Any, slow: int, far: int) -> list[str]:
-    """What differs from the prediction in the bytes of the other memories."""
+    """What differs from the prediction in the bytes of the offload targets."""
     memories = (
         ("other", slow, _offloaded_bytes(offload_plan)),
         ("third", far, offload_plan.second_tier_bytes),
@@ -329,15 +332,15 @@ def _describe_measurement(found: Measurement, offload_plan: Any, uncompared: str
     told = []
     if offload_plan.second_tier_bytes:
         told.append(
-            f"{offload_plan.second_tier_bytes:,} bytes of states are in the third memory, as "
-            "predicted"
+            f"{offload_plan.second_tier_bytes:,} bytes of states are in the second offload tier, "
+            "as predicted"
         )
     if offload_plan.microbatches > 1:
         told.append(
             f"each of its {offload_plan.microbatches} microbatches takes the bytes predicted"
         )
     if found.wait_seconds is not None:
-        waits = f"a step waits for the other memory for {format_duration(found.wait_seconds)}"
+        waits = f"a step waits for the offload target for {format_duration(found.wait_seconds)}"
         if found.predicted_wait_seconds is not None:
             waits += f" where {format_duration(found.predicted_wait_seconds)} were predicted"
         told.append(waits)

@@ -166,7 +166,7 @@ class OptimizerSteps:
 
     @property
     def waited(self) -> float:
-        """Seconds for which its steps have waited for the other memory so far."""
+        """Seconds for which its steps have waited for the offload target so far."""
         found: float = getattr(self.optimizer, "waited_seconds", 0.0)
         return found
 

@@ -1,4 +1,4 @@
-"""What a planned module sends to another memory: as its runs count it, and as its plan says."""
+"""What a planned module sends to an offload target: as its runs count it, and as its plan says."""
 
 from __future__ import annotations
 
@@ -76,15 +76,14 @@ def describe_transfers(foretold: TransferTotals, memory: str, waited: float) -> 
     return (
         f"measured, a step has {foretold.host_peak:,} bytes in the {memory} at most, as predicted, "
         f"and waits for {format_duration(waited)} where {format_duration(foretold.wait_seconds)} "
-        "were "
-        "predicted"
+        "were predicted"
     )
 
 
 def add_transfers(
     measured: Measurement, foretold: TransferTotals | None, moved: Any, waited: float | None
 ) -> Measurement:
-    """A measurement with the bytes in the other memory and the time that was waited."""
+    """A measurement with the bytes in the offload target and the time that was waited."""
     if foretold is None and moved is None:
         return measured
     return replace(
@@ -97,7 +96,7 @@ def add_transfers(
 
 
 def transfer_lines(moved: Any) -> Iterator[TimelinePoint]:
-    """The lines of what a run moved: the bytes in the other memory, those on their way in each
+    """The lines of what a run moved: the bytes in the offload target, those on their way in each
     lane, and when it waited."""
     if moved is None:
         return

@@ -149,7 +149,7 @@ def cases_of_network(network: Network, chain: Chain) -> list[Case]:
 
 
 def _period(name: str, layers: PipelineLayers, count: int, memory: int) -> float:
-    """Seconds a batch, played by the referee; inf where nothing fits."""
+    """Seconds a batch, played by the simulator; inf where nothing fits."""
     names = tuple(f"cuda:{number}" for number in range(count))
     answer = load_allocator(name).allocate(AllocationProblem(layers, names, memory))
     if answer is None:

@@ -49,7 +49,7 @@ def measured(
     peer: bool = False,
 ) -> dict[str, Any]:
     """What whole steps take; `module` is the folder of a plan, empty for the plain step, whose
-    result is given for a plan of parameters that live in the other memory, and for the `peer`."""
+    result is given for a plan of parameters that live in the offload target, and for the `peer`."""
     original, on_host = made_on(device, name, size)
     built = move_built_model(BuiltModel(original, [on_host]), device)
     model, sample = built.model, built.samples[0]
@@ -111,8 +111,8 @@ def offloading(model: nn.Module) -> torch.optim.Optimizer | None:
 def _away(
     model: nn.Module, sample: Sample, optimizer: torch.optim.Optimizer, budget: int, size: str
 ) -> tuple[nn.Module, Any, dict[str, Any]]:
-    """The module and the optimizer of a plan whose parameters live in the other memory, and what is
-    predicted of it; raises ConfigError where none fits."""
+    """The module and the optimizer of a plan whose parameters live in the offload target, and what
+    is predicted of it; raises ConfigError where none fits."""
     if size == "tiny":
         tightfit.parameter_offload.MIN_OFFLOADED_BYTES = 1 << 10
     args, kwargs = sample

@@ -229,7 +229,7 @@ def test_microbatches_that_could_not_be_are_refused(microbatches: tuple[Path, An
         value.backward()
     with optimizer.accumulating():
         loss(fitted(*inputs_of(0))).backward()
-    with pytest.raises(RuntimeError, match="whose gradients wait in another memory"):
+    with pytest.raises(RuntimeError, match="whose gradients wait in an offload target"):
         optimizer.step()
     optimizer.zero_grad()
     plain.seen.add_(3)

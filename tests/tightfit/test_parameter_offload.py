@@ -160,7 +160,7 @@ def planned(package: Path) -> tuple[Any, ...]:
 
 def test_a_model_whose_parameters_are_away_is_not_planned(package: Path, store: Path) -> None:
     _, optimizer, model, *_ = planned(package)
-    with pytest.raises(ModelError, match=r"in another memory, .*: close\(\) that optimizer"):
+    with pytest.raises(ModelError, match=r"in an offload target, .*: close\(\) that optimizer"):
         tightfit.plan(model, deep()[1], loss=loss, progress=False, store=store)
     optimizer.close()
 
@@ -180,7 +180,9 @@ def test_what_asks_for_values_elsewhere_is_refused_or_right(package: Path) -> No
         lambda: torch.nn.utils.parameters_to_vector(model.parameters()),
         lambda: torch.stack([weight, weight]),
     ):
-        with pytest.raises(RuntimeError, match=r"the values of .* are in another memory: use them"):
+        with pytest.raises(
+            RuntimeError, match=r"the values of .* are in an offload target: use them"
+        ):
             use()
     for mode in (torch.no_grad, lambda: fitted.train(False) and torch.enable_grad()):
         with mode(), pytest.raises(RuntimeError, match=r"use them within optimizer\.gathered"):
@@ -189,7 +191,7 @@ def test_what_asks_for_values_elsewhere_is_refused_or_right(package: Path) -> No
     with pytest.raises(RuntimeError, match="neither copied nor pickled"):
         copy.deepcopy(fitted)
     assert weight.shape == (32, 32) and weight.dtype == torch.float32 and weight.grad is None
-    assert "in another memory" in repr(weight) and weight.requires_grad and weight.is_leaf
+    assert "in an offload target" in repr(weight) and weight.requires_grad and weight.is_leaf
     train(fitted, optimizer, args, 1)
     train(plain, expected, args, 1)
     value, other = loss(fitted(*args)), loss(plain(*args))

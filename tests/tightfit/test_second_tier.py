@@ -34,7 +34,7 @@ ROOM = 45_000
 
 @pytest.fixture(autouse=True, scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of the third memory, beside that of the second one."""
+    """The folder of the second offload tier, beside that of the second one."""
     found = tmp_path_factory.mktemp("far")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIGHTFIT_DISK", str(tmp_path_factory.mktemp("disk")))

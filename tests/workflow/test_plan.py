@@ -115,7 +115,7 @@ def test_the_end_names_the_steps_that_failed_and_their_logs(finished: Finished) 
     lines = finished[1].stderr.splitlines()
     assert sorted(line for line in lines if line.startswith("Failed")) == [
         "Failed: broken: tracing the training step (results/broken/logs/trace.txt says why)",
-        "Failed: measuring the link of cpu to its slow memory (results/logs/link.txt says why)",
+        "Failed: measuring the link of cpu to its offload target (results/logs/link.txt says why)",
     ]
     assert lines[-1].startswith("Failed") and "WorkflowError" not in finished[1].stderr
 
@@ -177,7 +177,7 @@ def test_a_failure_is_not_forgotten(finished: Finished) -> None:
         "broken: running the model",
         "broken: running keep_all against the model",
         "broken: writing the report",
-        "measuring the link of cpu to its slow memory",
+        "measuring the link of cpu to its offload target",
         "tiny: planning with offload",
         "tiny: planning with offload for all budgets",
         *(f"tiny: choosing offload for {budget}" for budget in ("50%", "1kB")),

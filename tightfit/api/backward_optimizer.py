@@ -84,7 +84,7 @@ class PredictedOptimizerStep:
 class OptimizerSetup:
     """An optimizer of a model's parameters as it is going to step in the backward: `costs` by path,
     the speed of the link, the bytes of staging and states, and whether a processor is left for
-    updates in the slow memory; `source` says where the speed is from. Where the loop keeps its
+    updates in the offload target; `source` says where the speed is from. Where the loop keeps its
     `gradients` it updates after the backward."""
 
     optimizer: str
@@ -149,7 +149,7 @@ class OptimizerSetup:
         link: HostLink,
         resident: frozenset[int] = frozenset(),
     ) -> PredictedOptimizerStep:
-        """What the referee says of a schedule with the updates in its backward."""
+        """What the simulator says of a schedule with the updates in its backward."""
         from tightfit.stages.combine.optimizer_offload.optimizer_in_backward import (
             add_updates_after_backward,
             add_updates_in_backward,

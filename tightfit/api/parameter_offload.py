@@ -1,4 +1,5 @@
-"""Plans of a whole step whose parameters live in another memory, in part: made, checked, loaded."""
+"""Plans of a whole step whose parameters live in an offload target, in part: made, checked,
+loaded."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from tightfit.stages.torch_utils.model_factory import BuiltModel
 
 MAX_ROOM_RETRIES = 4
-"""How often a plan is looked for with less room in the other memory where one takes too much."""
+"""How often a plan is looked for with less room in the offload target where one takes too much."""
 MIN_OFFLOADED_BYTES = 1 << 20
 """Parameters of fewer bytes stay on the device."""
 
@@ -113,8 +114,8 @@ def _fastest_candidate(
 def _plan_in_host_memory(
     task: OffloadProblem, beyond: HostLink | None, updating: OptimizerSetup, written: str
 ) -> tuple[OffloadProblem, OffloadSearchResult, OptimizerStepPrediction]:
-    """The fastest plan with the fewest states behind a link `beyond` the other memory, and what is
-    predicted of it. What a step sends takes places there, which can be more bytes than are ever
+    """The fastest plan with the fewest states behind a link `beyond` the offload target, and what
+    is predicted of it. What a step sends takes places there, which can be more bytes than are ever
     sent at once: a plan that takes more than there is room for is looked for anew with less. Raises
     ConfigError where none is found."""
     from tightfit.stages.combine.optimizer_offload.command import plan_step
@@ -139,7 +140,7 @@ def plan_with_offloaded_parameters(
     offload: ParameterOffloadOptions,
     gradients: GradientOptions,
 ) -> tuple[nn.Module, ChosenPlan]:
-    """The plan of a step whose parameters live in another memory, and its module."""
+    """The plan of a step whose parameters live in an offload target, and its module."""
     from tightfit.schemas.graph.training_graph import read_graph
     from tightfit.stages.combine.optimizer_offload.plan import write_offload_plan
 
@@ -187,9 +188,9 @@ def load_whole(
             they live in the host's memory.
         on_mismatch: What a call that differs from the plan does: raise PlanMismatch ("error"), or
             run the plan on copies of inputs that have other strides ("copy").
-        second_offload_path: Folder of the file for states in a third memory, if the plan has such.
-        keep_gradients: Whether the optimizer updates in `step()`, and gradients are on the device
-            until then, as with `GradientOptions(keep=True)`.
+        second_offload_path: Folder of the file for states in a second offload tier, if the plan has
+        such. keep_gradients: Whether the optimizer updates in `step()`, and gradients are on the
+        device until then, as with `GradientOptions(keep=True)`.
 
     Returns:
         The module that takes the place of `model`, and the optimizer that takes the place of
@@ -197,7 +198,7 @@ def load_whole(
 
     Raises:
         ArtifactError: The folder has no such package, or one for another model or optimizer, or
-            the other memory has no space.
+            the offload target has no space.
         ConfigError: A path is that of no folder.
 
     Example:
@@ -262,8 +263,8 @@ def _planning_task(
 
 
 def _check_sizes(graph: Path) -> None:
-    """Raises ConfigError where no parameter is large enough to live in another memory, ahead of all
-    measurements."""
+    """Raises ConfigError where no parameter is large enough to live in an offload target, ahead of
+    all measurements."""
     from tightfit.schemas.graph.training_graph import read_graph
     from tightfit.stages.combine.optimizer_offload.problem import offloadable_parameters
 
@@ -279,7 +280,7 @@ def _no_parameter_error() -> ConfigError:
 
 
 def _host_link(updating: OptimizerSetup, device: str, offload: ParameterOffloadOptions) -> HostLink:
-    """The link, as it was measured, with the room that the other memory has now, or as much of it
+    """The link, as it was measured, with the room that the offload target has now, or as much of it
     as was said."""
     from tightfit.stages.runtime.offload.disk_target import disk_folder_of
 
@@ -292,7 +293,7 @@ def _host_link(updating: OptimizerSetup, device: str, offload: ParameterOffloadO
 def _disk_tier_link(
     runner: StageRunner, link: HostLink, offload: ParameterOffloadOptions
 ) -> HostLink | None:
-    """The link to a third memory, where there is one, with the room that it has now."""
+    """The link to a second offload tier, where there is one, with the room that it has now."""
     from tightfit.schemas.link import HostLink
     from tightfit.stages.profile.link_cache import cached_second_tier_link
 
@@ -382,4 +383,4 @@ def _graph_digest(graph: Path) -> str:
 
 
 def _no_frontier() -> Frontier:
-    raise ConfigError("a plan whose parameters live in another memory is made for one budget")
+    raise ConfigError("a plan whose parameters live in an offload target is made for one budget")

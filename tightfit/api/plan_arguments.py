@@ -161,7 +161,7 @@ def check_offload(
     cuda_graphs: bool,
     fused_kernels: FusedKernelOptions | None,
 ) -> None:
-    """Raises ConfigError where nothing would be in another memory, or where parameters cannot
+    """Raises ConfigError where nothing would be in an offload target, or where parameters cannot
     be."""
     if isinstance(offload, ParameterOffloadOptions):
         for wrong, said in (
@@ -223,7 +223,7 @@ def check_gradients(
     if offload.microbatches != 1:
         raise ConfigError(
             "plan: GradientOptions is for gradients that are on the device, and those of "
-            "microbatches that are planned are in the other memory: leave one of the two out"
+            "microbatches that are planned are in the offload target: leave one of the two out"
         )
     if offload.second_path is not None:
         raise ConfigError(

@@ -167,8 +167,9 @@ class StageRunner:
         return path
 
     def linked(self, disk: Path | str | None) -> StageRunner:
-        """The way with the link of the device to its slow memory, on the CPU the disk of a folder,
-        where the strategy takes one and no machine was named: measured once for the store."""
+        """The way with the link of the device to its offload target, on the CPU the disk of a
+        folder, where the strategy takes one and no machine was named: measured once for the
+        store."""
         if not self.links or self.machine is not None:
             return self
         from tightfit.stages.profile.link_cache import cached_machine
@@ -282,7 +283,7 @@ class StageRunner:
     def check_transfers(
         self, graph: Path, built: BuiltModel, planned: nn.Module, plan: Plan
     ) -> str:
-        """What a planned module sends to another memory, for people; "" for nothing. Raises
+        """What a planned module sends to an offload target, for people; "" for nothing. Raises
         ModelError where that is not what its plan says."""
         from tightfit.schemas.graph.training_graph import read_graph
         from tightfit.stages.validate.transfer_check import check_transfers

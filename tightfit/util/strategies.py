@@ -26,7 +26,7 @@ class StrategyInfo:
     integer programs found, and hangs on how these ended. One that takes `clusters` is given a
     hierarchy of them (`HIERARCHY_LIMITS` says how large). One that plans `chains` takes chains that
     come as files, and one that `plans_joins` several that end in one loss. One with `links` takes
-    the link to another memory, to which plans may send what waits; one with `uses_link_options`
+    the link to an offload target, to which plans may send what waits; one with `uses_link_options`
     takes options of blocks that were made for that link, too. Plans of one that `recomputes` may
     compute again.
 

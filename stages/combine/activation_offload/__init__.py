@@ -1,1 +1,1 @@
-"""Plans of a step that send storages to another memory: what to keep, to run again, to send."""
+"""Plans of a step that send storages to an offload target: what to keep, to run again, to send."""

@@ -29,7 +29,7 @@ from tightfit.stages.simulate.transfer_streams import TransferStreams
 
 @dataclass(frozen=True)
 class StreamClocks:
-    """When all lanes are through (`seconds`), the `most` bytes in the other memory, when each run
+    """When all lanes are through (`seconds`), the `most` bytes in the offload target, when each run
     begins, when what leaves has been `sent`, and what computations are busy with for the `overhead`
     of transfers."""
 
@@ -111,7 +111,7 @@ class TransferPlacer:
         budget: int,
     ) -> PlacedTransfers | None:
         """The plan with these stays, or with earlier frees (`early`) where that is as fast; None
-        where the other memory is too small or the budget in bytes is exceeded."""
+        where the offload target is too small or the budget in bytes is exceeded."""
         placed = self._timed(sequence, found, order, budget)
         if placed is None or not self.early:
             return placed
@@ -140,7 +140,7 @@ class TransferPlacer:
         order: list[OffloadedStore],
         budget: int,
     ) -> PlacedTransfers | None:
-        """A placing with its time, None where the other memory is too small, the budget is
+        """A placing with its time, None where the offload target is too small, the budget is
         exceeded, or it takes for ever."""
         moved: dict[int, int] = {}
         for stay in found:

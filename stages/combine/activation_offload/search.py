@@ -1,4 +1,4 @@
-"""Decides together what is kept, run again, or sent to another memory and brought back.
+"""Decides together what is kept, run again, or sent to an offload target and brought back.
 
 Where some makers may bring back what they made, for a price a byte, the search of
 `stages.combine.local_search` decides it on the problem with prices (`priced`), as if transfers took

@@ -1,1 +1,1 @@
-"""Chains: positions with their ways, the dynamic programs that plan them, their referee."""
+"""Chains: positions with their ways, the dynamic programs that plan them, their simulator."""

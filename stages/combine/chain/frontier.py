@@ -81,7 +81,7 @@ class MinMemory(Protocol):
 
 
 class DynamicProgram(Protocol):
-    """A dynamic program with its referee, as a frontier needs it: of a chain or of a join."""
+    """A dynamic program with its simulator, as a frontier needs it: of a chain or of a join."""
 
     @property
     def kind(self) -> str:

@@ -1,4 +1,4 @@
-"""Plays a sequence on a chain, on paper: the referee of plans that come from a chain alone."""
+"""Plays a sequence on a chain, on paper: the simulator of plans that come from a chain alone."""
 
 from __future__ import annotations
 
@@ -189,10 +189,10 @@ def simulate_join(join: JoinProblem, sequence: Sequence[ChainOperation]) -> Chai
     Any valid sequence is played, nested or not. Raises ScheduleError naming the step when an
     operation reads what is not there, or when not every backward has run at the end.
     """
-    referee = _JoinSimulator(join)
+    simulator = _JoinSimulator(join)
     for step, action, following in iterate_with_next(sequence):
-        referee.play(step, action, following)
-    return referee.verdict()
+        simulator.play(step, action, following)
+    return simulator.verdict()
 
 
 class _JoinSimulator:

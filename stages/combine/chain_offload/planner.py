@@ -1,4 +1,4 @@
-"""The plans of a chain with a link to the host, for any budget, each played by the referee."""
+"""The plans of a chain with a link to the host, for any budget, each played by the simulator."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ChainOffloadProblem:
 
 @dataclass(frozen=True)
 class ChainOffloadPlan(ChainPlan):
-    """A plan with transfers, as the referee played it."""
+    """A plan with transfers, as the simulator played it."""
 
     replay: ChainOffloadSimulation
 

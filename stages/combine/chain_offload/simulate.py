@@ -1,4 +1,4 @@
-"""Plays a sequence with transfers on a chain, on paper: the referee of plans with a link.
+"""Plays a sequence with transfers on a chain, on paper: the simulator of plans with a link.
 
 Memory changes only at places in the order of the sequence: what leaves is freed where `free`
 stands, which first waits for the transfer; what comes back is there from where `prefetch` stands.

@@ -1,1 +1,1 @@
-"""Joins: chains that meet in the loss, the dynamic program that plans them, their referee."""
+"""Joins: chains that meet in the loss, the dynamic program that plans them, their simulator."""

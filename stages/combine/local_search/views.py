@@ -2,7 +2,7 @@
 
 A view is made before it is first read, with those that it is a view of, and is gone with the life
 of its storage: after that was made again, what is read of it then is made again, too
-(`stages.combine.lowering.schedule`). What comes back from another memory does so with its views.
+(`stages.combine.lowering.schedule`). What comes back from an offload target does so with its views.
 """
 
 from __future__ import annotations

@@ -290,8 +290,8 @@ class _ScheduleBuilder:
 
 
 class _OffloadedStorages:
-    """What transfers have moved, by storage: `copies` in the other memory, what is `moving` and not
-    waited for, of that what is `coming`, and how often each is still to come back."""
+    """What transfers have moved, by storage: `copies` in the offload target, what is `moving` and
+    not waited for, of that what is `coming`, and how often each is still to come back."""
 
     def __init__(self, graph: Graph, linked: dict[int, list[Offload | Prefetch | Free]]) -> None:
         self.copies: set[int] = set()

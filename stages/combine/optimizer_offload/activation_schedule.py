@@ -74,8 +74,8 @@ def simulate_activation_schedule(
     remote: Mapping[int, int],
     link: HostLink | None,
 ) -> ActivationSchedule:
-    """The base of a schedule; `remote` are the parameters that live in the other memory, by
-    storage. Raises ScheduleError where the referee refuses the schedule."""
+    """The base of a schedule; `remote` are the parameters that live in the offload target, by
+    storage. Raises ScheduleError where the simulator refuses the schedule."""
     played = simulate(graph, costs, steps, link=link)
     own = played.steps[0].memory
     storage = [value.storage for value in graph.values]

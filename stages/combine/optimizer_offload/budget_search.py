@@ -50,7 +50,7 @@ def parse_total_bytes(task: OffloadProblem, written: str) -> int:
 
 def plan_for_min_budget(task: OffloadProblem) -> tuple[OffloadProblem, OffloadSearchResult]:
     """The task with the least budget that a plan is known for, and the fastest plan within it.
-    Where updates can be on the device or beside the other memory, both are tried. What a budget
+    Where updates can be on the device or beside the offload target, both are tried. What a budget
     lacks, activations and what moves may take as well: activations with no more than they need are
     tried with each budget, too, and where none fits for long, steps double."""
     search = OffloadSearch(task)
@@ -92,7 +92,8 @@ def _lower_budget(
 
 
 def plan_in_min_memory(search: OffloadSearch) -> OffloadSearchResult | None:
-    """A plan of hardly any room, of activations that wait on the device or in the other memory."""
+    """A plan of hardly any room, of activations that wait on the device or in the offload
+    target."""
     for choice in search.tightest_choices:
         if search.schedules.view(choice.view).needed > search.task.room:
             continue
@@ -107,7 +108,7 @@ def plan_in_min_memory(search: OffloadSearch) -> OffloadSearchResult | None:
 @dataclass
 class _MinBudgetSearch:
     """The search for the least budget, as far as it is: the `best` plan with the search of its
-    budget, the budgets that were `tried` in vain, and what is said where the other memory is
+    budget, the budgets that were `tried` in vain, and what is said where the offload target is
     `crowded`."""
 
     search: OffloadSearch

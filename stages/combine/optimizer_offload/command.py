@@ -110,8 +110,7 @@ def parse_cases(options: argparse.Namespace) -> list[tuple[Path, Path, int]]:
     if not len(options.graph) == len(options.costs) == len(counts):
         raise ConfigError(
             f"optimizer-offload: there are {len(options.graph)} --graph, {len(options.costs)} "
-            "--costs and "
-            f"{len(counts)} --microbatches"
+            f"--costs and {len(counts)} --microbatches"
         )
     if min(counts) < 1:
         raise ConfigError(
@@ -168,8 +167,8 @@ def _plan_known_min_budget(
 def read_offload_problem(
     options: argparse.Namespace, traced: Path, paid: Path, microbatches: int
 ) -> tuple[OffloadProblem, HostLink | None]:
-    """The task of a graph, and the link to a third memory where there is one; raises ConfigError
-    where it cannot be planned."""
+    """The task of a graph, and the link to a second offload tier where there is one; raises
+    ConfigError where it cannot be planned."""
     from dataclasses import replace
 
     from tightfit.schemas.costs import read_costs

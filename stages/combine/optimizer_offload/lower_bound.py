@@ -11,10 +11,9 @@ of it computes what it has to, and the link moves what it has to:
   always there.
 - A gradient leaves, or its parameter does, updated on the device; where that stays, its states do.
 
-States that neither the device nor the other memory has room for come from a third one and go back.
-And no plan goes below one in which all parameters are on the device
-(`stages.combine.bounds.transfer_bound`).
-"""
+States that neither the device nor the offload target has room for come from a third one and go
+back. And no plan goes below one in which all parameters are on the device
+(`stages.combine.bounds.transfer_bound`)."""
 
 from __future__ import annotations
 
@@ -150,7 +149,7 @@ class _LossCutProgram:
 
 
 def _second_tier_seconds(task: OffloadProblem) -> float:
-    """What the link to a third memory takes at least."""
+    """What the link to a second offload tier takes at least."""
     if task.far is None:
         return 0.0
     link, near = task.far.link, replace(task, far=None)

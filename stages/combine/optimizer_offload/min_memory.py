@@ -105,7 +105,7 @@ def _add_node_bytes(node: PlanningNode, more: int, least: int) -> PlanningNode:
 
 
 def _parameter_bytes_read(task: OffloadProblem, node: PlanningNode) -> int:
-    """The bytes of the parameters that an op reads and that live in the other memory."""
+    """The bytes of the parameters that an op reads and that live in the offload target."""
     graph = task.graph
     reads = {graph.values[value].storage for value in graph.ops[node.op].inputs}
     return sum(graph.storages[storage] for storage in reads if storage in task.remote)

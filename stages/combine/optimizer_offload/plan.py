@@ -41,8 +41,8 @@ def write_offload_plan(
 
 
 def build_offload_plan(task: OffloadProblem, found: OffloadSearchResult, budget: str) -> Plan:
-    """The plan with its bound. Parameters that live in the other memory are not fixed, and keeping
-    everything means to have them on the device, with all states."""
+    """The plan with its bound. Parameters that live in the offload target are not fixed, and
+    keeping everything means to have them on the device, with all states."""
 
     played, fixed = found.replay, baseline_bytes(task.graph)
     groups, compiled = count_executed_groups(task.graph, (step.action for step in played.steps))
@@ -123,7 +123,7 @@ def max_step_bytes(task: OffloadProblem, found: OffloadSearchResult) -> int:
 
 
 def _host_updates_message(task: OffloadProblem, found: OffloadSearchResult) -> str:
-    """What a sentence says of updates in the other memory, which take no time of the device: with
+    """What a sentence says of updates in the offload target, which take no time of the device: with
     them a step can take less than with everything there."""
     away = sum(isinstance(step.action, UpdateOnHost) for step in found.replay.steps)
     if not away:
@@ -141,7 +141,7 @@ def _resident_states_message(task: OffloadProblem) -> str:
 
 
 def _second_tier_message(task: OffloadProblem) -> str:
-    """What a sentence says of a third memory."""
+    """What a sentence says of a second offload tier."""
     far = task.far
     return "" if far is None else f" and {far.states(task.updates):,} in {far.link.other}"
 

@@ -41,18 +41,17 @@ STAGING_BUFFERS = 4
 
 @dataclass(frozen=True)
 class OffloadProblem:
-    """A training step with an optimizer, on a device with a link to another memory.
+    """A training step with an optimizer, on a device with a link to an offload target.
 
-    `updates` are by parameter; `remote` are the parameters that live in the other memory, by
+    `updates` are by parameter; `remote` are the parameters that live in the offload target, by
     storage, in the order of their first use. The small others stay on the device with their states.
     `budget` are the bytes of the device for everything. Of several `microbatches` each runs the
-    graph, and the last one updates. Some states are in a third memory, where they are `far`.
-    Updates that were `measured` are run: all states live in the other memory then, but for those of
-    the `resident` parameters, which are updated on the device. Where gradients of microbatches are
-    `accumulating` on the device, the budget counts their bytes. The `engine` solves the integer
+    graph, and the last one updates. Some states are in a second offload tier, where they are `far`.
+    Updates that were `measured` are run: all states live in the offload target then, but for those
+    of the `resident` parameters, which are updated on the device. Where gradients of microbatches
+    are `accumulating` on the device, the budget counts their bytes. The `engine` solves the integer
     programs of drafts. A task in which further parameters were chosen to stay on the device says of
-    which `wider` one it is.
-    """
+    which `wider` one it is."""
 
     graph: Graph
     costs: Costs
@@ -106,7 +105,7 @@ class OffloadProblem:
 
     @property
     def updates_on_host(self) -> bool:
-        """Whether parameters can be updated in the other memory."""
+        """Whether parameters can be updated in the offload target."""
         return any(cost.host_seconds != math.inf for cost in self.updates.values())
 
     @property
@@ -142,8 +141,8 @@ class OffloadProblem:
     def played(
         self, there: frozenset[int], here: bool, adds: bool = False, away: bool = True
     ) -> OptimizerPlan:
-        """The optimizer as the referee takes it; states pass through staging buffers where some
-        parameters that live in the other memory are updated `here`, and updates take the `bench`
+        """The optimizer as the simulator takes it; states pass through staging buffers where some
+        parameters that live in the offload target are updated `here`, and updates take the `bench`
         where some are updated `away`. A microbatch that is not the last one `adds`."""
         return OptimizerPlan(
             costs=self.updates,
@@ -163,9 +162,9 @@ class OffloadProblem:
 
     @property
     def bench(self) -> int:
-        """The most bytes of the device that updates in the other memory take where that is a disk:
-        buffers that a part of parameter, gradient, states and sum passes through, what an update
-        takes beside these, and what passes between that disk and a third memory."""
+        """The most bytes of the device that updates in the offload target take where that is a
+        disk: buffers that a part of parameter, gradient, states and sum passes through, what an
+        update takes beside these, and what passes between that disk and a second offload tier."""
         trained = [value for value in self.remote.values() if value in self.updates]
         if self.measured is None or self.link.to != DISK or not trained:
             return 0
@@ -187,7 +186,7 @@ class OffloadProblem:
 
     @property
     def leaving(self) -> frozenset[int]:
-        """The parameters that can be updated in the other memory: of described updates all, else
+        """The parameters that can be updated in the offload target: of described updates all, else
         those whose gradients, as they are handed over, are storages of their own."""
         if self.measured is None:
             return frozenset(self.updates)
@@ -213,7 +212,7 @@ class OffloadProblem:
         played = self.played(frozenset(), here=False)
         there = played.host_bytes(self.graph)
         if there > link.room:
-            behind = "" if far else ", or states a third memory behind it (second_path=)"
+            behind = "" if far else ", or states a second offload tier behind it (second_path=)"
             raise ConfigError(
                 f"{_host_contents_message(played)} take {there:,} bytes in {link.other}, which has "
                 f"{int(link.room):,}: give it at least as many, and more for what moves, by limit= "
@@ -252,13 +251,13 @@ class OffloadProblem:
 
 
 def _host_contents_message(played: OptimizerPlan) -> str:
-    """What is in the other memory from one step to the next, in words."""
+    """What is in the offload target from one step to the next, in words."""
     buffers = played.second_tier.staging(played.costs) if played.second_tier else 0
     parts = {
         "parameters": bool(played.offloaded),
         "sums of gradients": bool(played.offloaded) and played.has_sums,
         "optimizer states": played.offloaded_state_bytes > buffers,
-        "the buffers that states of a third memory pass through": buffers > 0,
+        "the buffers that states of a second offload tier pass through": buffers > 0,
     }
     words = [part for part, there in parts.items() if there]
     return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
@@ -274,7 +273,7 @@ def build_offload_problem(
     microbatches: int = 1,
     measured: OptimizerCosts | None = None,
 ) -> OffloadProblem:
-    """The task in which parameters of at least `least` bytes live in the other memory. Raises
+    """The task in which parameters of at least `least` bytes live in the offload target. Raises
     ConfigError where the budget is below what an op needs, the link has no bandwidth, or a
     parameter has no measured update."""
     found = offloadable_parameters(graph, least, measured is not None)
@@ -290,8 +289,8 @@ def build_offload_problem(
 
 
 def offloadable_parameters(graph: Graph, least: int, moves: bool) -> dict[int, int]:
-    """The parameters of at least `least` bytes that can live in another memory, by storage, in the
-    order of their first use; those that can be moved there, where such a step is run."""
+    """The parameters of at least `least` bytes that can live in an offload target, by storage, in
+    the order of their first use; those that can be moved there, where such a step is run."""
     found: dict[int, int] = {}
     may = _movable_parameters(graph) if moves else frozenset(range(len(graph.values)))
     for op in graph.ops:

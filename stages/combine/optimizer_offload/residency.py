@@ -22,9 +22,9 @@ class ResidencyWindow:
 
 @dataclass(frozen=True)
 class PlacementRequest:
-    """Which parameters are where: `updates` as the referee takes them, the `here` that are updated
-    on the device, and the windows in which those of the other memory are on the device, by first
-    step. `room` are the bytes of the device for all of it."""
+    """Which parameters are where: `updates` as the simulator takes them, the `here` that are
+    updated on the device, and the windows in which those of the offload target are on the device,
+    by first step. `room` are the bytes of the device for all of it."""
 
     updates: OptimizerPlan
     here: frozenset[int]
@@ -36,7 +36,7 @@ class PlacementRequest:
 
 class PlacementMemoryError(Exception):
     """There is no room at some step; `step` is its position and `needed` the bytes of the device,
-    or of the other memory where that is `away`."""
+    or of the offload target where that is `away`."""
 
     def __init__(self, step: int, needed: int, away: bool = False) -> None:
         super().__init__(step, needed, away)

@@ -1,9 +1,8 @@
 """Looks for a plan of a whole step: how much of the device activations have, how much of the link
 they take, which parameters are there when the step begins, and how many are updated on the device.
 
-Each choice makes a schedule, which the referee plays; from the best so far, one choice at a time is
-changed as long as that helps.
-"""
+Each choice makes a schedule, which the simulator plays; from the best so far, one choice at a time
+is changed as long as that helps."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ MAX_TRIES = 4
 
 @dataclass(frozen=True)
 class OffloadSearchResult:
-    """A plan: the choice, the optimizer as the referee takes it, and what that says; `adding` is
+    """A plan: the choice, the optimizer as the simulator takes it, and what that says; `adding` is
     what it says of each microbatch that is not the last one, where there are several. `seconds` are
     those of all."""
 
@@ -87,7 +86,7 @@ class OffloadSearch:
         self.tightest_bytes = 0
         """Those of the device that the closest plan takes where it does not fit."""
         self.tier_bytes = 0
-        """The fewest of the other memory that a plan takes for which this has no room."""
+        """The fewest of the offload target that a plan takes for which this has no room."""
         self.host_updatable = task.leaving
 
     def best(self) -> OffloadSearchResult:
@@ -160,7 +159,7 @@ class OffloadSearch:
 
     @property
     def moves(self) -> bool:
-        """Whether it is looked for which updates are done in the other memory."""
+        """Whether it is looked for which updates are done in the offload target."""
         task, measured = self.task, self.task.measured
         spare = measured is None or measured.spare
         return task.updates_on_host and task.microbatches == 1 and spare
@@ -275,8 +274,8 @@ class OffloadSearch:
         close: bool,
         most: float,
     ) -> SimulationResult | None:
-        """What the referee says of one microbatch, None where it does not fit; raises TooSlowError
-        where it takes longer than `most` seconds."""
+        """What the simulator says of one microbatch, None where it does not fit; raises
+        TooSlowError where it takes longer than `most` seconds."""
         task = self.task
         own = frozenset() if updates.accumulates else here | task.small
         line = base.peak.copy()
@@ -321,17 +320,17 @@ class OffloadSearch:
         return played
 
     def _record_tier_bytes(self, needed: int) -> None:
-        """A plan takes so many bytes of the other memory, which has fewer."""
+        """A plan takes so many bytes of the offload target, which has fewer."""
         self.tier_bytes = min(self.tier_bytes or needed, needed)
 
     @property
     def tier_overflow(self) -> str:
-        """What is said where the other memory has no room for what moves, else ""."""
+        """What is said where the offload target has no room for what moves, else ""."""
         return "" if self.missing_bytes else self._tier_overflow_message
 
     @property
     def _tier_overflow_message(self) -> str:
-        """What is said of plans that take more of the other memory than it has, "" for none."""
+        """What is said of plans that take more of the offload target than it has, "" for none."""
         link = self.task.link
         if not self.tier_bytes:
             return ""

@@ -1,4 +1,5 @@
-"""Which states of an optimizer are in a third memory, where the other one has no room for all."""
+"""Which states of an optimizer are in a second offload tier, where the other one has no room for
+all."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from tightfit.stages.combine.optimizer_offload.search_space import OffloadChoice
 from tightfit.util.errors import ConfigError
 
 EXTRA_TIER_SHARES = (0.0, 0.05, 0.15, 0.4, 1.0)
-"""Parts of the states that need not be in the third memory, which are put there too where no plan
-is found otherwise."""
+"""Parts of the states that need not be in the second offload tier, which are put there too where no
+plan is found otherwise."""
 
 
 def second_tier_problems(task: OffloadProblem, link: HostLink | None) -> Iterator[OffloadProblem]:
@@ -49,9 +50,9 @@ def spread_evenly(values: Sequence[int], sizes: Sequence[int], wanted: float) ->
 def assign_second_tier(
     task: OffloadProblem, link: HostLink, share: float
 ) -> SecondTierStates | None:
-    """What of the states has no room in the other memory, and a share of the rest, evenly along the
-    backward, behind a `link`; None where all has room. Raises ConfigError where nothing computes
-    beside the other memory."""
+    """What of the states has no room in the offload target, and a share of the rest, evenly along
+    the backward, behind a `link`; None where all has room. Raises ConfigError where nothing
+    computes beside the offload target."""
     costs, may = task.updates, task.leaving
     candidates = [v for v in task.remote.values() if v in costs and v in may and costs[v].states]
     whole = sum(costs[value].states for value in candidates)
@@ -86,9 +87,10 @@ MAX_ACTIVATION_SIZES = 4
 def search_resident_parameters(
     search: OffloadSearch, begun: OffloadSearchResult
 ) -> tuple[OffloadSearch, OffloadSearchResult]:
-    """A search with the plan that it has begun with or, where states are in a third memory and some
-    parameters on the device with theirs make a faster one, that of the task in which they are, so
-    that one search goes on from the better. Activations get bytes that sequences are known for."""
+    """A search with the plan that it has begun with or, where states are in a second offload tier
+    and some parameters on the device with theirs make a faster one, that of the task in which they
+    are, so that one search goes on from the better. Activations get bytes that sequences are known
+    for."""
     best, better = (search, begun), False
     for task in resident_parameter_problems(search.task):
         own = OffloadSearch(task, _reusable_activation_problems(search))
@@ -106,8 +108,8 @@ def search_resident_parameters(
 
 
 def candidate_problems(task: OffloadProblem, link: HostLink | None) -> Iterator[OffloadProblem]:
-    """The tasks of `second_tier_problems` and, where the third memory has no room for the fewest
-    states, those in which parameters live on the device with theirs."""
+    """The tasks of `second_tier_problems` and, where the second offload tier has no room for the
+    fewest states, those in which parameters live on the device with theirs."""
     first: OffloadProblem | None = None
     for each in second_tier_problems(task, link):
         first = first or each
@@ -118,8 +120,8 @@ def candidate_problems(task: OffloadProblem, link: HostLink | None) -> Iterator[
 
 def resident_parameter_problems(task: OffloadProblem) -> Iterator[OffloadProblem]:
     """Tasks in which ever more parameters live on the device with their states, and the rest of the
-    states where it has room; none without a third memory, nor where updates were measured, whose
-    states stay by themselves (`stages.combine.optimizer_offload.state_placement`)."""
+    states where it has room; none without a second offload tier, nor where updates were measured,
+    whose states stay by themselves (`stages.combine.optimizer_offload.state_placement`)."""
     if task.far is None or task.measured is not None:
         return
     for share in RESIDENT_PARAMETER_SHARES:

@@ -3,7 +3,7 @@
 One walk along the schedule decides online: parameters come in the order of their use, as early as
 there is room until their use ends, and are freed after it; a gradient that is whole is sent, or
 used up on the device; what has been sent is freed where its transfer has ended, or earlier, with a
-wait, where its bytes are needed. The referee plays what comes out.
+wait, where its bytes are needed. The simulator plays what comes out.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tightfit.stages.simulate.transfer_streams import (
 )
 
 CLOCK_TOLERANCE = 1 + 1e-9
-"""The clocks of a walk are those of the referee but for the rounding of sums."""
+"""The clocks of a walk are those of the simulator but for the rounding of sums."""
 
 
 def place_transfers(
@@ -56,7 +56,7 @@ def place_transfers(
 ) -> list[ScheduleStep]:
     """The schedule with all that moves. Raises TooLittleError where it does not fit, and
     TooSlowError where it takes longer than `most` seconds, as soon as that is known."""
-    # A walk restores random states ahead of transfers that the referee plays first.
+    # A walk restores random states ahead of transfers that the simulator plays first.
     return defer_random_restores(
         _TransferPlacer(base, moved, link, most * CLOCK_TOLERANCE + base.restoring).steps()
     )
@@ -149,7 +149,7 @@ class _TransferPlacer:
         return [storage] if storage in self.value_of else []
 
     def transfer(self, size: int, leaves: bool, after: float) -> tuple[float, float]:
-        """A transfer that goes into its lane, as the referee plays it."""
+        """A transfer that goes into its lane, as the simulator plays it."""
         speed = self.moved.updates.speed
         self.clock += speed.overhead_of(size)
         seconds = speed.seconds(size, leaves)
@@ -164,7 +164,7 @@ class _TransferPlacer:
                 self.tier_bytes += sign * self.sizes[storage]
 
     def send(self, value: int) -> float:
-        """A value leaves once the other memory has room for its copy; when it is there."""
+        """A value leaves once the offload target has room for its copy; when it is there."""
         size = self.sizes[self._storage(value)]
         while self.tier_bytes + size > self.link.room:
             if self.copies:

@@ -128,7 +128,7 @@ class Allocation:
         return Allocation(self.layers, tuple(stages), self.names)
 
     def bytes(self) -> list[StageMemory]:
-        """What each stage takes, for the referee."""
+        """What each stage takes, for the simulator."""
         layers = self.layers
         if self.inner:
             return [
@@ -164,7 +164,7 @@ class Allocation:
         return found
 
     def room(self, memory: int) -> DeviceCapacity:
-        """What the devices have, with so many bytes each, for the referee."""
+        """What the devices have, with so many bytes each, for the simulator."""
         fixed = dict(zip(self.names, self.fixed(), strict=True))
         return DeviceCapacity(fixed, dict.fromkeys(self.names, memory))
 

@@ -1,4 +1,4 @@
-"""From a chain and a machine to a plan with its pattern: asks an allocator, has the referee play
+"""From a chain and a machine to a plan with its pattern: asks an allocator, has the simulator play
 what it gave, and says how good it is; or what is known to work, where nothing fits."""
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class _PlanContext:
     def plan(
         self, answer: AllocationResult, played: PatternResult, pattern: PipelinePattern
     ) -> PipelinePlan:
-        """The plan that an answer is, with what the referee of patterns says of it."""
+        """The plan that an answer is, with what the simulator of patterns says of it."""
         allocation, layers = answer.allocation, answer.allocation.layers
         period = pattern.period / pattern.batches
         bound = min(answer.bound * layers.tick, period)

@@ -79,8 +79,8 @@ def build_stage_graph(graph: Graph, divided: StageAssignment, stage: int) -> Gra
 def build_stage_schedule(
     graph: Graph, costs: Costs, executions: Sequence[int] | None = None
 ) -> list[ScheduleStep]:
-    """The schedule of a stage as the referee plays it, of ops in an order (`executions`), each once
-    as they were captured where none is given."""
+    """The schedule of a stage as the simulator plays it, of ops in an order (`executions`), each
+    once as they were captured where none is given."""
     problem = build_planning_graph(graph, costs)
     order = [node.op for node in problem.nodes] if executions is None else executions
     steps = ScheduleLowering(graph, problem).schedule(

@@ -15,7 +15,7 @@ class OffloadStrategy:
     def supports(self, step: PlanningProblem) -> str:
         """A step that auto supports, with a link."""
         if step.link is None:
-            return "it came without a link to another memory"
+            return "it came without a link to an offload target"
         return load_strategy("auto").supports(step)
 
     def candidates(self, step: PlanningProblem) -> list[Candidate]:

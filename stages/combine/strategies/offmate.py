@@ -16,7 +16,7 @@ class OffMateStrategy:
     def supports(self, step: PlanningProblem) -> str:
         """A step that comes with a link and its graph."""
         if step.link is None or step.graph is None:
-            return "it came without a link to another memory"
+            return "it came without a link to an offload target"
         return load_strategy("rockmate").supports(step)
 
     def candidates(self, step: PlanningProblem) -> list[Candidate]:

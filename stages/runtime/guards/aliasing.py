@@ -13,7 +13,7 @@ class AliasingGuard:
     """Which tensors of a call must not be the same, or share bytes.
 
     `written` are the paths of the buffers that the step writes, `tied` the inputs that are another
-    one, as they were when planned. The parameters at `remote` live in another memory, alone.
+    one, as they were when planned. The parameters at `remote` live in an offload target, alone.
     """
 
     def __init__(

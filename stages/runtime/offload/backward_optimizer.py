@@ -253,7 +253,7 @@ class _BackwardOptimizer(torch.optim.Optimizer):
         if lane is not None and lane.summed:
             raise RuntimeError(
                 "step() comes after backwards within accumulating() alone, whose gradients wait in "
-                "another memory: run the last backward of a step outside of it"
+                "an offload target: run the last backward of a step outside of it"
             )
         if self._backwards.ended_unfinished:
             raise (
@@ -314,7 +314,7 @@ class _BackwardOptimizer(torch.optim.Optimizer):
             self.state = kept
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Takes settings and states, which go to the slow memory."""
+        """Takes settings and states, which go to the offload target."""
         if self._taken:
             raise self._refused("load_state_dict() comes between a backward and its step()")
         super().load_state_dict(state_dict)
@@ -331,12 +331,12 @@ class _BackwardOptimizer(torch.optim.Optimizer):
 
     def gathered(self) -> contextlib.AbstractContextManager[None]:
         """Within it all parameters are on the device, to be read, changed, and used by the model
-        itself. At its end those that live in the slow memory are sent back as they are then."""
+        itself. At its end those that live in the offload target are sent back as they are then."""
         home = self._updates.home
         return contextlib.nullcontext() if home is None else home.gathered()
 
     def close(self) -> None:
-        """Stops updating, and gives the slow memory its bytes back: the states are gone, and
+        """Stops updating, and gives the offload target its bytes back: the states are gone, and
         parameters that live there come back to the device. Where that memory has failed they are
         lost, and have no values from then on; raises RuntimeError where it fails now."""
         home = self._updates.home
@@ -357,7 +357,7 @@ class _BackwardOptimizer(torch.optim.Optimizer):
     @property
     def waited_seconds(self) -> float:
         """Seconds for which steps have waited for states so far, on the CPU, and for parameters
-        that live in the slow memory."""
+        that live in the offload target."""
         home = self._updates.home
         return self._updates.ring.waited + (
             0.0 if home is None else home.memory.waited + home.copies.waited
@@ -365,7 +365,7 @@ class _BackwardOptimizer(torch.optim.Optimizer):
 
     @property
     def slow_bytes(self) -> int:
-        """Bytes of the slow memory that the states have, and parameters that live there."""
+        """Bytes of the offload target that the states have, and parameters that live there."""
         home = self._updates.home
         own = self._updates.slow_bytes
         lane = self._updates.lane
@@ -379,7 +379,7 @@ class _BackwardOptimizer(torch.optim.Optimizer):
 
     @property
     def far_bytes(self) -> int:
-        """Bytes of a third memory that states have."""
+        """Bytes of a second offload tier that states have."""
         return self._updates.far_bytes
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A disk as the slow memory of the CPU: bytes in a file that has no name.
+"""A disk as the offload target of the CPU: bytes in a file that has no name.
 
 No other run can open the file, and nothing of it is left where a process is killed. The file's
 bytes are taken of the disk when it is made, so that a disk that is full says so before anything is

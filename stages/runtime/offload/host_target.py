@@ -1,4 +1,4 @@
-"""The memory of the host as the slow memory of a GPU: one pinned tensor, allocated once.
+"""The memory of the host as the offload target of a GPU: one pinned tensor, allocated once.
 
 A stream for each direction does the transfers in the order of issue. Tensors are made and freed on
 the stream that computes, which waits for a transfer by its event; so the allocator gives the bytes
@@ -170,7 +170,8 @@ def _run_work(earlier: list[Any], work: TargetWork, reach: TargetAccess) -> None
 def create_offload_target(
     device: torch.device, size: int, folder: str | os.PathLike[str] | None = None
 ) -> OffloadTarget:
-    """Bytes of the slow memory of a device: of the disk in a folder for the CPU, else the host's.
+    """Bytes of the offload target of a device: of the disk in a folder for the CPU, else the
+    host's.
 
     Raises RuntimeError, in one sentence, where there is no room for them.
     """

@@ -1,4 +1,4 @@
-"""Updates parameters in the slow memory that they live in, in a lane beside the device.
+"""Updates parameters in the offload target that they live in, in a lane beside the device.
 
 A gradient is sent there as soon as it is whole. Where that is a disk, parts of parameter, gradient
 and states pass through a few buffers, the bench, which are taken once; the thread that computes has
@@ -147,7 +147,8 @@ class UpdateWorkspace:
         stored: bool,
     ) -> dict[str, Any]:
         """Updates a piece of the parameter at a place by what is given beside it; returns the
-        states of it that are numbers. Those of a third memory come into a buffer and go back."""
+        states of it that are numbers. Those of a second offload tier come into a buffer and go
+        back."""
         far, (parameter, gradient, earlier) = self.updates.far, given
         hold = far.arrive(piece, stored) if far is not None and far.has(piece) else None
         begin = self.states.at(0) if hold is None else hold.area.begin - piece.place
@@ -345,7 +346,7 @@ class HostUpdater:
         """Raises RuntimeError where what a parameter's gradient would be adds up here."""
         if n in self.summed:
             raise RuntimeError(
-                f"the gradient of {self.home.paths[n]} adds up in another memory: run the last "
+                f"the gradient of {self.home.paths[n]} adds up in an offload target: run the last "
                 f"backward of the step, or drop it by optimizer.zero_grad()"
             )
 

@@ -1,4 +1,4 @@
-"""Parameters in pieces, and where in a slow memory an optimizer's states of each piece lie."""
+"""Parameters in pieces, and where in an offload target an optimizer's states of each piece lie."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALIGNED = 64
 @dataclass(frozen=True, eq=False)
 class ParameterPiece:
     """Elements `begin` to `end` of a parameter as its storage has them. The `states` states of a
-    piece lie in the slow memory from `place` on, `stride` bytes each."""
+    piece lie in the offload target from `place` on, `stride` bytes each."""
 
     parameter: int
     begin: int

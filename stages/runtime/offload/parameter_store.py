@@ -1,4 +1,4 @@
-"""Parameters that live in a slow memory and come to the device for as long as a step uses them.
+"""Parameters that live in an offload target and come to the device for as long as a step uses them.
 
 What a step does with them follows from its program. Between steps those are on the device that the
 plan leaves there. The parameters stay the objects that they were; their values are to be had within
@@ -117,12 +117,13 @@ class ParameterStore:
             return f"the values of {self.paths[number]} are not to be had: {lost}"
         if self.optimizer_is_gone:
             return (
-                f"the values of {self.paths[number]} are in another memory, and the optimizer of "
+                f"the values of {self.paths[number]} are in an offload target, and the optimizer "
+                "of "
                 "the plan, which brings them back, is gone: the planned module's state_dict() has "
                 "copies; keep that optimizer as long as its parameters, or close() it first"
             )
         return (
-            f"the values of {self.paths[number]} are in another memory: use them within "
+            f"the values of {self.paths[number]} are in an offload target: use them within "
             f"optimizer.gathered(), which takes the bytes of all parameters, or train by the "
             f"planned module"
         )
@@ -328,7 +329,7 @@ class ParameterStore:
             raise target_error(self.memory, _TARGET_FAILED)
         if self.closed:
             raise RuntimeError(
-                "the optimizer was closed, and the parameters no longer live in another memory: "
+                "the optimizer was closed, and the parameters no longer live in an offload target: "
                 "load the plan anew"
             )
 

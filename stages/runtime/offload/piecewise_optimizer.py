@@ -1,4 +1,4 @@
-"""Updates parameters piece by piece as their optimizer does, their states in a slow memory.
+"""Updates parameters piece by piece as their optimizer does, their states in an offload target.
 
 Each piece is given to the optimizer's own `step` as a parameter of its own. All that is known here
 works element by element, so that a parameter in pieces is, bit for bit, what it is in one.
@@ -32,7 +32,7 @@ STAGING_BUFFER_COUNT = 4
 
 class PiecewiseOptimizer:
     """The states of the parameters of some groups, and how they are updated; `memory` makes what
-    they are stored in, of that many bytes, where that is not the device's slow memory. Those
+    they are stored in, of that many bytes, where that is not the device's offload target. Those
     of the parameters that live in a `home` come from there, and the `lane` updates some there;
     the states of some of these, of the numbers `apart`, are `far` away, behind all others. Those
     that are `resident` stay on the device.
@@ -87,7 +87,7 @@ class PiecewiseOptimizer:
         self, number: int, group: dict[str, Any], arriving: bool = False, keep: bool = False
     ) -> None:
         """Updates a parameter by its gradient, if it has one, and drops that unless told to `keep`
-        it. One that is `arriving` in a backward is handed to the lane of the other memory where
+        it. One that is `arriving` in a backward is handed to the lane of the offload target where
         that updates it."""
         parameter = self._unmoved(number)
         gradient = self._gradient(number)
@@ -123,7 +123,7 @@ class PiecewiseOptimizer:
         return gradient
 
     def version(self, number: int) -> int | None:
-        """How often a parameter was changed in place, None where it lives in another memory."""
+        """How often a parameter was changed in place, None where it lives in an offload target."""
         parameter = self.parameters[number]
         elsewhere = self.home is not None and id(parameter) in self.home.numbers
         return None if elsewhere else parameter._version
@@ -136,13 +136,13 @@ class PiecewiseOptimizer:
 
     @property
     def slow_bytes(self) -> int:
-        """The bytes of the slow memory for states and for what those of a third one pass
+        """The bytes of the offload target for states and for what those of a third one pass
         through."""
         return self.size if self.far is None else self.size - self.far_bytes + self.far.through
 
     @property
     def far_bytes(self) -> int:
-        """The bytes of states in a third memory."""
+        """The bytes of states in a second offload tier."""
         return 0 if self.far is None else self.far.behind.size
 
     def wait(self, number: int) -> None:

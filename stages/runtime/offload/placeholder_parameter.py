@@ -1,4 +1,4 @@
-"""Parameters whose values are in another memory: what can be asked of them, and that all else is
+"""Parameters whose values are in an offload target: what can be asked of them, and that all else is
 refused.
 
 Such a parameter stays the object that it was, of a class that says its shape, dtype and gradient
@@ -86,8 +86,8 @@ class ParameterOwner(Protocol):
         """Why its values are not to be had, in a sentence."""
 
     def check_gradient(self, number: int, sets: bool) -> None:
-        """Raises RuntimeError where its gradient, which is read or set, is in another memory, too,
-        or was consumed in the backward."""
+        """Raises RuntimeError where its gradient, which is read or set, is in an offload target,
+        too, or was consumed in the backward."""
 
     def answer_in_state_dict(self, name: str, args: Sequence[Any]) -> Any:
         """What a method gives while a `state_dict` is read or written, else NotImplemented."""
@@ -155,7 +155,7 @@ def make_placeholder_class(owner: ParameterOwner) -> type[torch.nn.Parameter]:
         "__torch_function__": classmethod(torch_function),
         "as_subclass": as_subclass,
         "__module__": __name__,
-        "__doc__": "A parameter whose values are in another memory.",
+        "__doc__": "A parameter whose values are in an offload target.",
     }
     metaclass: Any = type(torch.nn.Parameter)
     kind: type[torch.nn.Parameter] = metaclass(PLACEHOLDER_CLASS, (torch.nn.Parameter,), body)
@@ -186,7 +186,7 @@ def _answer_without_values(
         if name == "is_contiguous" and len(args) == 1 and not kwargs:
             return torch.empty_strided(layout.shape, layout.strides, device="meta").is_contiguous()
         if name == "__repr__":
-            return f"Parameter of shape {tuple(layout.shape)}, {layout.dtype}, in another memory"
+            return f"Parameter of shape {tuple(layout.shape)}, {layout.dtype}, in an offload target"
         served = owner.answer_in_state_dict(name, args)
         if served is not NotImplemented:
             return served
@@ -225,7 +225,9 @@ def check_offloadable(parameters: Sequence[torch.Tensor], paths: Sequence[str]) 
     for parameter, path in zip(parameters, paths, strict=True):
         if type(parameter) is not torch.nn.Parameter:
             kind = type(parameter).__name__
-            raise RuntimeError(f"{path} is a {kind}, and parameters alone live in another memory")
+            raise RuntimeError(
+                f"{path} is a {kind}, and parameters alone live in an offload target"
+            )
         if not (parameter.is_floating_point() or parameter.is_complex()):
             raise RuntimeError(f"{path} is of {parameter.dtype}, which stays on the device")
         own = parameter.untyped_storage().nbytes()

@@ -1,9 +1,8 @@
-"""A third memory: states of an optimizer on a disk behind a slow memory, and buffers of that memory
-which they pass through.
+"""A second offload tier: states of an optimizer on a disk behind an offload target, and buffers of
+that memory which they pass through.
 
-What updates parameters beside the slow memory finds states there: a thread of the disk brings those
-of the next pieces while others are updated, and another one takes back what was updated.
-"""
+What updates parameters beside the offload target finds states there: a thread of the disk brings
+those of the next pieces while others are updated, and another one takes back what was updated."""
 
 from __future__ import annotations
 
@@ -107,7 +106,8 @@ class SecondTier:
 
 
 class TierBuffer:
-    """An area of the slow memory for the states of one piece, and the transfers that it is in."""
+    """An area of the offload target for the states of one piece, and the transfers that it is
+    in."""
 
     def __init__(self, area: MemoryRegion) -> None:
         self.area = area
@@ -122,9 +122,8 @@ class SecondTierStore:
     """The states of some pieces on the disk `behind` a slow `memory`, with buffers of `size` bytes
     each in that memory, from `begin` on. Their places are those from `behind.first` on.
 
-    The thread that computes beside the slow memory calls `arrive` and `leave`; all else is for when
-    that has nothing to do.
-    """
+    The thread that computes beside the offload target calls `arrive` and `leave`; all else is for
+    when that has nothing to do."""
 
     def __init__(self, memory: OffloadTarget, behind: SecondTier, begin: int, size: int) -> None:
         self.memory = memory
@@ -198,8 +197,8 @@ class SecondTierStore:
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
-        """Where the disk fails, what is in the slow memory is a part of what belongs together. Work
-        beside that memory says so when it is waited for."""
+        """Where the disk fails, what is in the offload target is a part of what belongs together.
+        Work beside that memory says so when it is waited for."""
         try:
             yield
         except Exception as error:
@@ -208,8 +207,8 @@ class SecondTierStore:
 
 
 class TieredStates:
-    """All states of an optimizer for what updates on the device: those in a slow memory, `near`,
-    and behind these those that are `far`."""
+    """All states of an optimizer for what updates on the device: those in an offload target,
+    `near`, and behind these those that are `far`."""
 
     def __init__(self, near: OffloadTarget, far: SecondTierStore) -> None:
         self.near = near

@@ -1,4 +1,4 @@
-"""Moves parameters into a slow memory, with an optimizer that updates them in the backward."""
+"""Moves parameters into an offload target, with an optimizer that updates them in the backward."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ from .target import TargetSlice
 
 @dataclass(frozen=True)
 class OffloadSpec:
-    """What a plan says of an optimizer whose parameters live in a slow memory, in part.
+    """What a plan says of an optimizer whose parameters live in an offload target, in part.
 
     `optimizer` is its class, `paths` are those of the parameters that live there, of which
     `resident` are on the device between two steps, too (as places in `paths`), and `updated` those
     that a step updates. States are updated in pieces of `piece_bytes` bytes of a parameter, and
-    pass through `staging_bytes` bytes of the device. In the slow memory parameters take
+    pass through `staging_bytes` bytes of the device. In the offload target parameters take
     `parameter_bytes` bytes, `state_bytes` the states of those that are updated, and
     `activation_bytes` what a step sends beside them. A step takes `peak` bytes of the device above
     what was there before, the first `first_peak`. Those `host_updated` (as `resident`) are updated
-    in the slow memory; where that is a disk, this takes `workspace_bytes` bytes of the device.
+    in the offload target; where that is a disk, this takes `workspace_bytes` bytes of the device.
     Where a step is planned as several `microbatches`, each but the last one adds its gradients up,
-    in `gradient_sum_bytes` bytes of the slow memory, and takes `microbatch_peak` bytes of the
+    in `gradient_sum_bytes` bytes of the offload target, and takes `microbatch_peak` bytes of the
     device, the first one of a step `first_microbatch_peak`. Of those `second_tier`, updated in the
-    slow memory, `second_tier_bytes` bytes of states are on a disk behind it, and pass through
+    offload target, `second_tier_bytes` bytes of states are on a disk behind it, and pass through
     `second_tier_staging_bytes` bytes of it, which are among its `state_bytes`. The states of those
     that are `device_states`, by path, stay on the device, and take `device_state_bytes` bytes of
     it."""
@@ -199,7 +199,7 @@ def _offloaded_state_bytes(
     apart: Collection[int],
     resident: Collection[int],
 ) -> int:
-    """The bytes of the states that an optimizer has in the slow memory, without those of the
+    """The bytes of the states that an optimizer has in the offload target, without those of the
     numbers `apart` and `resident`; raises RuntimeError where it is not the plan's."""
     kind, groups = type(optimizer), optimizer.param_groups
     if kind.__name__ != spec.optimizer:
@@ -258,7 +258,7 @@ class OffloadedModule:
             if tensors[position] is not home.parameters[number]:
                 raise PlanMismatch(
                     f"{home.paths[number]} is another object than when its values were moved to "
-                    f"another memory; undo it, or load the plan again"
+                    f"an offload target; undo it, or load the plan again"
                 )
         remote = set(self.positions)
         return [tensor for position, tensor in enumerate(tensors) if position not in remote]

@@ -1,4 +1,4 @@
-"""States of an optimizer on their way: they come from a slow memory, are updated and go back.
+"""States of an optimizer on their way: they come from an offload target, are updated and go back.
 
 A few staging buffers, allocated once, take turns. What was updated goes back while the next piece
 is updated and the one after that comes. Pieces are fetched in the order of the last step.

@@ -1,4 +1,5 @@
-"""What a planned step does with parameters that live in another memory, in its program's order."""
+"""What a planned step does with parameters that live in an offload target, in its program's
+order."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from .parameter_store import ParameterStore
 
 _INTERRUPTED = (
     "another forward, or the use of parameters within gathered(), came between a forward and the "
-    "end of its backward, for which parameters come from another memory: let each forward have its "
-    "backward before anything else"
+    "end of its backward, for which parameters come from an offload target: let each forward have "
+    "its backward before anything else"
 )
 
 

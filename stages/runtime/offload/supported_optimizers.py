@@ -36,7 +36,7 @@ def check_supported_optimizer(optimizer: torch.optim.Optimizer) -> None:
     if len({p.device for p in parameters}) != 1:
         raise RuntimeError("the parameters of the optimizer are on several devices")
     if parameters[0].device.type not in ("cpu", "cuda"):
-        raise RuntimeError(f"parameters on {parameters[0].device} have no slow memory")
+        raise RuntimeError(f"parameters on {parameters[0].device} have no offload target")
     for parameter in parameters:
         shape = tuple(parameter.shape)
         if not is_dense(parameter):

@@ -1,4 +1,4 @@
-"""What a planned step sends to a slow memory and takes back, in the order of its program.
+"""What a planned step sends to an offload target and takes back, in the order of its program.
 
 Tensors are sent by storage, byte for byte, to places that the plan gives them. The memory of a run
 is its own; one that has ended leaves it to the next.
@@ -27,8 +27,8 @@ TransferInterval = tuple[Any, Any, int]
 @dataclass
 class TransferLog:
     """What one run has moved so far: bytes that `left` and that `returned`, and those that are
-    `there` in the slow memory, at most `peak`. Between its moments are so many `seconds`: when the
-    run `began`, the bytes that were there from a moment on (`line`), from when to when the run
+    `there` in the offload target, at most `peak`. Between its moments are so many `seconds`: when
+    the run `began`, the bytes that were there from a moment on (`line`), from when to when the run
     waited, and for how many bytes (`waits`), and those that were on their way in the lane of a
     direction (`lanes`, first what leaves). It holds nothing of the memory."""
 
@@ -70,9 +70,9 @@ class TransferSettings:
 
 
 class StepTransfers:
-    """The transfers of one run on a device, with `size` bytes of its slow memory, or of a `memory`
-    that is there for them; `name`s are those that the plan gives to storages. What `stays` where
-    it is has its tensor there: of it nothing moves."""
+    """The transfers of one run on a device, with `size` bytes of its offload target, or of a
+    `memory` that is there for them; `name`s are those that the plan gives to storages. What `stays`
+    where it is has its tensor there: of it nothing moves."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""What the referee demands of each action: one file a family of actions."""
+"""What the simulator demands of each action: one file a family of actions."""

@@ -67,7 +67,7 @@ def _simulate_free(state: SimulatorState, effect: Effect) -> int:
 
 
 def _check_host_copy(state: SimulatorState, storage: int) -> None:
-    """A parameter leaves the device when the other memory has it as new."""
+    """A parameter leaves the device when the offload target has it as new."""
     if storage in state.away.stale:
         raise state.refuse(f"storage {storage}, a parameter, is freed before it was sent back")
     state.away.old.discard(storage)

@@ -1,6 +1,6 @@
 """Updates of parameters, each once: by its whole gradient, with its states, where both are.
 
-On the device, states pass through staging buffers or are there; in the other memory, an update
+On the device, states pass through staging buffers or are there; in the offload target, an update
 reads the copy of the gradient in a lane of its own.
 """
 
@@ -19,13 +19,15 @@ from tightfit.util.errors import ScheduleError
 
 def begin_updates(state: SimulatorState, steps: Sequence[ScheduleStep]) -> None:
     """Fetches the first states of a step's updates. Raises ScheduleError where what lives in the
-    other memory has no room there, or no way from it."""
+    offload target has no room there, or no way from it."""
     updates = state.updates
     if updates is None:
         return
     away, link = state.away, state.link
     if away.bytes and link is None:
-        raise ScheduleError("parameters or states are in another memory, to which there is no link")
+        raise ScheduleError(
+            "parameters or states are in an offload target, to which there is no link"
+        )
     if link is not None and away.bytes > link.room:
         raise ScheduleError(
             f"parameters and states take {away.bytes:,} bytes in {link.other}, which has "
@@ -35,7 +37,7 @@ def begin_updates(state: SimulatorState, steps: Sequence[ScheduleStep]) -> None:
     order = [step.action.value for step in steps if isinstance(step.action, UpdateOnDevice)]
     passing = [updates.costs[v] for v in order if v in updates.costs and v not in updates.on_device]
     if away.bytes and passing and 0.0 in updates.speed.both:
-        raise ScheduleError("states are in another memory, and the link has no bandwidth")
+        raise ScheduleError("states are in an offload target, and the link has no bandwidth")
     sizes = [size for cost in passing for size in cost.pieces]
     if sizes:
         state.staging = StagingTimeline.of(
@@ -47,7 +49,7 @@ def begin_updates(state: SimulatorState, steps: Sequence[ScheduleStep]) -> None:
 def _begin_second_tier(
     state: SimulatorState, updates: OptimizerPlan, steps: Sequence[ScheduleStep]
 ) -> None:
-    """Fetches the first states that come from a third memory."""
+    """Fetches the first states that come from a second offload tier."""
     link, far = state.link, updates.second_tier
     if far is not None:
         states = far.states(updates.costs)
@@ -141,10 +143,10 @@ def _is_last_owner(state: SimulatorState, gradient: int) -> bool:
 def _update_on_host(
     state: SimulatorState, updates: OptimizerPlan, value: int, gradient: int
 ) -> None:
-    """An update in the other memory, in the lane of that."""
+    """An update in the offload target, in the lane of that."""
     away, beside = state.away, state.beside
     if value not in updates.offloaded:
-        raise state.refuse(f"parameter {value} is updated in the other memory, and lives here")
+        raise state.refuse(f"parameter {value} is updated in the offload target, and lives here")
     if value in updates.on_device:
         raise state.refuse(f"parameter {value} is updated there, and its states are here")
     assert beside is not None

@@ -1,4 +1,4 @@
-"""The link to the slow memory: what is measured of it, and the machine that describes it."""
+"""The link to the offload target: what is measured of it, and the machine that describes it."""
 
 from __future__ import annotations
 

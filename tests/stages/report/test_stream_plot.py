@@ -37,7 +37,7 @@ OWN = {gradient.value: gradient.gradient for gradient in GRAPH.gradients}
 
 
 def updates() -> OptimizerPlan:
-    """All states are in the other memory, and so is the last layer's parameter."""
+    """All states are in the offload target, and so is the last layer's parameter."""
     cost = ParameterUpdateCost("", (250_000, 250_000), 0.002, 0, 0, (0, 0), host_seconds=0.003)
     costs = {gradient.value: cost for gradient in GRAPH.gradients}
     return OptimizerPlan(costs, LinkSpeed.of(LINK), 2, offloaded=frozenset([LAST]))
@@ -105,7 +105,7 @@ def test_the_page_and_the_trace_show_them(results: Path, tmp_path: Path) -> None
     assert main(["report", "--model-dir", str(results), "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     assert "host/compute" in page and "states on their way" in page
-    assert page.count("parameters from the other memory") >= 2 and "bytes in host/memory" in page
+    assert page.count("parameters from the offload target") >= 2 and "bytes in host/memory" in page
     trace = tmp_path / "trace.json"
     given = ["--graph", str(results / "graph.arrow"), "--costs", str(results / "costs.arrow")]
     schedule = str(results / "rockmate/90pct/schedule.arrow")

@@ -89,7 +89,7 @@ def test_what_plans_send_is_a_table_of_its_own(
     write_measurement(place / "measurement.arrow", replace(measured, **more, **waits))  # type: ignore[arg-type]
     summary_command.run(plans)
     told = capsys.readouterr().out
-    table = told[told.index("Transfers to another memory, predicted and measured") :]
+    table = told[told.index("Transfers to an offload target, predicted and measured") :]
     assert table.count("3.0 MB") == 2 and "4.0 ms" in table and "6.0 ms" in table
     html = page_of(tmp_path / "small")[0]
     for said in (

@@ -187,7 +187,7 @@ def test_parameters_may_not_move_before_the_backward(as_graphs: Any) -> None:
     output = planned(*sample[0], **sample[1])
     parameter = next(planned.parameters())
     parameter.data = parameter.detach().clone()
-    with pytest.raises(RuntimeError, match="moved to other memory between the forward and the"):
+    with pytest.raises(RuntimeError, match="moved to offload target between the forward and the"):
         backward(output)
 
 

@@ -1,4 +1,4 @@
-"""What a step takes of a GPU: by hand, and beside what the referee says of requested bytes."""
+"""What a step takes of a GPU: by hand, and beside what the simulator says of requested bytes."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_a_segment_ahead_is_of_no_use_where_segments_grow() -> None:
 def test_requested_bytes_are_those_of_the_referee(
     problem: PlanningGraph, views: bool, in_place: bool, data: st.DataObject
 ) -> None:
-    """With the parameters, which the referee does not count."""
+    """With the parameters, which the simulator does not count."""
     sequence = data.draw(sequences(problem))
     graph, costs = graph_of(problem, views)
     nodes = [problem.nodes[run.node].op for run in simulate_executions(problem, sequence, in_place)]

@@ -1,4 +1,4 @@
-"""What the referee refuses beyond the plainest cases: a test for each reason to refuse."""
+"""What the simulator refuses beyond the plainest cases: a test for each reason to refuse."""
 
 from __future__ import annotations
 

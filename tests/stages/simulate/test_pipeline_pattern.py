@@ -1,4 +1,4 @@
-"""The referee of patterns: the known ones, and a test for each reason to refuse."""
+"""The simulator of patterns: the known ones, and a test for each reason to refuse."""
 
 from __future__ import annotations
 

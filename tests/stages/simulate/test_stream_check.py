@@ -1,4 +1,4 @@
-"""Lanes of a chain with a link, read back: what the referee of chains says, and each refusal."""
+"""Lanes of a chain with a link, read back: what the chain simulator says, and each refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transfers in the referee: lanes, waits, both memories, and a test for each refusal."""
+"""Transfers in the simulator: lanes, waits, both memories, and a test for each refusal."""
 
 from __future__ import annotations
 

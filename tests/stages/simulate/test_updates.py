@@ -1,4 +1,5 @@
-"""Updates in the referee: on the device and in the other memory, and a test for each refusal."""
+"""Updates in the simulator: on the device and in the offload target, and a test for each
+refusal."""
 
 from __future__ import annotations
 

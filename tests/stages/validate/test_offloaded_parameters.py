@@ -92,7 +92,7 @@ def test_the_module_is_judged_to_the_byte(
     } <= told
     assert found.status == "feasible" and found.peak_as_predicted and found.within_budget
     assert found.bits_equal and found.pairs == 2
-    assert "waits for the other memory for" in found.message
+    assert "waits for the offload target for" in found.message
 
 
 @pytest.mark.parametrize("what", ["plan", "graph"])
@@ -278,7 +278,7 @@ def test_updates_on_disk_are_judged_to_the_byte(parts: Any, tmp_path: Path) -> N
         offload_plan.microbatch_peak, offload_plan.first_microbatch_peak
     )
     assert "measured, each of its 3 microbatches takes the bytes predicted; a st" in found.message
-    assert "waits for the other memory for" in found.message
+    assert "waits for the offload target for" in found.message
 
 
 def test_other_bytes_of_a_microbatch_are_told(
@@ -300,7 +300,7 @@ def test_other_bytes_of_a_microbatch_are_told(
     assert found.status == "failed" and not found.peak_as_predicted
     told = re.sub(r"\d+ bytes where \d+ were predicted", "", found.message.lower())
     others = ["microbatch 1 takes", "microbatch 2 takes"] * 2
-    steps = ["the first step takes", "a step takes", *others, "the other memory has "]
+    steps = ["the first step takes", "a step takes", *others, "the offload target has "]
     assert told.rstrip(".").split(" ; ") == steps
 
 
@@ -367,7 +367,7 @@ def test_schedules_of_microbatches_that_do_not_belong_together_are_refused(
 
 
 def test_updates_of_the_past_have_no_lane(made: Any, tmp_path: Path) -> None:
-    """A file that says nothing of the other memory is read as one where nothing computes."""
+    """A file that says nothing of the offload target is read as one where nothing computes."""
     folder, _ = made
     document = json.loads((folder / "updates.json").read_text())
     found = json.loads(document["updates"])

@@ -77,7 +77,7 @@ def test_from_a_factory_to_a_report(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_rank_whose_peak_is_that_of_the_loss(tmp_path: Path) -> None:
-    """Whether a loss draws random numbers is found out without a byte, as the referee has it."""
+    """Whether a loss draws random numbers is found out without a byte, as the simulator has it."""
     torch.set_num_threads(1)
     for command, words in commands(tmp_path, 10**7, 1, "losing", "one_f_one_b").items():
         assert main([command, *words]) == 0, command

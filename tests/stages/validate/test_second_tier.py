@@ -1,4 +1,5 @@
-"""A whole step whose states are in a third memory in part, by hand: planned, written and run."""
+"""A whole step whose states are in a second offload tier in part, by hand: planned, written and
+run."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def test_states_of_a_third_memory_are_judged_to_the_byte(
     out = ["--out", str(tmp_path / "measurement.arrow"), "--pairs", "1"]
     model = [*source, *graph, "--plan", str(plan / "plan.json"), "--module", str(module)]
     assert main(["validate", *model, *out]) == 1
-    assert "--second-disk: the plan has states in a third memory" in capsys.readouterr().err
+    assert "--second-disk: the plan has states in a second offload tier" in capsys.readouterr().err
     out += ["--second-disk", str(far), "--disk"]
     assert main(["validate", *model, *out, "/nowhere"]) == 1
     assert "/nowhere" in capsys.readouterr().out
@@ -73,7 +74,7 @@ def test_states_of_a_third_memory_are_judged_to_the_byte(
         found.offload_peak == found.predicted_offload_peak and (found.offload_peak or 0) <= 300_000
     )
     assert (
-        f"{offload_plan.second_tier_bytes:,} bytes of states are in the third memory"
+        f"{offload_plan.second_tier_bytes:,} bytes of states are in the second offload tier"
         in found.message
     )
     steps, updates = plan / "schedule.arrow", schedule_optimizer_plan(plan / "schedule.arrow")

@@ -1,4 +1,4 @@
-"""The search with the clocks of the lanes: its clocks are those of the placer and of the referee,
+"""The search with the clocks of the lanes: its clocks are those of the placer and of the simulator,
 and what it finds is a plan within the budget that is no slower than where it starts."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The referee of sequences on a chain."""
+"""The simulator of sequences on a chain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences with transfers by exhaustive search: all orders of what the referee plays."""
+"""Sequences with transfers by exhaustive search: all orders of what the simulator plays."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _operations(
 def _played(
     player: ChainOffloadSimulator, operation: ChainOperation
 ) -> ChainOffloadSimulator | None:
-    """The player after one more operation, None where the referee refuses it."""
+    """The player after one more operation, None where the simulator refuses it."""
     after = copy(player)
     for name in ("outputs", "kept", "ran", "sent", "leaving", "arrives"):
         setattr(after, name, getattr(player, name).copy())

@@ -1,4 +1,4 @@
-"""The referee of sequences with transfers: what it refuses, and when lanes wait."""
+"""The simulator of sequences with transfers: what it refuses, and when lanes wait."""
 
 from __future__ import annotations
 

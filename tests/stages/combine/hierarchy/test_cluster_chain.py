@@ -1,4 +1,4 @@
-"""Clusters in a row, run by the dynamic program, against the referee and the integer program."""
+"""Clusters in a row, run by the dynamic program, against the simulator and the integer program."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def _turned(ways: ChainProblem, state: State) -> State:
 
 
 def nested_optimum(join: JoinProblem, budget: int) -> float:
-    """The least seconds of a nested sequence: all of them, played by the referee."""
+    """The least seconds of a nested sequence: all of them, played by the simulator."""
     best = inf
     loss = ChainOperation("loss", max(map(len, join.branches)) + 1)
     for before, after in _nested(join, [1] * len(join.branches)):

@@ -1,4 +1,4 @@
-"""Models that are joins: the program of joins over their branches, played by the referee."""
+"""Models that are joins: the program of joins over their branches, played by the simulator."""
 
 from __future__ import annotations
 

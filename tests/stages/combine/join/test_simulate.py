@@ -1,4 +1,4 @@
-"""The referee of sequences on a join."""
+"""The simulator of sequences on a join."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def join_of(case: dict[str, Any]) -> JoinProblem:
 
 
 def makespan(join: JoinProblem, memory: int) -> float:
-    """The time of the plan within a memory in slots, which the referee has played."""
+    """The time of the plan within a memory in slots, which the simulator has played."""
     plan = JoinFrontier(join).within(memory)
     if plan is None:
         return inf

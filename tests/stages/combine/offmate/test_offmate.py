@@ -1,5 +1,5 @@
 """Options of blocks that let something leave: the program on chains whose optimum is known, and
-plans of random steps played by the referee."""
+plans of random steps played by the simulator."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def step_of(facts: GradientFlow, link: HostLink) -> tuple[PlanningProblem, Front
 @settings(deadline=None, max_examples=10)
 @given(random_steps(8))
 def test_plans_stay_within_what_they_were_made_for(facts: GradientFlow) -> None:
-    """Played by the referee, in place where that budget asks for it; and as the search takes
+    """Played by the simulator, in place where that budget asks for it; and as the search takes
     them."""
     step, subject = step_of(facts, HostLink(2.0, 0.25, device="cpu"))
     opener, problem = ScheduleLowering(subject.graph, subject.problem), subject.problem

@@ -1,4 +1,4 @@
-"""Schedules with updates in their backward: where these stand, and what the referee says."""
+"""Schedules with updates in their backward: where these stand, and what the simulator says."""
 
 from __future__ import annotations
 

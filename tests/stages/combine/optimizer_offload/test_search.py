@@ -1,4 +1,4 @@
-"""Whole steps in two memories: plans that the referee plays, within the bytes of both."""
+"""Whole steps in two memories: plans that the simulator plays, within the bytes of both."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_what_cannot_be_is_told_in_one_sentence() -> None:
         task(6_000_000, bandwidth=0)
     crowded = (
         "^parameters and optimizer states take 4,500,000 bytes in host/memory, which has "
-        "4,499,999: give it at least as many, .* by limit= .*, or states a third memory"
+        "4,499,999: give it at least as many, .* by limit= .*, or states a second offload tier"
     )
     with pytest.raises(ConfigError, match=crowded):
         OffloadSearch(task(6_000_000, room=4_499_999)).best()

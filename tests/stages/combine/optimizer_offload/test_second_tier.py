@@ -1,4 +1,5 @@
-"""States in a third memory: which, and plans that the referee plays within the bytes of all."""
+"""States in a second offload tier: which, and plans that the simulator plays within the bytes of
+all."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ __all__ = ["files"]
 DISK = HostLink(5e8, 1e-5, False, 1e9, "host", to="disk")
 STATES = sum(cost.states for cost in task(10**9).updates.values())
 PARAMETERS = 6 * WEIGHT
-"""Bytes of the states and of the parameters that live in the other memory."""
+"""Bytes of the states and of the parameters that live in the offload target."""
 
 
 @pytest.fixture(scope="module", autouse=True)

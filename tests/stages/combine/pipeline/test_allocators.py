@@ -47,7 +47,7 @@ PAGE = Path(__file__).parents[4] / "docs/pipelines.md"
 
 
 def answer_of(name: str, instance: AllocationProblem) -> float:
-    """Ticks a batch, infinite where nothing was found; played by the referee."""
+    """Ticks a batch, infinite where nothing was found; played by the simulator."""
     answer = load_allocator(name).allocate(instance)
     if answer is None:
         return math.inf

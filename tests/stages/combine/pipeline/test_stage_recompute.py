@@ -314,7 +314,7 @@ def test_options_that_keep_the_state_of_random_numbers_are_refused() -> None:
 @settings(deadline=None, max_examples=15)
 @given(chains(5), st.integers(2, 3), st.integers(20, 70))
 def test_the_special_device_may_compute_again(chain: Chain, devices: int, memory: int) -> None:
-    """What the program gives can be run: the referee plays its schedules and its inner plans."""
+    """What the program gives can be run: the simulator plays its schedules and its inner plans."""
     plain = layers_of_chain(chain, PipelineLink(4.0), 1, True)
     inner, names = StageRecomputePlanner(chain, plain), names_of(devices)
     layers = replace(plain, stage_options=build_stage_options(inner, plain))

@@ -1,4 +1,4 @@
-"""A strategy from outside that sends one storage of a model's step to another memory, from the
+"""A strategy from outside that sends one storage of a model's step to an offload target, from the
 configuration to the report."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tightfit.util.strategies import STRATEGIES, StrategyInfo
 class OneLeaves:
     """Sends the largest storage that the forward makes, and brings it back after the loss."""
 
-    about = StrategyInfo("one_leaves", "the largest storage waits in another memory", links=True)
+    about = StrategyInfo("one_leaves", "the largest storage waits in an offload target", links=True)
 
     def supports(self, step: PlanningProblem) -> str:
         return "" if step.link is not None else "it came without a link"

@@ -1,4 +1,4 @@
-"""The disk as slow memory: exact bytes in order, and one sentence where it fails."""
+"""The disk as offload target: exact bytes in order, and one sentence where it fails."""
 
 from __future__ import annotations
 

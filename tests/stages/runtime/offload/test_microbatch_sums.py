@@ -45,7 +45,9 @@ def test_what_adds_up_is_not_dropped_in_part() -> None:
         lambda: torch.nn.utils.clip_grad_norm_(own.parameters(), 1.0),
         lambda: setattr(own.weight, "grad", None),
     ):
-        with pytest.raises(RuntimeError, match="gradient of weight adds up in another memory: run"):
+        with pytest.raises(
+            RuntimeError, match="gradient of weight adds up in an offload target: run"
+        ):
             use()
     with found.accumulating():
         visit = StepContext(home, True)

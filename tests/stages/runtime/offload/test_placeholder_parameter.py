@@ -43,7 +43,9 @@ def test_what_goes_around_the_class_computes_with_nothing(within: bool) -> None:
             lambda w: np.asarray(w),
             lambda w: nn.functional.linear(input=torch.ones(1), weight=w),
         ):
-            with pytest.raises(RuntimeError, match=rf"{path}\.weight are in another memory: use"):
+            with pytest.raises(
+                RuntimeError, match=rf"{path}\.weight are in an offload target: use"
+            ):
                 use(weight)
         with pytest.raises(RuntimeError, match="weakref"):
             torch.utils.swap_tensors(weight, nn.Parameter(torch.zeros(weight.shape)))

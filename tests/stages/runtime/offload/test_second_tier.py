@@ -30,7 +30,7 @@ from tightfit.stages.runtime.offload.target import MemoryRegion, TransferHandle
 
 @pytest.fixture(autouse=True)
 def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the third memory, beside that of the second one."""
+    """The folder of the second offload tier, beside that of the second one."""
     (tmp_path / "near").mkdir()
     (tmp_path / "far").mkdir()
     monkeypatch.setenv(DISK_VARIABLE, str(tmp_path / "near"))
@@ -103,7 +103,7 @@ def test_as_torch_optim(
 
 
 class Ram(DiskTarget):
-    """Another memory whose bytes are computed where they are, as the host's beside a GPU."""
+    """An offload target whose bytes are computed where they are, as the host's beside a GPU."""
 
     def __init__(self, size: int, folder: Any = None) -> None:
         super().__init__(0, folder)
