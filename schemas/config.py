@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+from tightfit.schemas.config_errors import (
+    describe_schema_error,
+    format_config_errors,
+    format_key_path,
+)
 from tightfit.schemas.frontier import COARSE_FRONTIER_BUDGETS, FRONTIER_BUDGETS
 from tightfit.schemas.link import read_host_link
 from tightfit.schemas.machine import read_machine, resolve_machine_file
@@ -20,58 +25,6 @@ from tightfit.util.errors import ConfigError, TightfitError
 from tightfit.util.solver_engines import BLOCK_SOLVERS, BlockSolver, SolverEngine, step_engine
 from tightfit.util.strategies import KEEP_ALL, STRATEGIES, baseline_names
 
-
-def describe_schema_error(error: Any) -> str:
-    """One line for an error of jsonschema: path, what was found, what was expected."""
-    path, expected = list(error.absolute_path), _expected_value(error.schema)
-    if error.validator == "required":
-        missing = next(key for key in error.validator_value if key not in error.instance)
-        wanted = _expected_value(error.schema["properties"][missing])
-        return f"{format_key_path([*path, missing])}: is missing, expected {wanted}"
-    if error.validator == "additionalProperties":
-        known = list(error.schema["properties"])
-        unknown = [key for key in error.instance if key not in known]
-        return "\n".join(_describe_unknown_key(path, key, known) for key in unknown)
-    if "propertyNames" in error.absolute_schema_path:
-        return f"{format_key_path([*path, error.instance])}: is no name to use, expected {expected}"
-    return (
-        f"{format_key_path(path)}: {_format_value(error.instance)} was found, expected {expected}"
-    )
-
-
-def _describe_unknown_key(path: list[Any], key: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(key, known, 1)
-    hint = f"did you mean {close[0]}" if close else f"expected one of {', '.join(known)}"
-    return f"{format_key_path([*path, key])}: is no known key, {hint}"
-
-
-def _expected_value(schema: Mapping[str, Any]) -> str:
-    return cast(str, schema["expected"])
-
-
-def _format_value(value: Any) -> str:
-    if value is None:
-        return "nothing"
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def format_key_path(parts: Iterable[str | int]) -> str:
-    """The path of a key, as `models.NAME.budgets[0]`."""
-    text = ""
-    for part in parts:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text or "the configuration"
-
-
-def format_config_errors(source: str, problems: list[str]) -> str:
-    """All errors of a configuration as one text, a line each."""
-    lines = [line for problem in problems for line in problem.splitlines()]
-    if len(lines) == 1:
-        return f"{source}: {lines[0]}"
-    return "\n".join([f"{source} has {len(lines)} errors:", *(f"  {line}" for line in lines)])
-
-
 FUSED_KERNELS = "fused"
 EAGER_FOLDER = "eager"
 """The folder, in that of a model with fused kernels, of what is planned with eager's."""
@@ -80,8 +33,35 @@ PACKAGE_CONTENT_KEYS = ("with_eager", "with_libraries")
 SCHEMA_PATH = Path(__file__).with_name("config.schema.json")
 
 
-@dataclass(frozen=True)
-class ModelConfig:
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """The keys that hold for all models, or for a model that sets its own.
+
+    `machine` is the description of the device, None if the device is here. `link_machine` describes
+    the machine whose link to an offload target strategies take; None if none is named: then the
+    link of the device is measured."""
+
+    device: str
+    engine: BlockSolver
+    peaks: int
+    saves: int
+    pairs: int
+    machine: Path | None = None
+    link_machine: Path | None = None
+
+    @property
+    def here(self) -> str:
+        """The device that steps are traced for: a described one is traced as the CPU."""
+        return self.device if self.machine is None else "cpu"
+
+    @property
+    def step_engine(self) -> SolverEngine:
+        """The engine of the integer programs of whole steps."""
+        return step_engine(self.engine)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(PlanSettings):
     """A model to plan: its factory ("package.module:function"), the factory's keyword arguments,
     the strategies and budgets, as written, to plan it with, whether plans may rest on inputs of
     nothing but `ones`, and its kernels: eager's, or `fused` ones, whose modules may carry a plan of
@@ -114,43 +94,23 @@ class PlanRequest:
     directory: str
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(PlanSettings):
     """A valid configuration with its defaults filled in; the fields are those of the schema.
 
     `operators` maps the namespaces of operators that graphs may call beside PyTorch's own to the
     modules that register them. `fail_on` are the verdicts of plans for which a run ends with exit
     code 1. Reports show plans for `budgets_shown` beside those that are asked for, none where 0.
-    `machine` is the description of the device, None where the device is here. `linked` is that of
-    the machine whose link to an offload target strategies take, None where none is named: that of
-    the device is measured then. `disk` is the folder that it leads to on the CPU, "" for that of
-    the environment."""
+    `disk` is the folder of the offload target on the CPU, "" for that of the environment."""
 
     models: dict[str, ModelConfig]
-    device: str
-    engine: BlockSolver
-    peaks: int
-    saves: int
-    pairs: int
     search_path: list[str]
     operators: dict[str, str]
     results: str
     store: str
     fail_on: tuple[str, ...] = (FAILED_VERDICT,)
     budgets_shown: int = COARSE_FRONTIER_BUDGETS
-    machine: Path | None = None
-    linked: Path | None = None
     disk: str = ""
-
-    @property
-    def here(self) -> str:
-        """The device that steps are traced for: a described one is traced as the CPU."""
-        return self.device if self.machine is None else "cpu"
-
-    @property
-    def step_engine(self) -> SolverEngine:
-        """The engine of the integer programs of whole steps."""
-        return step_engine(self.engine)
 
     def requests(self, model: str) -> list[PlanRequest]:
         """The plans to make of one model, in the order of the configuration. Where its kernels are
@@ -188,18 +148,13 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
         problems = _link_problems(filled) + _kernel_problems(filled)
     if problems:
         raise ConfigError(format_config_errors(source, sorted(set(problems))))
-    solver = filled["solver"]
     return Config(
+        **_plan_settings(filled, {}),
         models={
             model.name: model
             for name in filled["models"]
             for model in _expand_samples(name, filled)
         },
-        device=filled["device"],
-        engine=solver["engine"],
-        peaks=solver["peaks"],
-        saves=solver["saves"],
-        pairs=filled["pairs"],
         search_path=filled["search_path"],
         operators=filled["operators"],
         results=filled["results"],
@@ -208,10 +163,22 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
         budgets_shown={"auto": COARSE_FRONTIER_BUDGETS, True: FRONTIER_BUDGETS, False: 0}[
             filled["frontier"]
         ],
-        machine=resolve_machine_file(filled["device"]),
-        linked=_link_machine(filled),
         disk=filled["disk"],
     )
+
+
+def _plan_settings(document: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `PlanSettings` of a model, of a document with defaults."""
+    device = model.get("device", document["device"])
+    return {
+        "device": device,
+        **_load_schema()["properties"]["solver"]["default"],
+        **document["solver"],
+        **model.get("solver", {}),
+        "pairs": model.get("pairs", document["pairs"]),
+        "machine": resolve_machine_file(device),
+        "link_machine": _link_machine(document, model),
+    }
 
 
 def read_config(path: Path | str) -> Config:
@@ -257,20 +224,22 @@ def _strategy_budgets(strategy: str, budgets: Iterable[str]) -> list[tuple[str, 
 def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig]:
     """The model of a name, or one for each of its samples."""
     model = document["models"][name]
+    settings = _plan_settings(document, model)
     named: dict[str, dict[str, Any]] = {name: {}}
     if "samples" in model:
         named = dict(zip(_sample_names(name, model["samples"]), model["samples"], strict=True))
     fused = model.get("kernels", document["kernels"]) == FUSED_KERNELS
     for each, further in named.items():
         yield ModelConfig(
-            each,
-            model["factory"],
-            {**model["arguments"], **further},
-            model.get("strategies", document["strategies"]),
-            [parse_budget(budget).text for budget in model.get("budgets", document["budgets"])],
-            model["ones"],
-            fused,
-            *(fused and model.get(key, document[key]) for key in PACKAGE_CONTENT_KEYS),
+            **settings,
+            name=each,
+            factory=model["factory"],
+            arguments={**model["arguments"], **further},
+            strategies=model.get("strategies", document["strategies"]),
+            budgets=[parse_budget(text).text for text in model.get("budgets", document["budgets"])],
+            ones=model["ones"],
+            fused=fused,
+            **{key: fused and model.get(key, document[key]) for key in PACKAGE_CONTENT_KEYS},
         )
 
 
@@ -278,10 +247,11 @@ def _sample_names(name: str, samples: Sequence[Any]) -> list[str]:
     return [f"{name}.{number}" for number in range(1, len(samples) + 1)]
 
 
+@cache
 def _load_schema() -> dict[str, Any]:
     schema = cast(dict[str, Any], json.loads(SCHEMA_PATH.read_text()))
     schema["$defs"]["strategies"]["items"] = _enum_schema(STRATEGIES)
-    schema["properties"]["solver"]["properties"]["engine"] |= _enum_schema(BLOCK_SOLVERS)
+    schema["$defs"]["solver"]["properties"]["engine"] |= _enum_schema(BLOCK_SOLVERS)
     return schema
 
 
@@ -351,53 +321,73 @@ def _sample_problems(document: Any) -> list[str]:
 
 
 def _device_problems(document: Any) -> list[str]:
-    """What is amiss with a device that is none of PyTorch's, or with its description."""
-    device = document.get("device") if isinstance(document, dict) else None
-    if not isinstance(device, str):
-        return []  # the schema says so
-    try:
-        if path := resolve_machine_file(device):
-            read_machine(path).single_device(path)
-    except TightfitError as error:
-        return [f"device: {error}"]
-    return []
+    """What is wrong with devices that are none of PyTorch's, or with their descriptions."""
+    problems = []
+    for path, section in _document_sections(document):
+        device = section.get("device")
+        if not isinstance(device, str):
+            continue  # the schema says so
+        try:
+            if file := resolve_machine_file(device):
+                read_machine(file).single_device(file)
+        except TightfitError as error:
+            problems.append(f"{format_key_path([*path, 'device'])}: {error}")
+    return problems
 
 
-def _link_machine(document: dict[str, Any]) -> Path | None:
-    """The description of the machine whose link strategies take, of a document with defaults."""
-    named = document.get("machine")
-    return resolve_machine_file(document["device"]) if named is None else Path(named)
+def _document_sections(document: Any) -> Iterator[tuple[list[str | int], dict[str, Any]]]:
+    """The parts of a document that may set the keys of all models, each with its path: its top, and
+    its models."""
+    if not isinstance(document, dict):
+        return
+    yield [], document
+    models = document.get("models")
+    for name, model in models.items() if isinstance(models, dict) else ():
+        if isinstance(model, dict):
+            yield ["models", name], model
+
+
+def _link_machine(document: dict[str, Any], model: dict[str, Any]) -> Path | None:
+    """The description of the machine whose link the strategies of a model take, of a document with
+    defaults; a model's own device comes before the machine of all models."""
+    if "machine" in model or ("machine" in document and "device" not in model):
+        return Path(model.get("machine", document.get("machine")))
+    return resolve_machine_file(model.get("device", document["device"]))
 
 
 def _link_problems(document: dict[str, Any]) -> list[str]:
-    """What is amiss with the link to an offload target, where a strategy takes it or it is named.
-    One that is not described is measured."""
-    asked = [document["strategies"]]
-    asked += [model["strategies"] for model in document["models"].values() if "strategies" in model]
-    needing = [name for names in asked for name in names if STRATEGIES[name].links]
-    path = _link_machine(document)
-    if path is not None and (needing or "machine" in document):
+    """What is wrong with the link to an offload target, if a strategy takes it or it is named. One
+    that is not described is measured."""
+    problems = []
+    for path, section in _document_sections(document):
+        model = section if path else {}
+        strategies = section.get("strategies", document["strategies"])
+        file = _link_machine(document, model)
+        needed = any(STRATEGIES[name].links for name in strategies) or "machine" in section
+        if file is None or not needed:
+            continue
         try:
-            read_host_link(read_machine(path), path)
+            read_host_link(read_machine(file), file)
         except TightfitError as error:
-            return [f"machine: {error}"]
-    return []
+            own = path if {"machine", "device"} & model.keys() else []
+            problems.append(f"{format_key_path([*own, 'machine'])}: {error}")
+    return problems
 
 
 def _kernel_problems(document: dict[str, Any]) -> list[str]:
     """A sentence for each model with fused kernels, which are not compiled for a device that is
     not here, and for each key that says what modules of such kernels carry where there are none, or
     libraries for a GPU."""
-    described = resolve_machine_file(document["device"]) is not None
     fused, problems = False, []
     for name, model in document["models"].items():
         path, own = ["models", name], model.get("kernels", document["kernels"]) == FUSED_KERNELS
+        device = model.get("device", document["device"])
         fused = fused or own
-        if own and described:
+        if own and resolve_machine_file(device) is not None:
             said = 'kernels: "fused" was found, expected eager where the device is described'
             problems.append(f"{format_key_path(path)}.{said}")
         keys = [key for key in PACKAGE_CONTENT_KEYS if model.get(key)]
-        problems += _package_content_problems(path, keys, own, document["device"])
+        problems += _package_content_problems(path, keys, own, device)
     keys = [key for key in PACKAGE_CONTENT_KEYS if document[key]]
     return problems + _package_content_problems([], keys, fused, document["device"])
 
@@ -414,14 +404,9 @@ def _package_content_problems(
 
 
 def _budget_lists(document: Any) -> Iterator[tuple[list[str | int], list[Any]]]:
-    if not isinstance(document, dict):
-        return
-    if isinstance(document.get("budgets"), list):
-        yield ["budgets"], document["budgets"]
-    models = document.get("models")
-    for name, model in models.items() if isinstance(models, dict) else ():
-        if isinstance(model, dict) and isinstance(model.get("budgets"), list):
-            yield ["models", name, "budgets"], model["budgets"]
+    for path, section in _document_sections(document):
+        if isinstance(section.get("budgets"), list):
+            yield [*path, "budgets"], section["budgets"]
 
 
 def _with_defaults(value: Any, schema: Mapping[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightfit.schemas.config import SCHEMA_PATH, parse_config, read_config, require_folders
+from tightfit.schemas.machine import MACHINES
 from tightfit.util.budget import BYTE_UNITS, MAX_BUDGET_BYTES, parse_budget
 from tightfit.util.errors import ConfigError
 from tightfit.util.solver_engines import BLOCK_SOLVERS
@@ -70,6 +71,43 @@ def test_a_model_may_have_its_own_budgets_and_strategies() -> None:
     ]
     assert config.budget("own", "40pct") == "40%"
     assert config.models["own"].arguments_json == '{"names": ["x"], "width": 3}'
+
+
+def test_a_model_may_have_its_own_device_solver_and_pairs() -> None:
+    document = minimal(device="cpu", solver={"engine": "cbc", "peaks": 2}, pairs=3)
+    document["models"]["own"] = {
+        "factory": "a.b:c",
+        "device": "h100",
+        "solver": {"peaks": 7},
+        "pairs": 1,
+    }
+    config = parse_config(document)
+    shared, own = config.models["small"], config.models["own"]
+    assert (shared.device, shared.machine, shared.here) == ("cpu", None, "cpu")
+    assert (shared.engine, shared.peaks, shared.saves, shared.pairs) == ("cbc", 2, 6, 3)
+    assert own.machine == MACHINES / "h100.json" == own.link_machine and own.here == "cpu"
+    assert (own.engine, own.peaks, own.saves, own.pairs) == ("cbc", 7, 6, 1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"device": "gpu"}, 'models.own.device: "gpu" was found, expected cpu, cuda'),
+        ({"pairs": 0}, "models.own.pairs: 0 was found, expected a whole number from 1 to 1000"),
+        ({"solver": {"peaks": 0}}, "models.own.solver.peaks: 0 was found, expected a whole"),
+        ({"solver": {"peak": 1}}, "models.own.solver.peak: is no known key, did you mean peaks"),
+        ({"machine": "none.json"}, "models.own.machine: none.json: cannot be read"),
+        (
+            {"device": "h100", "kernels": "fused"},
+            'models.own.kernels: "fused" was found, expected eager where the device is described',
+        ),
+    ],
+)
+def test_the_own_keys_of_a_model_are_checked(keys: dict[str, Any], said: str) -> None:
+    document = minimal()
+    document["models"]["own"] = {"factory": "a.b:c", **keys}
+    [problem] = problems(document)
+    assert problem.startswith(said)
 
 
 def test_samples_of_several_shapes_are_planned_each_for_itself() -> None:

@@ -111,14 +111,14 @@ def with_link(path: Path, **changes: Any) -> Path:
 
 def test_a_configuration_names_the_machine_that_a_strategy_needs(tmp_path: Path) -> None:
     good, bare = with_link(tmp_path / "m.json"), described(tmp_path / "n.json")
-    assert parse_config(configuration()).linked is None, "the link is measured"
-    assert parse_config(configuration(machine=str(good))).linked == good
+    assert parse_config(configuration()).link_machine is None, "the link is measured"
+    assert parse_config(configuration(machine=str(good))).link_machine == good
     own = parse_config(configuration(device=str(good)))
-    assert (own.linked, own.machine) == (good, good)
+    assert (own.link_machine, own.machine) == (good, good)
     other = parse_config(configuration(device=str(bare), machine=str(good)))
-    assert (other.linked, other.machine) == (good, bare)
+    assert (other.link_machine, other.machine) == (good, bare)
     plain = parse_config({"models": {"small": {"factory": "a.b:c"}}})
-    assert plain.linked is None
+    assert plain.link_machine is None
     for document, said in [
         (
             configuration(device=str(bare)),

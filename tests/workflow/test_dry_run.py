@@ -125,8 +125,32 @@ def test_the_link_is_measured_once_where_a_strategy_takes_it(commands: list[str]
             check=True,
         )
         options = parser.parse_args(words.stdout.splitlines())
-        assert (options.disk, options.out) == ("", "results/machine.json")
+        assert (options.disk, options.out) == ("", "results/machine_cpu.json")
         assert options.remeasure is bool(asked)
+
+
+def test_a_model_may_be_planned_for_a_device_of_its_own(
+    quick: Workplace, tiny: dict[str, Any]
+) -> None:
+    """The other model is measured here; neither's plans need the other's device."""
+    described = {**tiny, "device": "h100", "strategies": ["offload"], "solver": {"peaks": 1}}
+    quick.configure({"models": {"here": {**tiny, "pairs": 2}, "there": described}, "pairs": 4})
+    result = quick.snakemake("--dry-run", "--printshellcmds", logger="")
+    assert result.returncode == 0, result.stderr
+    said = (result.stdout + result.stderr).splitlines()
+
+    def command(stage: str, model: str) -> str:
+        lines = [line for line in said if f"-m tightfit {stage} " in line]
+        return next(line for line in lines if f"results/{model}/" in line)
+
+    assert " --device cpu " in command("profile", "here")
+    assert "h100.json" in command("profile", "there")
+    assert " --pairs 2 " in command("reference", "here")
+    assert " --peaks 4 " in command("solve", "here")
+    assert " --peaks 1 " in command("solve", "there")
+    assert "h100.json" in command("combine", "there")
+    assert not any("results/there/" in line for line in said if "tightfit validate " in line)
+    assert not any("-m tightfit machine " in line for line in said)
 
 
 def test_the_workflow_is_tidy(quick: Workplace, tiny: dict[str, Any]) -> None:

@@ -108,14 +108,15 @@ def test_a_strategy_that_failed_is_a_row_and_stops_no_page(finished: Finished, t
     assert len(set(links)) == 2 and all((folder / link).exists() for link in links)
     [told] = [line for line in table.splitlines() if line.startswith("tiny offload 50%, ")]
     assert told.startswith(f"tiny offload 50%, tiny offload 1kB: machine: {said}")
-    assert told.endswith("(see results/logs/link.txt)")
+    assert told.endswith("(see results/logs/link_cpu.txt)")
 
 
 def test_the_end_names_the_steps_that_failed_and_their_logs(finished: Finished) -> None:
     lines = finished[1].stderr.splitlines()
     assert sorted(line for line in lines if line.startswith("Failed")) == [
         "Failed: broken: tracing the training step (results/broken/logs/trace.txt says why)",
-        "Failed: measuring the link of cpu to its offload target (results/logs/link.txt says why)",
+        "Failed: measuring the link of cpu to its offload target"
+        " (results/logs/link_cpu.txt says why)",
     ]
     assert lines[-1].startswith("Failed") and "WorkflowError" not in finished[1].stderr
 

@@ -33,7 +33,7 @@ rule own_plans:
         hierarchy=given_clusters,
         machine=linked_machine,
         link=described_link,
-        engine=SETTINGS.step_engine,
+        engine=of_model("step_engine"),
         effort="--no-local-search",
         code=code_of("combine"),
     message:
@@ -56,7 +56,7 @@ use rule own_plans as frontier with:
         hierarchy=given_clusters,
         machine=linked_machine,
         link=described_link,
-        engine=SETTINGS.step_engine,
+        engine=of_model("step_engine"),
         effort=lambda wildcards, threads: [
             *("--workers", str(threads), "--budgets", str(SETTINGS.budgets_shown or 1))
         ],
@@ -92,7 +92,7 @@ rule select:
         rival=given_rival,
         budget=lambda wildcards: SETTINGS.budget(wildcards.model, wildcards.budget),
         folder=subpath(output.plan, parent=True),
-        engine=SETTINGS.step_engine,
+        engine=of_model("step_engine"),
         code=code_of("combine"),
     message:
         "{wildcards.model}: choosing {wildcards.strategy} for {params.budget}"

@@ -43,15 +43,22 @@ STRATEGY = f"{MODEL}/{{strategy}}"
 POINT = f"{STRATEGY}/{{budget}}"
 KEEP_ALL_POINT = f"{MODEL}/{KEEP_ALL}/{NO_BUDGET}"
 DONE = f"{SETTINGS.results}/index.done"
-LINK = f"{SETTINGS.results}/machine.json"
+LINK = f"{SETTINGS.results}/machine_{{device}}.json"
 COMPILED = f"{SETTINGS.results}/search.done"
 
 # What running a model asks a cluster for: a GPU, or, to measure, a node without other jobs. On a
-# described device nothing runs and nothing is measured.
-GPU = {} if SETTINGS.here == "cpu" else {"gpu": 1}
-ALONE = GPU or {"slurm_extra": "--exclusive"}
-MEASURING = {} if SETTINGS.machine else {**ALONE, "measuring": 1}
-MEASURED = [] if SETTINGS.machine else ["measurement.arrow", "memory_timeline.arrow"]
+# described device nothing runs and nothing is measured. A resource that is None is not asked for.
+GPU = {"gpu": lambda wildcards: 1 if model_of(wildcards).here != "cpu" else None}
+MEASURING = {
+    "gpu": lambda wildcards: GPU["gpu"](wildcards) if measures(wildcards) else None,
+    "slurm_extra": lambda wildcards: (
+        "--exclusive"
+        if measures(wildcards) and model_of(wildcards).here == "cpu"
+        else None
+    ),
+    "measuring": lambda wildcards: 1 if measures(wildcards) else None,
+}
+MEASURED = ["measurement.arrow", "memory_timeline.arrow"]
 
 # Jobs in containers see what is declared and nothing else. Elsewhere a report is made from a folder,
 # and what is in it is left out of a graph of jobs that has enough to look at.
@@ -80,6 +87,7 @@ wildcard_constraints:
     model=one_of([*SETTINGS.models, *RIVALS]),
     strategy="[a-z_]+",
     budget="[A-Za-z0-9.]+",
+    device="[a-z0-9:]+",
 
 
 def model_of(wildcards):
@@ -90,6 +98,21 @@ def model_of(wildcards):
 def name_of(wildcards):
     """The name of a model, the same with either kernels."""
     return model_of(wildcards).name
+
+
+def of_model(key):
+    """The key of a configuration, as it holds for a model."""
+    return lambda wildcards: getattr(model_of(wildcards), key)
+
+
+def measures(wildcards):
+    """Whether a model runs here, on the device that it is planned for."""
+    return model_of(wildcards).machine is None
+
+
+def measured(name, *files):
+    """The files of measured plans, none where a model's device is described."""
+    return [] if SETTINGS.models[name].machine else list(files)
 
 
 def of_plans(model, *files):
@@ -134,7 +157,7 @@ def compared(model):
     costs = expand(f"{MODEL}/costs.arrow", model=model)
     if model in FUSED:
         costs += expand(f"{RIVAL}/costs.arrow", model=model)
-    plans = of_plans(model, "plan.json", *MEASURED[:1])
+    plans = of_plans(model, "plan.json", *measured(model, *MEASURED[:1]))
     return frontiers_of(model) + costs + plans if APART else []
 
 
@@ -142,7 +165,9 @@ def reported(model):
     """What a report reads of a model besides, where it has to be declared."""
     files = [f"{MODEL}/{name}.arrow" for name in ("graph", "blocks", "options")]
     files += [f"{RIVAL}/graph.arrow"] if model in FUSED else []
-    made = of_plans(model, "sequence.arrow", "schedule.arrow", *MEASURED[1:])
+    made = of_plans(
+        model, "sequence.arrow", "schedule.arrow", *measured(model, *MEASURED[1:])
+    )
     return compared(model) + expand(files, model=model) + made if APART else []
 
 
@@ -201,8 +226,13 @@ def given_unplanned(wildcards, input):
     return [word for folder in input.unplanned for word in ("--unplanned", folder)]
 
 
-def measured_line(wildcards, input):
-    """Names the lines of a measured step as options of a stage."""
+def measured_line(wildcards):
+    """The line of the memory of a measured step, none where a model's device is described."""
+    return measured(name_of(wildcards), f"{POINT}/memory_timeline.arrow")
+
+
+def given_line(wildcards, input):
+    """Names that line as options of a stage."""
     return ["--timeline", input.line] if input.line else []
 
 
@@ -248,27 +278,51 @@ def given_clusters(wildcards, input):
 def measured_link(wildcards):
     """The description of this machine, where a strategy takes a link and no machine is named."""
     takes = STRATEGIES[wildcards.strategy].links
-    return [LINK] if takes and SETTINGS.linked is None else []
+    return link_of_device(wildcards) if takes else []
+
+
+def link_of_device(wildcards):
+    """The description of this machine with the link of a model's device, where no machine is
+    named."""
+    model = model_of(wildcards)
+    return [] if model.link_machine else expand(LINK, device=model.device)
 
 
 def linked_machine(wildcards, input):
     """Names the machine whose link a strategy takes as options of a stage."""
-    takes = STRATEGIES[wildcards.strategy].links
-    named = [SETTINGS.linked] if takes and SETTINGS.linked else input.machine
-    return [word for file in named for word in ("--machine", file)]
+    return (
+        machine_with_link(wildcards, input)
+        if STRATEGIES[wildcards.strategy].links
+        else []
+    )
+
+
+def machine_with_link(wildcards, input):
+    """Names the machine with a model's link as options of a stage."""
+    return ["--machine", model_of(wildcards).link_machine or input.machine]
 
 
 def described_link(wildcards):
     """The digest of a machine's description, "" where a strategy takes none that is named."""
-    return linked_digest() if STRATEGIES[wildcards.strategy].links else ""
+    return link_digest(wildcards) if STRATEGIES[wildcards.strategy].links else ""
+
+
+def link_digest(wildcards):
+    """The digest of the description of a model's machine with a link, "" where none is named."""
+    return machine_digest(model_of(wildcards).link_machine)
+
+
+def description(wildcards):
+    """The digest of the description of a model's device, "" where the device is here."""
+    return machine_digest(model_of(wildcards).machine)
 
 
 @cache
-def linked_digest():
-    """The digest of the description of a machine with a link, "" where none is named."""
+def machine_digest(path):
+    """The digest of the description of a machine, "" for none."""
     from tightfit.schemas.store import file_digest
 
-    return f"machine {file_digest(SETTINGS.linked)}" if SETTINGS.linked else ""
+    return f"machine {file_digest(path)}" if path else ""
 
 
 def source(wildcards):
@@ -314,9 +368,10 @@ def operators_code():
 
 def costs_from(wildcards):
     """Says as options of a stage where costs come from: the device, or its description."""
-    if SETTINGS.machine:
-        return ["--source", "roofline", "--machine", SETTINGS.machine]
-    return ["--device", SETTINGS.device, "--library", SETTINGS.store]
+    model = model_of(wildcards)
+    if model.machine:
+        return ["--source", "roofline", "--machine", model.machine]
+    return ["--device", model.device, "--library", SETTINGS.store]
 
 
 def threads_of_cpu(rule):
@@ -325,15 +380,9 @@ def threads_of_cpu(rule):
     validated anew. Snakemake does not see that of a function of `threads`."""
     asked = workflow.resource_settings.overwrite_threads.get(rule)
     threads = workflow.cores if asked is None else min(int(asked.raw), workflow.cores)
-    return ["--threads", str(threads)] if SETTINGS.device == "cpu" else []
-
-
-@cache
-def description():
-    """The digest of the description of the device, "" where the device is here."""
-    from tightfit.schemas.store import file_digest
-
-    return f"machine {file_digest(SETTINGS.machine)}" if SETTINGS.machine else ""
+    return lambda wildcards: (
+        ["--threads", str(threads)] if model_of(wildcards).device == "cpu" else []
+    )
 
 
 def source_code(wildcards):

@@ -20,7 +20,7 @@ rule fuse:
     resources:
         **GPU,
     params:
-        device=SETTINGS.here,
+        device=of_model("here"),
         code=code_of("fuse"),
     message:
         "{wildcards.model}: compiling each distinct group of ops"

@@ -7,7 +7,7 @@ rule profile:
     log:
         f"{MODEL}/logs/profile.txt",
     priority: before_frontiers
-    threads: 1 if SETTINGS.machine else workflow.cores
+    threads: lambda wildcards: workflow.cores if measures(wildcards) else 1
     resources:
         **MEASURING,
     params:
@@ -15,12 +15,12 @@ rule profile:
         operators=operators,
         operators_code=operators_code(),
         costs_from=costs_from,
-        description=description(),
+        description=description,
         threads=threads_of_cpu("profile"),
-        doing=(
-            "reading each distinct op off the description of the device"
-            if SETTINGS.machine
-            else "measuring each distinct op"
+        doing=lambda wildcards: (
+            "measuring each distinct op"
+            if measures(wildcards)
+            else "reading each distinct op off the description of the device"
         ),
         code=code_of("profile"),
     message:
@@ -36,17 +36,20 @@ rule link:
     output:
         LINK,
     log:
-        f"{SETTINGS.results}/logs/link.txt",
+        f"{SETTINGS.results}/logs/link_{{device}}.txt",
     threads: workflow.cores
     resources:
-        **MEASURING,
+        gpu=lambda wildcards: 1 if wildcards.device != "cpu" else None,
+        slurm_extra=lambda wildcards: (
+            "--exclusive" if wildcards.device == "cpu" else None
+        ),
+        measuring=1,
     params:
-        device=SETTINGS.device,
         store=SETTINGS.store,
         disk=os.getenv("TIGHTFIT_DISK", ""),
         code=code_of("profile"),
     message:
-        "measuring the link of {params.device} to its slow memory"
+        "measuring the link of {wildcards.device} to its offload target"
     shell:
-        "python -m tightfit machine --device {params.device:q} --library {params.store:q}"
+        "python -m tightfit machine --device {wildcards.device:q} --library {params.store:q}"
         " --disk={params.disk:q} ${{TIGHTFIT_REMEASURE:+--remeasure}} --out {output:q} --error-file {log:q}"

@@ -3,13 +3,13 @@ rule perfetto:
     input:
         graph=graphs,
         schedule=f"{POINT}/schedule.arrow",
-        line=f"{POINT}/memory_timeline.arrow" if MEASURED else [],
+        line=measured_line,
     output:
         f"{POINT}/trace.json",
     log:
         f"{POINT}/logs/perfetto.txt",
     params:
-        line=measured_line,
+        line=given_line,
         code=code_of("report"),
     message:
         "{wildcards.model}: writing the trace of {wildcards.strategy} {wildcards.budget}"
@@ -20,7 +20,9 @@ rule perfetto:
 
 rule report:
     input:
-        lambda wildcards: of_plans(wildcards.model, *(MEASURED[:1] or ["module"])),
+        lambda wildcards: of_plans(
+            wildcards.model, *(measured(wildcards.model, *MEASURED[:1]) or ["module"])
+        ),
         lambda wildcards: of_plans(wildcards.model, "trace.json"),
         lambda wildcards: frontiers_of(wildcards.model),
         lambda wildcards: reported(wildcards.model),

@@ -9,9 +9,9 @@ rule solve:
     priority: before_frontiers
     threads: workflow.cores
     params:
-        engine=SETTINGS.engine,
-        peaks=SETTINGS.peaks,
-        saves=SETTINGS.saves,
+        engine=of_model("engine"),
+        peaks=of_model("peaks"),
+        saves=of_model("saves"),
         store=SETTINGS.store,
         machine=[],
         code=code_of("solve"),
@@ -27,19 +27,19 @@ rule solve:
 use rule solve as solve_linked with:
     input:
         blocks=f"{MODEL}/blocks.arrow",
-        machine=[] if SETTINGS.linked else LINK,
+        machine=link_of_device,
     output:
         f"{MODEL}/linked_options.arrow",
     log:
         f"{MODEL}/logs/solve_linked.txt",
     priority: before_frontiers
     params:
-        engine=SETTINGS.engine,
-        peaks=SETTINGS.peaks,
-        saves=SETTINGS.saves,
+        engine=of_model("engine"),
+        peaks=of_model("peaks"),
+        saves=of_model("saves"),
         store=SETTINGS.store,
-        machine=["--machine", SETTINGS.linked or LINK],
-        link=linked_digest(),
+        machine=machine_with_link,
+        link=link_digest,
         code=code_of("solve"),
     message:
         "{wildcards.model}: finding the options of each distinct block with a link"

@@ -16,7 +16,7 @@ rule trace:
         source_code=source_code,
         ones=ones,
         channels_last=channels_last,
-        device=SETTINGS.here,
+        device=of_model("here"),
         code=code_of("trace"),
     message:
         "{wildcards.model}: tracing the training step"

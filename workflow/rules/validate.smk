@@ -17,9 +17,9 @@ rule reference:
         source=source,
         operators=operators,
         operators_code=operators_code(),
-        device=SETTINGS.device,
+        device=of_model("device"),
         threads=threads_of_cpu("reference"),
-        pairs=SETTINGS.pairs,
+        pairs=of_model("pairs"),
         code=code_of("validate"),
     message:
         "{wildcards.model}: running the model"
@@ -51,9 +51,9 @@ rule validate:
         source=source,
         operators=operators,
         operators_code=operators_code(),
-        device=SETTINGS.device,
+        device=of_model("device"),
         threads=threads_of_cpu("validate"),
-        pairs=SETTINGS.pairs,
+        pairs=of_model("pairs"),
         unplanned=given_unplanned,
         code=code_of("validate"),
     message:
