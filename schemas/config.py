@@ -350,8 +350,9 @@ def _document_sections(document: Any) -> Iterator[tuple[list[str | int], dict[st
 def _link_machine(document: dict[str, Any], model: dict[str, Any]) -> Path | None:
     """The description of the machine whose link the strategies of a model take, of a document with
     defaults; a model's own device comes before the machine of all models."""
-    if "machine" in model or ("machine" in document and "device" not in model):
-        return Path(model.get("machine", document.get("machine")))
+    own = model.keys() & {"machine", "device"}
+    if named := (model if own else document).get("machine"):
+        return Path(named)
     return resolve_machine_file(model.get("device", document["device"]))
 
 

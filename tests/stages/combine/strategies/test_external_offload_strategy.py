@@ -72,12 +72,12 @@ def test_a_strategy_with_a_link_from_outside(
     monkeypatch.chdir(tmp_path)
     linked = machine(Path("machine.json"))
     models = {"tower": {"factory": "towers:tower", "strategies": ["one_leaves"]}}
-    assert parse_config({"models": models}).linked is None
+    assert parse_config({"models": models}).link_machine is None
     with pytest.raises(ConfigError, match=r"machine: absent\.json: cannot be read"):
         parse_config({"models": models, "machine": "absent.json"})
     config = parse_config({"models": models, "machine": str(linked)})
     [asked] = config.requests("tower")
-    assert (asked.budget, config.linked) == ("none", linked)
+    assert (asked.budget, config.link_machine) == ("none", linked)
     model = Path("results/tower")
     solve_tower(model, Path("store"))
     files = ["--graph", f"{model}/graph.arrow", "--costs", f"{model}/costs.arrow"]
