@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -145,6 +144,7 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
     problems += _budget_problems(plain) + _device_problems(plain) + _sample_problems(plain)
     if not problems:
         filled = _with_defaults(plain, schema)
+        filled["solver"] = schema["properties"]["solver"]["default"] | filled["solver"]
         problems = _link_problems(filled) + _kernel_problems(filled)
     if problems:
         raise ConfigError(format_config_errors(source, sorted(set(problems))))
@@ -172,7 +172,6 @@ def _plan_settings(document: dict[str, Any], model: dict[str, Any]) -> dict[str,
     device = model.get("device", document["device"])
     return {
         "device": device,
-        **_load_schema()["properties"]["solver"]["default"],
         **document["solver"],
         **model.get("solver", {}),
         "pairs": model.get("pairs", document["pairs"]),
@@ -247,7 +246,6 @@ def _sample_names(name: str, samples: Sequence[Any]) -> list[str]:
     return [f"{name}.{number}" for number in range(1, len(samples) + 1)]
 
 
-@cache
 def _load_schema() -> dict[str, Any]:
     schema = cast(dict[str, Any], json.loads(SCHEMA_PATH.read_text()))
     schema["$defs"]["strategies"]["items"] = _enum_schema(STRATEGIES)
