@@ -61,10 +61,12 @@ class PlanSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(PlanSettings):
-    """A model to plan: its factory ("package.module:function"), the factory's keyword arguments,
-    the strategies and budgets, as written, to plan it with, whether plans may rest on inputs of
-    nothing but `ones`, and its kernels: eager's, or `fused` ones, whose modules may carry a plan of
-    eager's (`with_eager`) and compiled libraries (`with_libraries`)."""
+    """A model to plan, or one of its samples: its factory ("package.module:function"), the
+    factory's keyword arguments, the strategies and budgets, as written, to plan it with, whether
+    plans may rest on inputs of nothing but `ones`, and its kernels: eager's, or `fused` ones, whose
+    modules may carry a plan of eager's (`with_eager`) and compiled libraries (`with_libraries`).
+    `joint` are the names of the samples that share the bytes of each budget, this one among them;
+    none where it is its own."""
 
     name: str
     factory: str
@@ -75,6 +77,7 @@ class ModelConfig(PlanSettings):
     fused: bool = False
     with_eager: bool = False
     with_libraries: bool = False
+    joint: tuple[str, ...] = ()
 
     @property
     def arguments_json(self) -> str:
@@ -112,10 +115,11 @@ class Config(PlanSettings):
     disk: str = ""
 
     def requests(self, model: str) -> list[PlanRequest]:
-        """The plans to make of one model, in the order of the configuration. Where its kernels are
-        fused, the step that runs them unplanned is one of them: others are compared with it."""
+        """The plans to make of one model, in the order of the configuration. The step that keeps
+        everything is one of them if kernels are fused, whose plans are compared with it, or if
+        samples share a budget, whose bytes it says."""
         chosen = self.models[model]
-        apart = chosen.fused and KEEP_ALL not in chosen.strategies
+        apart = (chosen.fused or chosen.joint) and KEEP_ALL not in chosen.strategies
         return [
             PlanRequest(model, strategy, budget, directory)
             for strategy in ([KEEP_ALL] if apart else []) + chosen.strategies
@@ -238,6 +242,7 @@ def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig
             budgets=[parse_budget(text).text for text in model.get("budgets", document["budgets"])],
             ones=model["ones"],
             fused=fused,
+            joint=tuple(named) if model["joint"] else (),
             **{key: fused and model.get(key, document[key]) for key in PACKAGE_CONTENT_KEYS},
         )
 
@@ -306,11 +311,15 @@ def _budget_problems(document: Any) -> list[str]:
 
 
 def _sample_problems(document: Any) -> list[str]:
-    """A sentence for each sample whose name is that of a model, too."""
+    """A sentence for each sample whose name is that of a model, too, and for each joint budget
+    without samples."""
     models = document.get("models") if isinstance(document, dict) else None
     problems = []
     for name, model in models.items() if isinstance(models, dict) else ():
         samples = model.get("samples") if isinstance(model, dict) else None
+        if samples is None and isinstance(model, dict) and model.get("joint") is True:
+            where = format_key_path(["models", name, "joint"])
+            problems.append(f"{where}: true was found, expected samples beside it")
         for index, taken in enumerate(_sample_names(name, samples or ())):
             if taken in models:  # type: ignore[operator]
                 where = format_key_path(["models", name, "samples", index])

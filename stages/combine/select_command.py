@@ -48,6 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget", required=True, help="the memory to stay within, such as 8GiB, 145MB or 50%%"
     )
     parser.add_argument(
+        "--joint",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="plan.json of the keep-all plan of each sample, of several shapes, within the same "
+        "bytes: a percentage is that of the sample for which it is the most",
+    )
+    parser.add_argument(
         "--no-search",
         action="store_true",
         help="take the frontier's plan, without looking for a faster one or a closer bound",
@@ -99,7 +107,8 @@ def _parse_request(options: argparse.Namespace, prefix: str = "") -> SelectionRe
         of_blocks = (blocks, made_options, hierarchy, options.machine)
         makings = FrontierFiles(graph, costs, *of_blocks, options.solver)
     wanted = (options.solver, not options.no_search)
-    return SelectionRequest(graph, costs, frontier, options.budget, makings, *wanted)
+    joint = () if prefix else tuple(options.joint)
+    return SelectionRequest(graph, costs, frontier, options.budget, makings, *wanted, joint)
 
 
 def _parse_eager_request(options: argparse.Namespace) -> SelectionRequest | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from tightfit.stages.combine.frontier_files import FrontierFiles
-from tightfit.util.budget import NO_BUDGET
+from tightfit.util.budget import NO_BUDGET, parse_budget
 from tightfit.util.command_line import LineageEntry
 from tightfit.util.errors import ConfigError
 from tightfit.util.progress import StageProgress
@@ -51,7 +51,9 @@ class _SelectedPlan:
 @dataclass(frozen=True)
 class SelectionRequest:
     """What a plan is chosen from, for a budget: a frontier, and what the whole one is made of where
-    it is of the strategy's own plans. Without a `search` it is the frontier's."""
+    it is of the strategy's own plans. Without a `search` it is the frontier's. `joint` are the
+    keep-all plans of samples of several shapes that share the bytes of one budget: a share is that
+    of the sample for which it is the most."""
 
     graph: Path
     costs: Path
@@ -60,13 +62,24 @@ class SelectionRequest:
     makings: FrontierFiles | None = None
     engine: SolverEngine = HIGHS_ENGINE
     search: bool = True
+    joint: tuple[Path, ...] = ()
 
     @property
     def files(self) -> list[Path]:
         """All that is read."""
         made = self.makings
         more = () if made is None else (made.blocks, made.options, made.hierarchy, made.machine)
-        return [self.graph, self.costs, self.frontier, *(path for path in more if path is not None)]
+        given = [path for path in more if path is not None]
+        return [self.graph, self.costs, self.frontier, *given, *self.joint]
+
+    def joint_total(self) -> int | None:
+        """The bytes of the budget of all samples, None for the budget of this one alone."""
+        from tightfit.schemas.plan import read_plan
+
+        if not self.joint:
+            return None
+        budget, plans = parse_budget(self.budget), map(read_plan, self.joint)
+        return max(budget.total(plan.baseline.floor, plan.full_budget_bytes) for plan in plans)
 
     def chosen(self, progress: StageProgress, total: int | None = None) -> _SelectedPlan:
         """The plan, or that from the whole frontier where this is faster: it is made, if it can
@@ -153,7 +166,7 @@ class SelectionTask:
 
         if self.request.budget != NO_BUDGET:
             note_compilation(anneal_epoch, progress.note)
-        found = self.request.chosen(progress)
+        found = self.request.chosen(progress, self.request.joint_total())
         if self.eager is not None and self.eager_out is not None:
             other = self.eager.chosen(progress, found.plan.budget_total)
             rival = competing_plan_of(found.plan)

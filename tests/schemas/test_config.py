@@ -93,6 +93,7 @@ def test_a_model_may_have_its_own_device_solver_and_pairs() -> None:
     ("keys", "said"),
     [
         ({"device": "gpu"}, 'models.own.device: "gpu" was found, expected cpu, cuda'),
+        ({"joint": True}, "models.own.joint: true was found, expected samples beside it"),
         ({"pairs": 0}, "models.own.pairs: 0 was found, expected a whole number from 1 to 1000"),
         ({"solver": {"peaks": 0}}, "models.own.solver.peaks: 0 was found, expected a whole"),
         ({"solver": {"peak": 1}}, "models.own.solver.peak: is no known key, did you mean peaks"),

@@ -132,8 +132,7 @@ def test_the_link_is_measured_once_where_a_strategy_takes_it(commands: list[str]
 def test_a_model_may_be_planned_for_a_device_of_its_own(
     quick: Workplace, tiny: dict[str, Any]
 ) -> None:
-    """The other model is measured here; neither's plans need the other's device."""
-    described = {**tiny, "device": "h100", "strategies": ["offload"], "solver": {"peaks": 1}}
+    described = {**tiny, "device": "h100", "strategies": ["rotor"], "solver": {"peaks": 1}}
     quick.configure({"models": {"here": {**tiny, "pairs": 2}, "there": described}, "pairs": 4})
     result = quick.snakemake("--dry-run", "--printshellcmds", logger="")
     assert result.returncode == 0, result.stderr
@@ -148,9 +147,21 @@ def test_a_model_may_be_planned_for_a_device_of_its_own(
     assert " --pairs 2 " in command("reference", "here")
     assert " --peaks 4 " in command("solve", "here")
     assert " --peaks 1 " in command("solve", "there")
-    assert "h100.json" in command("combine", "there")
     assert not any("results/there/" in line for line in said if "tightfit validate " in line)
     assert not any("-m tightfit machine " in line for line in said)
+
+
+def test_samples_with_a_joint_budget_wait_for_the_steps_that_keep_everything(
+    quick: Workplace, tiny: dict[str, Any]
+) -> None:
+    shapes = {**tiny, "samples": [{"tokens": 16}, {"tokens": 8}], "joint": True}
+    quick.configure({"models": {"tiny": shapes}, "strategies": ["rotor"], "device": "h100"})
+    result = quick.snakemake("--dry-run", "--printshellcmds", logger="")
+    assert result.returncode == 0, result.stderr
+    said = (result.stdout + result.stderr).splitlines()
+    plans = " ".join(f"results/tiny.{number}/keep_all/none/plan.json" for number in (1, 2))
+    asked = [line for line in said if f" --joint {plans} " in line]
+    assert len(asked) == 2 and all(" --budget 50% " in line for line in asked)
 
 
 def test_the_workflow_is_tidy(quick: Workplace, tiny: dict[str, Any]) -> None:

@@ -76,6 +76,7 @@ rule select:
         options=options_for,
         hierarchy=clusters_for,
         machine=measured_link,
+        joint=joint_plans,
     output:
         sequence=f"{POINT}/sequence.arrow",
         schedule=f"{POINT}/schedule.arrow",
@@ -90,6 +91,7 @@ rule select:
         machine=linked_machine,
         link=described_link,
         rival=given_rival,
+        joint=given_joint,
         budget=lambda wildcards: SETTINGS.budget(wildcards.model, wildcards.budget),
         folder=subpath(output.plan, parent=True),
         engine=of_model("step_engine"),
@@ -99,7 +101,7 @@ rule select:
     shell:
         "python -m tightfit select --frontier {input.frontier:q} --graph {input.graph:q}"
         " --costs {input.costs:q} --blocks {input.blocks:q} --options {input.options:q}"
-        " {params.hierarchy:q} {params.machine:q} {params.rival:q} --budget {params.budget:q}"
+        " {params.hierarchy:q} {params.machine:q} {params.rival:q} {params.joint:q} --budget {params.budget:q}"
         " --solver {params.engine:q} --out {params.folder:q} --error-file {log:q}"
 
 
@@ -113,6 +115,7 @@ use rule select as select_kernels with:
         options=options_for,
         hierarchy=clusters_for,
         machine=measured_link,
+        joint=joint_plans,
         eager_frontier=lambda wildcards: plans_of(wildcards, RIVAL),
         eager_graph=f"{RIVAL}/graph.arrow",
         eager_costs=f"{RIVAL}/costs.arrow",

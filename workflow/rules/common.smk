@@ -188,6 +188,17 @@ def given_rival(wildcards, input, output):
     return [word for name, file in files if file for word in (name, file)]
 
 
+def joint_plans(wildcards):
+    """The keep-all plans of the samples that share the bytes of a budget."""
+    shared = [] if wildcards.budget == NO_BUDGET else model_of(wildcards).joint
+    return expand(f"{KEEP_ALL_POINT}/plan.json", model=shared)
+
+
+def given_joint(wildcards, input):
+    """Names those plans as options of a stage."""
+    return ["--joint", *input.joint] if input.joint else []
+
+
 def carries(wildcards, what):
     """Whether modules of a strategy carry something: those that a configuration asks for do."""
     model = model_of(wildcards)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests.stages.audit.towers import solve_tower, stage
 from tightfit.__main__ import main
 from tightfit.schemas.frontier import read_frontier
-from tightfit.schemas.plan import Plan, read_plan
+from tightfit.schemas.plan import Plan, read_plan, write_plan
 from tightfit.stages.combine.frontier_files import FrontierFiles
 from tightfit.stages.combine.select_task import FAR_GAP, OUTPUT_FILES
 
@@ -137,3 +138,26 @@ def test_what_is_not_whole_is_refused(
     )
     assert main([str(word) for word in ("select", *files(solved), *given, *words)]) == 1
     assert said in capsys.readouterr().err and not (tmp_path / "plan").exists()
+
+
+def test_samples_share_the_bytes_of_the_one_that_takes_the_most(
+    solved: Path, tmp_path: Path
+) -> None:
+    plain = tmp_path / "keep_all.arrow"
+    stage("combine", *files(solved), *makings(solved), "--strategy", "keep_all", "--out", plain)
+    stage(
+        *("select", *files(solved), "--frontier", plain),
+        *("--budget", "none", "--out", tmp_path / "keep_all"),
+    )
+    own = read_plan(tmp_path / "keep_all/plan.json")
+    larger = replace(own, keep_all=replace(own.keep_all, peak=own.keep_all.peak + 1000))
+    write_plan(tmp_path / "larger/plan.json", larger)
+    both = [tmp_path / name / "plan.json" for name in ("keep_all", "larger")]
+    joint = chosen(solved, tmp_path / "joint", "frontier", "50%", "--joint", *both)
+    alone = chosen(solved, tmp_path / "alone", "frontier", "50%")
+    assert alone.budget_total is not None
+    assert joint.budget_total == alone.budget_total + 500 and joint.budget == "50%"
+    size = chosen(solved, tmp_path / "size", "frontier", "1MB", "--joint", *both)
+    assert size.budget_total == 10**6
+    lineage = json.loads((tmp_path / "joint/lineage/plan.json.json").read_text())
+    assert sum("plan.json" in name for name in map(str, lineage["inputs"])) == 2
