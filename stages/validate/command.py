@@ -131,11 +131,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the stage, prints the verdict, and returns the exit code: 1 for a plan that failed,
-    unless many are validated at a time. Of a plan without a program (verdict "infeasible") nothing
-    is built."""
+    """Runs the stage, prints what was measured in one line, and returns the exit code: 1 for a plan
+    that failed, unless many are validated at a time. Of an infeasible plan nothing is built, and
+    the line says so."""
     from tightfit.schemas.package_manifest import find_package_graph
     from tightfit.stages.validate.predictions import predicted_measurement, read_predictions
+    from tightfit.stages.validate.result_line import describe_measurement
     from tightfit.util.command_line import is_standalone, print_verdict
 
     if options.pipeline is not None:
@@ -165,7 +166,8 @@ def run(options: argparse.Namespace) -> int:
         write_memory_timeline(memory_line_path(options), result.line)
         found = result.measurement
     write_measurement(options.out, found, digest)
-    print_verdict(found.status, found.message, options)
+    said = describe_measurement(found, str(plan.get("message", "")))
+    print_verdict(found.status, said, options)
     return int(found.status == "failed" and is_standalone(options))
 
 
