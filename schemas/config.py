@@ -15,7 +15,7 @@ from tightfit.schemas.frontier import COARSE_FRONTIER_BUDGETS, FRONTIER_BUDGETS
 from tightfit.schemas.link import read_host_link
 from tightfit.schemas.machine import read_machine, resolve_machine_file
 from tightfit.schemas.measurement import FAILED_VERDICT
-from tightfit.util.budget import NO_BUDGET, parse_budget, parse_user_budget
+from tightfit.util.budget import NO_BUDGET, parse_plan_budget
 from tightfit.util.errors import ConfigError, TightfitError
 from tightfit.util.solver_engines import BLOCK_SOLVERS, BlockSolver, SolverEngine, step_engine
 from tightfit.util.strategies import KEEP_ALL, STRATEGIES, baseline_names
@@ -251,7 +251,7 @@ def require_folders(config: Config, source: str = "config.yaml") -> None:
 def _strategy_budgets(strategy: str, budgets: Iterable[str]) -> list[tuple[str, str]]:
     if strategy in baseline_names():
         return [(NO_BUDGET, NO_BUDGET)]
-    return [(budget, parse_budget(budget).directory) for budget in budgets]
+    return [(budget, parse_plan_budget(budget).directory) for budget in budgets]
 
 
 def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig]:
@@ -267,7 +267,10 @@ def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig
             model["factory"],
             {**model["arguments"], **further},
             model.get("strategies", document["strategies"]),
-            [parse_budget(budget).text for budget in model.get("budgets", document["budgets"])],
+            [
+                parse_plan_budget(budget).text
+                for budget in model.get("budgets", document["budgets"])
+            ],
             model["ones"],
             fused,
             *(fused and model.get(key, document[key]) for key in PACKAGE_CONTENT_KEYS),
@@ -325,7 +328,7 @@ def _budget_problems(document: Any) -> list[str]:
                 continue  # the schema says so
             key = format_key_path([*path, index])
             try:
-                directory = parse_user_budget(written, key).directory
+                directory = parse_plan_budget(written, key).directory
             except ConfigError as error:
                 problems.append(str(error))
                 continue

@@ -34,7 +34,7 @@ from tightfit.stages.simulate.caching_allocator import AllocatorBytes
 from tightfit.stages.simulate.cuda_memory import simulate_cuda_memory
 from tightfit.stages.simulate.simulate import simulate, sum_microbatches
 from tightfit.stages.simulate.stream_check import check_streams
-from tightfit.util.budget import NO_BUDGET, parse_budget
+from tightfit.util.budget import MIN_BUDGET, NO_BUDGET, parse_budget
 from tightfit.util.errors import TightfitError
 
 
@@ -178,8 +178,8 @@ def _check_budget(files: PlanFiles) -> Iterator[str]:
     if is_chain_plan(files):
         return
     there = fixed.bytes_before_step
-    total = None
-    if plan.budget != NO_BUDGET:
+    total = plan.budget_total if plan.budget == MIN_BUDGET else None
+    if plan.budget not in (NO_BUDGET, MIN_BUDGET):
         total = parse_budget(plan.budget).total(fixed.floor, plan.full_budget_bytes)
     if plan.budget_total != total:
         yield f"{files.path}: the budget {plan.budget} is {total} bytes, not {plan.budget_total}"

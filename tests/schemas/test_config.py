@@ -72,6 +72,19 @@ def test_a_model_may_have_its_own_budgets_and_strategies() -> None:
     assert config.models["own"].arguments_json == '{"names": ["x"], "width": 3}'
 
 
+def test_the_smallest_budget_is_one_to_ask_for() -> None:
+    config = parse_config(minimal(budgets=["min", "50%"], strategies=["rotor"]))
+    assert [(asked.budget, asked.directory) for asked in config.requests("small")] == [
+        ("min", "min"),
+        ("50%", "50pct"),
+    ]
+    [said] = problems(minimal(budgets=["max"]))
+    assert said == (
+        "budgets[0]: 'max' is no size, expected a size such as '8GiB' or '145MB', a percentage "
+        "such as '50%', or a number of bytes, or 'min'"
+    )
+
+
 def test_samples_of_several_shapes_are_planned_each_for_itself() -> None:
     document = minimal(strategies=["rotor"])
     document["models"]["own"] = {

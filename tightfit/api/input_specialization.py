@@ -23,7 +23,7 @@ from tightfit.schemas.frontier import (
 )
 from tightfit.schemas.lineage import write_lineage
 from tightfit.schemas.plan import Plan
-from tightfit.util.budget import EXPECTED_BUDGET, MIN_BUDGET, NO_BUDGET, parse_user_budget
+from tightfit.util.budget import MIN_BUDGET, NO_BUDGET, parse_plan_budget
 from tightfit.util.command_line import LineageEntry
 from tightfit.util.errors import ConfigError, ModelError, TightfitError
 
@@ -134,10 +134,7 @@ class InputSpecialization:
 
     def bytes_of(self, written: str) -> int:
         """A budget as written, or the smallest that works, in bytes of the whole step."""
-        in_all = _budget_accounting(self.graph, self.costs)
-        if written == MIN_BUDGET:
-            return in_all.of(in_all.least(self.frontier))
-        return in_all.budget(written, self.frontier)
+        return _budget_accounting(self.graph, self.costs).budget(written, self.frontier)
 
     def made(self, runner: StageRunner, budget: str) -> ChosenPlan:
         """The plan for a budget; raises ConfigError where none fits."""
@@ -182,9 +179,7 @@ def budget_text(budget: str | int | FrontierEntry) -> str:
     """A budget as text; raises ConfigError where it is none."""
     if isinstance(budget, FrontierEntry):
         return str(budget.budget)
-    if budget == MIN_BUDGET:
-        return MIN_BUDGET
-    return parse_user_budget(budget, expected=f"{EXPECTED_BUDGET}, or '{MIN_BUDGET}'").text
+    return parse_plan_budget(budget).text
 
 
 def sample_shapes(built: BuiltModel) -> str:

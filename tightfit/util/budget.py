@@ -50,7 +50,8 @@ EXPECTED_BUDGET = (
 
 @dataclass(frozen=True)
 class Budget:
-    """A parsed budget: `size` in bytes, or the `share` (0 to 1) of what is not fixed."""
+    """A parsed budget: `size` in bytes, or the `share` (0 to 1) of what is not fixed; neither for
+    the smallest that is known to work."""
 
     text: str
     size: int | None = None
@@ -69,6 +70,13 @@ class Budget:
         if self.share is not None:
             return self.text.replace("%", "pct")
         return f"{self.text}B" if self.text.isdigit() else self.text
+
+
+def parse_plan_budget(written: str | int, key: str = "budget") -> Budget:
+    """As `parse_user_budget`, or "min": the smallest budget that a plan is known for."""
+    if written == MIN_BUDGET:
+        return Budget(MIN_BUDGET)
+    return parse_user_budget(written, key, f"{EXPECTED_BUDGET}, or '{MIN_BUDGET}'")
 
 
 def parse_user_budget(

@@ -160,7 +160,8 @@ def given_rival(wildcards, input, output):
     files = [(f"--eager-{name}", input.get(f"eager_{name}")) for name in names]
     plan = output.get("eager_plan")
     files.append(("--eager-out", plan and Path(plan).parent))
-    return [word for name, file in files if file for word in (name, file)]
+    required = ["--eager-required"] if carries(wildcards, "with_eager") else []
+    return required + [word for name, file in files if file for word in (name, file)]
 
 
 def carries(wildcards, what):
