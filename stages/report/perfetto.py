@@ -54,7 +54,7 @@ def build_trace(
     lanes = list(dict.fromkeys((*(step.lane for step in steps), *(lane for lane, *_ in passing))))
     threads = {lane: _FIRST_LANE + index for index, lane in enumerate(lanes)}
     events = [
-        *_phase_events(graph, steps),
+        *_phase_events(steps),
         *_step_events(graph, steps, threads),
         *_memory_events(steps),
     ]
@@ -89,7 +89,7 @@ def _metadata_event(name: str, args: dict[str, Any], thread: int) -> TraceEvent:
     }
 
 
-def _phase_events(graph: Graph, steps: Sequence[ScheduleStep]) -> Iterator[TraceEvent]:
+def _phase_events(steps: Sequence[ScheduleStep]) -> Iterator[TraceEvent]:
     loss = next((step for step in steps if isinstance(step.action, ComputeLoss)), None)
     end = max((step.end for step in steps), default=0.0)
     if loss is None:

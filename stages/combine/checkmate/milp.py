@@ -61,8 +61,8 @@ class CheckmateMilp:
         for value in range(len(tasks.values)):
             for t in range(1, len(stages) + 1):
                 self._add_kept(t, value)
-        for (task, option), size in tasks.saved.items():
-            self._add_option(task, option, size)
+        for task, option in tasks.saved:
+            self._add_option(task, option)
         for t in range(len(stages)):
             self._dependencies(t)
             self._memory(t, peak, peak if save is None else min(save, peak))
@@ -145,7 +145,7 @@ class CheckmateMilp:
                 return
         self.kept[t, value] = self.matrix.binary()
 
-    def _add_option(self, task: int, option: int, size: int) -> None:
+    def _add_option(self, task: int, option: int) -> None:
         """What an option of a cluster keeps is there from a run of its forward by it on."""
         backward = self.backward[task]
         last = self.home[backward]

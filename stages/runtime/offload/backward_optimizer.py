@@ -373,11 +373,6 @@ class _BackwardOptimizer(torch.optim.Optimizer):
         return own if home is None else own + home.memory.size + home.copies.size
 
     @property
-    def resident_bytes(self) -> int:
-        """Bytes of the device that states have which stay there."""
-        return self._updates.resident.bytes
-
-    @property
     def far_bytes(self) -> int:
         """Bytes of a second offload tier that states have."""
         return self._updates.far_bytes
