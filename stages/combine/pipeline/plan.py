@@ -267,10 +267,7 @@ def _known_to_work_message(
     if devices is not None:
         return f"{said}, or {devices} devices of {instance.memory} bytes."
     if count == 1 and instance.layers.stage_options is None:
-        return (
-            f"{said}; a device can compute again instead of storing: plan with "
-            "--stage-recompute rotor."
-        )
+        return f"{said}; a device can recompute what it lacks: plan with stage recompute rotor."
     return f"{said}, and no number of devices of {instance.memory} bytes is."
 
 
