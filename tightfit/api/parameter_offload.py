@@ -352,7 +352,7 @@ def _predict_step(
         schedule=schedule,
         remote=own,
         away=sum(task.size(value) for value in host_updated_parameters(steps)),
-        bench=updates.workspace_bytes,
+        workspace=updates.workspace_bytes,
         microbatches=task.microbatches,
         microbatch_peak=adding,
         first_microbatch_peak=first_adding,

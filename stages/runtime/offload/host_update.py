@@ -1,7 +1,7 @@
 """Updates parameters in the offload target that they live in, in a lane beside the device.
 
 A gradient is sent there as soon as it is whole. Where that is a disk, parts of parameter, gradient
-and states pass through a few buffers, the bench, which are taken once; the thread that computes has
+and states pass through a few buffers, the workspace, which are taken once; the thread that computes has
 its temporaries beside these. A processor beside its host's memory computes where they are.
 """
 
@@ -232,7 +232,7 @@ class HostUpdater:
         self.store_numbers = {number: n for n, number in self.numbers.items()}
         self.sums = sums
         own_numbers = list(self.numbers.values())
-        self.bench = UpdateWorkspace(updates, own_numbers, states, bool(sums.size), CHUNK_BYTES)
+        self.workspace = UpdateWorkspace(updates, own_numbers, states, bool(sums.size), CHUNK_BYTES)
         self.gradients: dict[int, torch.Tensor] = {}
         self.settings: dict[int, dict[str, Any]] = {}
         self.places: dict[int, int] = {}
@@ -294,7 +294,7 @@ class HostUpdater:
         pieces = [piece for piece in updates.pieces[number] if piece.size]
         earlier = [updates.ring.stored[p] for p in pieces if p in updates.ring.stored]
         earlier += [tickets.pop(n) for tickets in (home.moving, self.sent) if n in tickets]
-        work = self.bench.update(
+        work = self.workspace.update(
             number,
             settings,
             home.memory.at(home.places[n]),
@@ -314,7 +314,7 @@ class HostUpdater:
             return
         self.settings.pop(n)
         earlier, first = self.sums.at(self.home.places[n]), n not in self.summed
-        work = self.bench.add(self.numbers[n], self.home.copies.at(place), earlier, first)
+        work = self.workspace.add(self.numbers[n], self.home.copies.at(place), earlier, first)
         self.moving[n] = self.home.memory.beside(work, self.sent.pop(n))
         self.summed.add(n)
 

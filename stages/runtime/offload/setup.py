@@ -170,7 +170,7 @@ def _make_host_updater(
             "updated in the host's memory: leave fused out"
         )
     lane = HostUpdater(home, updates, spec.host_updated, states, sums)
-    size = lane.bench.bytes + (0 if updates.far is None else updates.far.bytes)
+    size = lane.workspace.bytes + (0 if updates.far is None else updates.far.bytes)
     if home.device.type == "cpu" and size > spec.workspace_bytes:
         raise RuntimeError(
             f"updates on the disk pass through {size} bytes, in the plan "

@@ -46,7 +46,7 @@ def lodged(
     optimizer: Any,
     sums: bool = False,
     there: Any = (),
-    bench: int = 1 << 20,
+    workspace: int = 1 << 20,
     far: Any = (),
     second_disk: Any = None,
 ) -> Any:
@@ -76,7 +76,7 @@ def lodged(
         peak=0,
         first_peak=0,
         host_updated=tuple(range(len(paths))),
-        workspace_bytes=bench,
+        workspace_bytes=workspace,
         gradient_sum_bytes=size if sums else 0,
         second_tier=tuple(far),
         second_tier_bytes=sum(apart),
@@ -398,6 +398,6 @@ def test_a_lane_that_is_another_one_than_planned_is_refused() -> None:
     own = nn.Linear(9, 33)
     before = copy.deepcopy(own.state_dict())
     with pytest.raises(RuntimeError, match=r"pass through .* bytes, in the plan 7: plan again"):
-        lodged(own, torch.optim.AdamW(own.parameters()), bench=7)
+        lodged(own, torch.optim.AdamW(own.parameters()), workspace=7)
     assert type(own.weight) is nn.Parameter
     assert_alike(own.state_dict(), before)

@@ -248,7 +248,7 @@ def test_a_third_disk_without_room_is_told_and_all_is_as_it_was(
     monkeypatch.setattr(os, "posix_fallocate", full)
     refused(r"does not give the 9600 bytes .*\(No space left on device\).* as second_disk")
     monkeypatch.undo()
-    given["bench"] = 7
+    given["workspace"] = 7
     refused(r"pass through .* bytes, in the plan 7")
 
 
