@@ -290,10 +290,10 @@ class OptimizerStepPrediction:
     their bytes, and `parameters` those that are on the device between two steps, too; those of them
     that are updated there have `away` bytes, and on a CPU that takes `workspace` bytes of the
     device. A step of several `microbatches` takes `seconds` for all of them; `peak` is that of the
-    last one, `microbatch_peak` that of the others, of which the first one takes `first_microbatch_peak`, and
-    `gradients` are those of the parameters that are on the device. Where states are in a second
-    offload tier, which is called `far_memory`, `far` are their bytes; `resident` are those of
-    states that stay on the device."""
+    last one, `microbatch_peak` that of the others, of which the first one takes
+    `first_microbatch_peak`, and `gradients` are those of the parameters that are on the device.
+    Where states are in a second offload tier, which is called `far_memory`, `far` are their bytes;
+    `resident` are those of states that stay on the device."""
 
     optimizer: str
     total: int

@@ -143,7 +143,8 @@ class OffloadProblem:
     ) -> OptimizerPlan:
         """The optimizer as the simulator takes it; states pass through staging buffers where some
         parameters that live in the offload target are updated `here`, and updates take the
-        `host_workspace_bytes` where some are updated `away`. A microbatch that is not the last one `adds`."""
+        `host_workspace_bytes` where some are updated `away`. A microbatch that is not the last one
+        `adds`."""
         return OptimizerPlan(
             costs=self.updates,
             speed=LinkSpeed.of(self.link),

@@ -1,8 +1,8 @@
 """Updates parameters in the offload target that they live in, in a lane beside the device.
 
 A gradient is sent there as soon as it is whole. Where that is a disk, parts of parameter, gradient
-and states pass through a few buffers, the workspace, which are taken once; the thread that computes has
-its temporaries beside these. A processor beside its host's memory computes where they are.
+and states pass through a few buffers, the workspace, which are taken once; the thread that computes
+has its temporaries beside these. A processor beside its host's memory computes where they are.
 """
 
 from __future__ import annotations
