@@ -14,7 +14,7 @@ from typing import Any, cast
 from tightfit.schemas.frontier import COARSE_FRONTIER_BUDGETS, FRONTIER_BUDGETS
 from tightfit.schemas.link import read_host_link
 from tightfit.schemas.machine import read_machine, resolve_machine_file
-from tightfit.schemas.measurement import FAILED_VERDICT
+from tightfit.schemas.measurement import FAILED_STATUS
 from tightfit.util.budget import NO_BUDGET, parse_plan_budget
 from tightfit.util.errors import ConfigError, TightfitError
 from tightfit.util.solver_engines import BLOCK_SOLVERS, BlockSolver, SolverEngine, step_engine
@@ -119,7 +119,7 @@ class Config:
     """A valid configuration with its defaults filled in; the fields are those of the schema.
 
     `operators` maps the namespaces of operators that graphs may call beside PyTorch's own to the
-    modules that register them. `fail_on` are the verdicts of plans for which a run ends with exit
+    modules that register them. `fail_on` are the statuses of plans for which a run ends with exit
     code 1. Reports show plans for `budgets_shown` beside those that are asked for, none where 0.
     `machine` is the description of the device, None where the device is here. `linked` is that of
     the machine whose link to an offload target strategies take, None where none is named: that of
@@ -136,7 +136,7 @@ class Config:
     operators: dict[str, str]
     results: str
     store: str
-    fail_on: tuple[str, ...] = (FAILED_VERDICT,)
+    fail_on: tuple[str, ...] = (FAILED_STATUS,)
     budgets_shown: int = COARSE_FRONTIER_BUDGETS
     machine: Path | None = None
     linked: Path | None = None

@@ -16,8 +16,8 @@ from tightfit.schemas.arrow_fields import boolean_field, integer_field, number_f
 from tightfit.schemas.costs import PREEMPTION_THRESHOLD
 from tightfit.util.errors import ArtifactError
 
-FAILED_VERDICT = "failed"
-"""The verdict of a plan whose measurement contradicts it; `message` says how."""
+FAILED_STATUS = "failed"
+"""The status of a plan whose measurement contradicts it; `message` says how."""
 
 SCATTER_THRESHOLD = 1.5
 """Quartiles of the time ratio further apart than this factor say that other work disturbed it."""

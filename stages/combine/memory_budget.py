@@ -252,7 +252,7 @@ def _add_point(frontier: Frontier, point: ParetoPoint) -> Frontier:
 
 
 def describe_allocator_overhead(memory: GpuMemory | None) -> str:
-    """What a verdict says of the bytes that the allocator needs beyond those that are requested, as
+    """What a message says of the bytes that the allocator needs beyond those that are requested, as
     a clause; "" on the CPU."""
     if memory is None:
         return ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from tightfit.schemas.machine import machine_path
 from tightfit.stages.combine.frontier_files import FrontierFiles
 from tightfit.stages.combine.select_task import SelectionRequest, SelectionTask
-from tightfit.util.command_line import LineageEntry, print_verdict
+from tightfit.util.command_line import LineageEntry, print_status
 from tightfit.util.errors import ConfigError
 from tightfit.util.progress import ProgressPrinter
 from tightfit.util.solver_engines import ENGINES, HIGHS_ENGINE
@@ -70,11 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Writes the plan, that of eager's kernels apart, too, and prints the verdict. Raises
+    """Writes the plan, that of eager's kernels apart, too, and prints the status. Raises
     ConfigError where what is given of eager's kernels or of the makings of a frontier is not
     whole."""
     plan = _parse_task(options).run(ProgressPrinter())
-    print_verdict(plan.status, plan.message, options)
+    print_status(plan.status, plan.message, options)
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:

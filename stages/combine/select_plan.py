@@ -63,7 +63,7 @@ def select_plan(
 
     The point is the frontier's or, with `search`, a faster one (`refine`), and the bound that of
     the programs of an `engine`; "none" takes the frontier's fastest. On CUDA it may be a slower
-    one, whose reserved bytes are within the budget. When nothing fits, the verdict is `infeasible`,
+    one, whose reserved bytes are within the budget. When nothing fits, the status is `infeasible`,
     the point None and the schedule empty. `report` is told of each search that is done. Raises
     ConfigError when the budget is no size, or the costs are of settings of CUDA's allocator that
     are not followed, ArtifactError when the frontier does not say what its plans replay to.
@@ -210,10 +210,10 @@ class _TimeBound:
     proven: TimeBound | None = None
 
     def bound_for(self, seconds: float) -> tuple[float, str]:
-        """The limit of a plan that takes so many seconds, and what a verdict says of it.
+        """The limit of a plan that takes so many seconds, and what a message says of it.
 
         The simple one stands where the closer one is above the plan, which is then wrong: no plan
-        is called optimal for it, and the verdict says so."""
+        is called optimal for it, and the message says so."""
         if self.proven is None:
             return min(self.simple_bound, seconds), ""
         if self.proven.seconds > seconds * (1 + TIME_TOLERANCE):
@@ -332,7 +332,7 @@ class _BudgetMeasure:
 
 
 def _describe_transfers(played: SimulationResult, frontier: Frontier) -> str:
-    """What a verdict says of transfers."""
+    """What a message says of transfers."""
     moved, link = played.transfers, frontier.link
     if moved is None or link is None:
         return ""
@@ -349,7 +349,7 @@ def _describe_transfers(played: SimulationResult, frontier: Frontier) -> str:
 
 
 def _describe_time_limit(frontier: Frontier) -> str:
-    """What a verdict says where the clock decided: another run may come to another plan."""
+    """What a message says where the clock decided: another run may come to another plan."""
     if not frontier.timed_out_solves:
         return ""
     return f"; the clock, not the work, ended {frontier.timed_out_solves} of the blocks' solves"

@@ -10,17 +10,17 @@ from urllib.parse import quote
 from tightfit.stages.report.axes import AxisScale, fit_scale, staircase_path
 from tightfit.stages.report.load import MODEL_PAGE_FILE, NOT_PLANNED_YET, ModelResults, PlanResult
 from tightfit.stages.report.model_page import panel_id
+from tightfit.stages.report.outcomes import (
+    Severity,
+    optimality_label,
+    plan_outcome,
+    reason_not_validated,
+)
 from tightfit.stages.report.tradeoff_plot import (
     model_frontiers,
     relative_points,
     strategy_colors,
     strategy_order,
-)
-from tightfit.stages.report.verdicts import (
-    Severity,
-    optimality_label,
-    plan_outcome,
-    reason_not_validated,
 )
 from tightfit.util.budget import NO_BUDGET
 

@@ -27,15 +27,7 @@ from tightfit.stages.report.model_breakdown import (
     build_module_tree,
     find_recomputed_ops,
 )
-from tightfit.stages.report.stream_plot import StreamPlot, plot_streams
-from tightfit.stages.report.tradeoff_plot import (
-    TradeoffPlot,
-    plan_name,
-    plot_tradeoff,
-    strategy_colors,
-    strategy_order,
-)
-from tightfit.stages.report.verdicts import (
+from tightfit.stages.report.outcomes import (
     BudgetCard,
     PlanOutcome,
     build_cards,
@@ -43,6 +35,14 @@ from tightfit.stages.report.verdicts import (
     optimality_label,
     plan_outcome,
     reason_not_validated,
+)
+from tightfit.stages.report.stream_plot import StreamPlot, plot_streams
+from tightfit.stages.report.tradeoff_plot import (
+    TradeoffPlot,
+    plan_name,
+    plot_tradeoff,
+    strategy_colors,
+    strategy_order,
 )
 from tightfit.stages.simulate.simulate import simulate
 
@@ -80,7 +80,7 @@ class ModelPage:
     """A model's page.
 
     `subtitle` says where it was planned. `ids` names the panels, `first` is the panel that is open
-    at first, and `outcomes` has the verdicts by the folder of their plan. `failures` are points
+    at first, and `outcomes` has the statuses by the folder of their plan. `failures` are points
     that have no plan, with the sentence of what went wrong; `notes` say what is missing.
     """
 

@@ -27,7 +27,7 @@ from tightfit.stages.report.load import (
     read_error,
     upstream_error_log,
 )
-from tightfit.stages.report.verdicts import plan_outcome, reason_not_validated
+from tightfit.stages.report.outcomes import plan_outcome, reason_not_validated
 from tightfit.util.budget import NO_BUDGET
 from tightfit.util.errors import ConfigError
 from tightfit.util.processes import is_file_locked
@@ -152,12 +152,12 @@ STATE_COLORS = {"good": "green", "warning": "yellow", "bad": "red"}
 class SummaryRow:
     """One line of the table, as text; `gap` is that of the plan to its bound, `state` is "good",
     "warning" or "bad", `note` a sentence that belongs below the table. `kernels` are told where a
-    model's are fused, and `judged` is the verdict of the plan itself, as it was measured."""
+    model's are fused, and `judged` is the status of the plan itself, as it was measured."""
 
     model: str
     strategy: str
     budget: str
-    verdict: str
+    status: str
     predicted: str
     measured: str
     time: str
@@ -168,7 +168,7 @@ class SummaryRow:
     gpu: GpuRow | None = None
     slow: OffloadRow | None = None
     kernels: str = ""
-    plan_verdict: str = ""
+    plan_status: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -192,7 +192,7 @@ def run(options: argparse.Namespace) -> int:
         for line in _summary_rows(folder / name, config)
     ]
     print_summary(lines, folder)
-    return int(config is not None and any(line.plan_verdict in config.fail_on for line in lines))
+    return int(config is not None and any(line.plan_status in config.fail_on for line in lines))
 
 
 def print_summary(lines: list[SummaryRow], folder: Path) -> None:
@@ -214,7 +214,7 @@ def print_summary(lines: list[SummaryRow], folder: Path) -> None:
         ("strategy", "left"),
         ("budget", "right"),
         *told,
-        ("verdict", "left"),
+        ("status", "left"),
         ("predicted peak", "right"),
         ("measured peak", "right"),
         ("time", "right"),
@@ -232,7 +232,7 @@ def print_summary(lines: list[SummaryRow], folder: Path) -> None:
             line.strategy,
             line.budget,
             *([line.kernels] if told else []),
-            f"[{STATE_COLORS[line.state]}]{line.verdict}[/]",
+            f"[{STATE_COLORS[line.state]}]{line.status}[/]",
             line.predicted,
             line.measured,
             line.time,

@@ -16,7 +16,7 @@ from tightfit.stages.report.axes import (
 )
 from tightfit.stages.report.formatting import format_bytes, format_ratio, trim_decimals
 from tightfit.stages.report.load import ModelResults, PlanResult
-from tightfit.stages.report.verdicts import reason_not_validated
+from tightfit.stages.report.outcomes import reason_not_validated
 from tightfit.util.budget import NO_BUDGET
 from tightfit.util.strategies import baseline_names
 

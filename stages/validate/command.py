@@ -137,7 +137,7 @@ def run(options: argparse.Namespace) -> int:
     from tightfit.schemas.package_manifest import find_package_graph
     from tightfit.stages.validate.predictions import predicted_measurement, read_predictions
     from tightfit.stages.validate.result_line import describe_measurement
-    from tightfit.util.command_line import is_standalone, print_verdict
+    from tightfit.util.command_line import is_standalone, print_status
 
     if options.pipeline is not None:
         _run_pipeline(options)
@@ -167,7 +167,7 @@ def run(options: argparse.Namespace) -> int:
         found = result.measurement
     write_measurement(options.out, found, digest)
     said = describe_measurement(found, str(plan.get("message", "")))
-    print_verdict(found.status, said, options)
+    print_status(found.status, said, options)
     return int(found.status == "failed" and is_standalone(options))
 
 
@@ -252,11 +252,11 @@ def _add_eager_fallback(
     options: argparse.Namespace, built: BuiltModel, result: Validation
 ) -> Validation:
     """The result with what is found of a plan of eager's kernels that the module carries."""
-    from tightfit.schemas.measurement import FAILED_VERDICT
+    from tightfit.schemas.measurement import FAILED_STATUS
     from tightfit.stages.validate.eager_fallback import check_eager_fallback, has_eager_fallback
 
     found = result.measurement
-    if found.status == FAILED_VERDICT or not has_eager_fallback(options.module):
+    if found.status == FAILED_STATUS or not has_eager_fallback(options.module):
         return result
     own = [path for path in options.graph if not has_fused_kernels(path)]
     if not own:
@@ -265,7 +265,7 @@ def _add_eager_fallback(
         )
     wrong, told = check_eager_fallback(read_graph(own[0]), built, options.module, options.device)
     if wrong:
-        return replace(result, measurement=replace(found, status=FAILED_VERDICT, message=wrong))
+        return replace(result, measurement=replace(found, status=FAILED_STATUS, message=wrong))
     said = f"{found.message} {told}".strip()
     return replace(result, measurement=replace(found, message=said))
 
@@ -274,7 +274,7 @@ def _run_pipeline(options: argparse.Namespace) -> None:
     """Runs the ranks of a pipeline on this machine."""
     from tightfit.schemas.graph.training_graph import GRAPH
     from tightfit.schemas.pipeline import PIPELINE_FILE, read_pipeline
-    from tightfit.schemas.pipeline_measurement import FAILED_VERDICT, write_pipeline_measurement
+    from tightfit.schemas.pipeline_measurement import FAILED_STATUS, write_pipeline_measurement
     from tightfit.schemas.pipeline_plan import read_pipeline_plan
     from tightfit.stages.torch_utils.custom_operators import register_operators
     from tightfit.stages.validate.load import load_package
@@ -295,7 +295,7 @@ def _run_pipeline(options: argparse.Namespace) -> None:
         measured = validate_pipeline(source, pipeline, plan, Path(options.module), printer.report)
     write_pipeline_measurement(options.out, measured)
     print(measured.message)
-    if measured.status == FAILED_VERDICT:
+    if measured.status == FAILED_STATUS:
         raise ModelError(measured.message)
 
 

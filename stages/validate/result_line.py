@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tightfit.schemas.measurement import FAILED_VERDICT, Measurement
+from tightfit.schemas.measurement import FAILED_STATUS, Measurement
 
 
 def describe_measurement(found: Measurement, plan_message: str) -> str:
@@ -17,7 +17,7 @@ def describe_measurement(found: Measurement, plan_message: str) -> str:
         One line, such as "peak 99,392 bytes as predicted (the model's own step 132,160), 1.056
         times its time, the same bits".
     """
-    if found.status == FAILED_VERDICT:
+    if found.status == FAILED_STATUS:
         return found.message
     if found.measured_peak is None:
         return f"nothing was run: {plan_message.removeprefix(f'{found.status}: ')}"

@@ -14,7 +14,7 @@ from torch import nn
 
 from tightfit.schemas.graph.training_graph import Graph
 from tightfit.schemas.measurement import (
-    FAILED_VERDICT,
+    FAILED_STATUS,
     Measurement,
     TimelinePoint,
     downsample_timeline,
@@ -111,8 +111,8 @@ def validate(
     gradients and buffers are compared over two steps on every sample, on other contents, and with
     two forwards before their backwards, each with other random numbers in Python and NumPy. Memory
     follows, and the time of `pairs` alternating pairs of steps (none where 0), on the first sample.
-    The verdict "failed" is for a plan that differs by one bit on the CPU, misses its budget or its
-    predicted peak, or fails to run. The sentence of the verdict says so, and what that is likely to
+    The status "failed" is for a plan that differs by one bit on the CPU, misses its budget or its
+    predicted peak, or fails to run. The message says so, and what that is likely to
     come from. Where the original model's own results differ from run to run, a plan may differ by
     ten times as much, and its sentence says so. Where the original runs kernels of a library that
     the plan does not have, a plan may differ within the tolerance of its dtypes, and its sentence
@@ -122,7 +122,7 @@ def validate(
     from float64 with the original; memory and time stand beside the original's. Where an `original`
     was measured before, in a process of its own, its figures are taken and the model is run again
     only in rounds in which the plan gives something else. Nothing is run for a plan without a
-    program (verdict "infeasible"). Raises ArtifactError when the plan lacks a key.
+    program (status "infeasible"). Raises ArtifactError when the plan lacks a key.
     """
     base = predicted_measurement(graph, plan, plan_seconds)
     if base.status == "infeasible" or base.predicted_peak is None:
@@ -145,7 +145,7 @@ def validate(
         raise
     except Exception as error:
         said = f"The planned step fails with {describe_error(error)}."
-        return Validation(replace(base, status=FAILED_VERDICT, message=said), [])
+        return Validation(replace(base, status=FAILED_STATUS, message=said), [])
 
 
 def check_planned_module(
@@ -330,7 +330,7 @@ class _PlanValidator:
         filled = add_transfers(
             filled, self.predicted, moved, None if times is None else times.waited
         )
-        judged = self.verdict(filled, compared, moved)
+        judged = self.conclude(filled, compared, moved)
         if self.unplanned is not None:
             judged = self.add_eager_comparison(judged, base.message, planned)
         return Validation(judged, lines)
@@ -340,13 +340,13 @@ class _PlanValidator:
     ) -> Measurement:
         """The measurement of a plan of fused kernels, with how far it is from eager instead of the
         `plans` own sentence."""
-        if judged.status == FAILED_VERDICT:
+        if judged.status == FAILED_STATUS:
             return replace(
                 judged, message=judged.message.replace(ORIGINAL_MODEL, UNPLANNED_KERNELS)
             )
         wrong, told = try_compare_with_eager(self.comparer.graph, self.built, planned)
         if wrong:
-            return replace(judged, status=FAILED_VERDICT, message=wrong)
+            return replace(judged, status=FAILED_STATUS, message=wrong)
         more = "" if judged.message == plans else judged.message
         return replace(judged, message=f"{more} {format_sentence(told)}".strip())
 
@@ -396,8 +396,8 @@ class _PlanValidator:
         worse, told = compare_with_self_checkpointing(planned, own)
         return ("", worse) if measured.budget_bytes is None else (worse, told)
 
-    def verdict(self, measured: Measurement, compared: Comparison, moved: Any) -> Measurement:
-        """The measurement with the verdict "failed" where it contradicts the plan; `moved` is what
+    def conclude(self, measured: Measurement, compared: Comparison, moved: Any) -> Measurement:
+        """The measurement with the status "failed" where it contradicts the plan; `moved` is what
         its last step sent."""
         complaints = [compared.complaint] if compared.complaint else []
         if not measured.within_budget:
@@ -412,7 +412,7 @@ class _PlanValidator:
         complaints += [said for said in (sent, worse) if said]
         if complaints:
             return replace(
-                measured, status=FAILED_VERDICT, message=format_sentence("; ".join(complaints))
+                measured, status=FAILED_STATUS, message=format_sentence("; ".join(complaints))
             )
         if self.predicted is not None and measured.wait_seconds is not None:
             words = describe_transfers(

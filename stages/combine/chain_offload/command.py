@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def run_offload(options: argparse.Namespace) -> None:
     """Writes sequence.arrow, streams.arrow and plan.json of a chain with a link to the host into
-    the folder `options.out`, and prints the verdict; a budget too small gives the verdict
+    the folder `options.out`, and prints the status; a budget too small gives the status
     "infeasible" and an empty sequence.
 
     Raises ConfigError or ArtifactError when an option or a file is not what it should be.
@@ -32,7 +32,7 @@ def run_offload(options: argparse.Namespace) -> None:
     from tightfit.stages.combine.chain.options import build_chain_problem
     from tightfit.stages.combine.chain_offload.planner import ChainOffloadPlans, load_planner
     from tightfit.util.budget import parse_budget
-    from tightfit.util.command_line import format_verdict
+    from tightfit.util.command_line import format_status
 
     _check_options(options)
     path = options.chain[0]
@@ -48,7 +48,7 @@ def run_offload(options: argparse.Namespace) -> None:
         options.out / "streams.arrow", chosen.replay.steps if chosen else [], digest
     )
     write_plan(options.out / "plan.json", plan)
-    print(format_verdict(plan.status, plan.message))
+    print(format_status(plan.status, plan.message))
 
 
 def offload_lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:

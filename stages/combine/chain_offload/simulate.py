@@ -54,7 +54,7 @@ def simulate_chain_offload(
         player.play(step, action, following)
     if player.gradient != 0:
         raise ScheduleError(f"the sequence ends before B {player.gradient}")
-    return player.verdict()
+    return player.result()
 
 
 class ChainOffloadSimulator(ChainSimulator):
@@ -94,7 +94,7 @@ class ChainOffloadSimulator(ChainSimulator):
         else:
             self._computes(step, where, action, following)
 
-    def verdict(self) -> ChainOffloadSimulation:
+    def result(self) -> ChainOffloadSimulation:
         """What is known when all has been played."""
         ended = self.lanes.through(self.clock)
         return ChainOffloadSimulation(

@@ -126,7 +126,7 @@ def plan_pipeline(
     allocator: Allocator,
     settings: PipelineSettings,
 ) -> tuple[PipelinePlan, PipelinePattern | None, list[ChainOperation]]:
-    """The plan of a chain on the devices of a machine with its pattern, None where the verdict is
+    """The plan of a chain on the devices of a machine with its pattern, None where the status is
     "infeasible", and what stages do with their layers, nothing where they do not compute again."""
     layers = layers_of_chain(chain, fleet.link, settings.weight_copies, settings.buffers)
     inner = StageRecomputePlanner(chain, layers, settings.options) if settings.inside else None

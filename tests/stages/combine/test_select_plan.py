@@ -142,7 +142,7 @@ def test_polish_starts_from_seeds_where_the_captured_order_does_not_fit() -> Non
     assert asked == [most - 1]
 
 
-def test_a_verdict_tells_what_transfers_take_of_the_computations() -> None:
+def test_a_message_tells_what_transfers_take_of_the_computations() -> None:
     away: Away = {1: [Offload(0)], 2: [Wait(0), Free(0)], 4: [Prefetch(0)], 6: COMES[1:]}
     for overhead, said in (
         (0.5, "wait for the link for 33.3% of the time, and transfers take 11.1% of it from them"),

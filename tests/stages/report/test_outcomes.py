@@ -1,4 +1,4 @@
-"""The verdicts in words, and which plan a budget's card is about."""
+"""The statuses in words, and which plan a budget's card is about."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from tightfit.schemas.costs import ProfileDevice
 from tightfit.schemas.plan import GpuMemory, Plan
 from tightfit.stages.report.load import PlanResult
 from tightfit.stages.report.memory_timeline import build_timeline
-from tightfit.stages.report.tradeoff_plot import plot_points
-from tightfit.stages.report.verdicts import (
+from tightfit.stages.report.outcomes import (
     best_plan,
     build_cards,
     describe_bound,
@@ -29,6 +28,7 @@ from tightfit.stages.report.verdicts import (
     plan_outcome,
     reason_not_validated,
 )
+from tightfit.stages.report.tradeoff_plot import plot_points
 
 GRAPH = small_graph()
 COSTS = small_costs(GRAPH)

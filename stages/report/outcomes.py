@@ -1,4 +1,4 @@
-"""The verdict in plain words: one card a budget, one row a plan."""
+"""The status in plain words: one card a budget, one row a plan."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tightfit.schemas.measurement import FAILED_VERDICT, Measurement
+from tightfit.schemas.measurement import FAILED_STATUS, Measurement
 from tightfit.schemas.plan import Plan
 from tightfit.stages.report.formatting import (
     format_bytes,
@@ -67,7 +67,7 @@ class BudgetCard:
 
 
 def plan_outcome(result: PlanResult) -> PlanOutcome:
-    """The verdict of one plan as a sentence."""
+    """The status of one plan as a sentence."""
     found = _classify_plan(result)
     return replace(found, scattered=found.measured and _is_scattered(result.measurement))
 
@@ -92,7 +92,7 @@ def _classify_plan(result: PlanResult) -> PlanOutcome:
         peak, relative = found.measured_peak, found.time_ratio or relative
     fits = peak is not None and _fits_budget(plan, found, peak)
     figures = _describe_figures(peak or 0, relative, measured, measured and _is_scattered(found))
-    if found is not None and found.status == FAILED_VERDICT:
+    if found is not None and found.status == FAILED_STATUS:
         sentence = f"Failed: {found.message or figures}"
         return PlanOutcome("bad", "failed", sentence, peak, relative, measured, fits)
     if not measured and (beyond := _describe_device_overrun(result)):
