@@ -53,7 +53,7 @@ class PointSimulator:
         return build_view_times(self.graph, self.costs, self.opener.problem)
 
     @cached_property
-    def polisher(self) -> LocalSearch:
+    def local_search(self) -> LocalSearch:
         """What searches for plans of the step."""
         return LocalSearch(self.opener.problem, self.views)
 
@@ -179,14 +179,16 @@ def _search_thoroughly(
     problem = player.opener.problem
     # The search leaves out views that are made once in each plan: of parameters and of gradients.
     uncounted = total_view_seconds(player.graph, player.costs) - player.views.once(problem)
-    return player.polisher.refine(starts, budget, least - uncounted, sequences, told)
+    return player.local_search.refine(starts, budget, least - uncounted, sequences, told)
 
 
 def _search_briefly(
     player: PointSimulator, starts: Sequence[Sequence[int]], budget: int
 ) -> AnnealedSequence:
-    polisher = player.polisher
-    return polisher.beside([polisher.polished(start, budget, None) for start in starts], budget)
+    local_search = player.local_search
+    return local_search.beside(
+        [local_search.evaluate(start, budget, None) for start in starts], budget
+    )
 
 
 def _search_with_transfers(

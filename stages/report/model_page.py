@@ -230,7 +230,10 @@ def _plan_facts(result: PlanResult) -> list[Fact]:
     if plan.before_local_search is not None and plan.time is not None:
         before = plan.before_local_search
         facts.append(
-            ("Before polish", f"{format_exact_bytes(before.peak)}, {format_duration(before.time)}")
+            (
+                "Before local search",
+                f"{format_exact_bytes(before.peak)}, {format_duration(before.time)}",
+            )
         )
     keep_all = plan.keep_all
     facts.append(

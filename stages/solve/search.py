@@ -31,7 +31,7 @@ class OptionGrid:
     gained. A solve takes at most `nodes` of the search tree and `checks` of HiGHS, and `seconds` as
     the last guard. Programs of up to `variables` binary variables may recompute any node, larger
     ones forward nodes only. There is no ILP beyond `largest`, where a solve takes most of a minute
-    and a block a quarter of an hour: the polish finds there what the ILPs would.
+    and a block a quarter of an hour: the local search finds there what the ILPs would.
     """
 
     peaks: int = 4

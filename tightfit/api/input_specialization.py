@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def partial_frontier(runner: StageRunner, graph: Path, costs: Path) -> Path | None:
     """The path of a frontier of what is known without the rest of the work: the strategy's
-    plans before polish, the baselines, and what other strategies found for this step.
+    plans before local search, the baselines, and what other strategies found for this step.
 
     None where there is none. An interruption of this leaves out what it had not come to.
     """
@@ -45,7 +45,7 @@ def partial_frontier(runner: StageRunner, graph: Path, costs: Path) -> Path | No
     with contextlib.suppress(KeyboardInterrupt):
         found += _known_frontiers(place)
         for name in ("keep_all", "checkpoint_all", runner.strategy):
-            found += _unpolished_frontiers(name, graph, costs, place, runner)
+            found += _strategy_frontiers(name, graph, costs, place, runner)
     if not found:
         return None
     points: list[ParetoPoint] = [point for frontier in found for point in frontier.points]
@@ -74,7 +74,7 @@ def _known_frontiers(place: Path) -> list[Frontier]:
     return found
 
 
-def _unpolished_frontiers(
+def _strategy_frontiers(
     name: str, graph: Path, costs: Path, place: Path, runner: StageRunner
 ) -> list[Frontier]:
     """The frontier of a strategy's own plans, none where what it plans from is not there yet."""

@@ -231,14 +231,14 @@ def options_for(wildcards, model=MODEL):
 
 
 def share_of_cores(wildcards):
-    """How many threads polish a frontier: its share of the cores among all that are polished."""
-    polished = [
+    """How many threads search for a frontier: its share of the cores among all that are searched for."""
+    searched = [
         strategy
         for name in [*SETTINGS.models, *FUSED]
         for strategy in SETTINGS.models[name].strategies
         if not STRATEGIES[strategy].baseline
     ]
-    return max(1, workflow.cores // max(1, len(polished)))
+    return max(1, workflow.cores // max(1, len(searched)))
 
 
 def given_clusters(wildcards, input):

@@ -317,8 +317,8 @@ class _BudgetTransferSearch:
         price = 0.0 if share == 0 or rate == math.inf else rate * PRICE_FACTOR
         found = price_prefetches(linker.problem, chosen, price)
         views = linker.placer.views.with_prices(found.brings)
-        polished = LocalSearch(found.problem, views).improve({0: start}, self.budget)
-        placed = linker.placer.place(*split_prefetches(found, polished.sequence), self.budget)
+        annealed = LocalSearch(found.problem, views).improve({0: start}, self.budget)
+        placed = linker.placer.place(*split_prefetches(found, annealed.sequence), self.budget)
         self._searched(placed)
         return placed
 

@@ -127,18 +127,18 @@ def test_a_bound_that_the_clock_ended_says_so(step: Step, monkeypatch: pytest.Mo
     assert plan.message.endswith("; the clock, not the work, ended the search for a bound")
 
 
-def test_polish_starts_from_seeds_where_the_captured_order_does_not_fit() -> None:
+def test_local_search_starts_from_seeds_where_the_captured_order_does_not_fit() -> None:
     problem = chain([6, 3, 3, 2, 2], [1, 3, 5, 4, 5])
-    polisher = LocalSearch(problem)
-    most, asked = polisher.measure(polisher.keep_all)[0], list[int]()
+    local_search = LocalSearch(problem)
+    most, asked = local_search.measure(local_search.keep_all)[0], list[int]()
 
     def drafts(budget: int) -> list[list[int]]:
         asked.append(budget)
-        return [[0, *polisher.keep_all]]
+        return [[0, *local_search.keep_all]]
 
-    assert polisher.improve({}, most, drafts).sequence == polisher.keep_all
+    assert local_search.improve({}, most, drafts).sequence == local_search.keep_all
     assert asked == []
-    polisher.improve({}, most - 1, drafts)
+    local_search.improve({}, most - 1, drafts)
     assert asked == [most - 1]
 
 
