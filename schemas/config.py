@@ -154,7 +154,7 @@ class Config:
 
     def requests(self, model: str) -> list[PlanRequest]:
         """The plans to make of one model, in the order of the configuration. Where its kernels are
-        fused, the step that runs them unplanned is one of them: others are compared with it."""
+        fused, the step that keeps everything is one of them: others are compared with it."""
         chosen = self.models[model]
         apart = chosen.fused and KEEP_ALL not in chosen.strategies
         return [

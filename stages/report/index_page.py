@@ -113,7 +113,7 @@ def _build_sparkline(
 
 
 def _predicted_place(result: PlanResult) -> tuple[int, float] | None:
-    """The predicted peak of a plan and its predicted time beside the unplanned step's, None where
+    """The predicted peak of a plan and its predicted time beside the eager step's, None where
     there is no plan."""
     plan, relative = result.plan, result.relative
     if not plan.feasible or plan.peak is None or relative is None:

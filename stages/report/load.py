@@ -56,7 +56,7 @@ class PlanResult:
     """One point of a run: a plan with what was made of it. `folder` is strategy/budget; `error` is
     the sentence of the stage that failed for it, or of one before it that failed since; `described`
     is the device that it was planned for without being run there. `link` and `updates` are those of
-    its schedule. Where the kernels of a plan are `fused`, `pace` is what their step takes unplanned
+    its schedule. Where the kernels of a plan are `fused`, `pace` is what their keep-all step takes
     of the original's time, as measured, 1 where it is not."""
 
     plan: Plan

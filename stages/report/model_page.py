@@ -108,7 +108,7 @@ def build_model_page(results: ModelResults) -> ModelPage:
     lines = _plan_timelines(results, plans)
     ids = {result.folder: panel_id(result.folder) for result in plans}
     colors = strategy_colors(strategies)
-    keep_all = _unplanned_timeline(plans, lines)
+    keep_all = _keep_all_timeline(plans, lines)
     panels = [
         _build_panel(
             results, result, ids[result.folder], colors, lines.get(result.folder), keep_all
@@ -155,10 +155,10 @@ def _plan_timelines(results: ModelResults, plans: Sequence[PlanResult]) -> dict[
     return lines
 
 
-def _unplanned_timeline(
+def _keep_all_timeline(
     plans: Sequence[PlanResult], lines: dict[str, StepTimeline]
 ) -> StepTimeline | None:
-    """The memory line of the unplanned step, where the run has it."""
+    """The memory line of the keep-all step, where the run has it."""
     found = [lines.get(plan.folder) for plan in plans if plan.plan.strategy == "keep_all"]
     return next((line for line in found if line is not None), None)
 
@@ -335,7 +335,7 @@ def _measured_facts(found: Measurement | None, fused: bool) -> list[Fact]:
     if found.measured_time is not None and found.original_time is not None:
         planned, original = map(format_duration, (found.measured_time, found.original_time))
         pair = f"{planned} against {original}"
-        facts.append(("Measured time", f"{pair} unplanned"))
+        facts.append(("Measured time", f"{pair} eager"))
     if found.time_ratio is not None:
         words = f"{found.time_ratio:.3f} over {format_count(found.pairs, 'run')} of each"
         low, high = found.time_ratio_first_quartile, found.time_ratio_third_quartile
@@ -356,7 +356,7 @@ def _describe_difference(extra: int) -> str:
 
 def _describe_equality(found: Measurement, fused: bool) -> str:
     if found.bits_equal:
-        those = " those of the same kernels unplanned" if fused else ""
+        those = " those of the keep-all step with the same kernels" if fused else ""
         return f"outputs, gradients and buffers are equal{those} bit for bit"
     parts = [
         f"{name} {value:.2g}"

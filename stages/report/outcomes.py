@@ -158,7 +158,7 @@ def _describe_inequality(result: PlanResult) -> str:
 
 def _describe_figures(peak: int, relative: float | None, measured: bool, scattered: bool) -> str:
     how = "measured" if measured else "predicted"
-    step = "" if relative is None else f", {format_ratio(relative, scattered)} the unplanned step"
+    step = "" if relative is None else f", {format_ratio(relative, scattered)} the eager step"
     return f"{format_bytes(peak)} {how}{step}"
 
 

@@ -105,8 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--module", required=True, help="directory of the planned module")
     parser.add_argument(
-        "--unplanned",
-        help="directory of the module that runs fused kernels unplanned; not for eager's",
+        "--keep-all",
+        help="directory of the module that keeps everything with fused kernels; not for eager's",
     )
     parser.add_argument(
         "--reference",
@@ -147,9 +147,9 @@ def run(options: argparse.Namespace) -> int:
     check_package_sources(options.module, store.read_header(path).digest, plan_digest(options.plan))
     if options.pairs < 0:
         raise ConfigError(f"--pairs {options.pairs}: must be 0 or more")
-    if any(map(has_fused_kernels, options.graph)) != (options.unplanned is not None):
+    if any(map(has_fused_kernels, options.graph)) != (options.keep_all is not None):
         raise ConfigError(
-            "--unplanned: is for graphs of fused kernels, and needed there (the module of the "
+            "--keep-all: is for graphs of fused kernels, and needed there (the module of the "
             "strategy keep_all)"
         )
     if plan.get("gpu") and graph.device == "cpu":
@@ -206,7 +206,7 @@ def _run_validation(
             options.pairs,
             options.plan_seconds,
             options.device,
-            options.unplanned if has_fused_kernels(path) else None,
+            options.keep_all if has_fused_kernels(path) else None,
             printer.report,
             _load_original(options),
         )
@@ -308,9 +308,7 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     if options.pipeline is None:
         graph = find_package_graph(options.module, options.graph)
     read = [graph, options.plan, options.module]
-    read += (
-        [options.unplanned] if options.unplanned is not None and has_fused_kernels(graph) else []
-    )
+    read += [options.keep_all] if options.keep_all is not None and has_fused_kernels(graph) else []
     read += [] if options.reference is None else [options.reference]
     if options.pipeline is not None:
         from tightfit.schemas.pipeline import PIPELINE_FILE

@@ -234,7 +234,7 @@ def _measure_steps(
     slow = ours.optimizer.slow_bytes
     theirs.run()
     plain = theirs.microbatch_usages(device)
-    unplanned = max(plain, key=lambda usage: usage.peak)
+    original = max(plain, key=lambda usage: usage.peak)
     times, waited = _time_steps(ours, theirs, pairs, device)
     wrong = [
         f"{which} {found} bytes where {foretold} were predicted"
@@ -251,7 +251,7 @@ def _measure_steps(
     filled = replace(
         base,
         measured_peak=most,
-        original_peak=unplanned.peak,
+        original_peak=original.peak,
         accumulate_peak=max((usage.peak for usage in later[:-1]), default=None),
         original_accumulate_peak=max((usage.peak for usage in plain[:-1]), default=None),
         within_budget=base.budget_bytes is None or most <= base.budget_bytes,
@@ -274,7 +274,7 @@ def _measure_steps(
         filled = replace(filled, message="; ".join(told))
     lines = [
         TimelinePoint(run, seconds, live)
-        for run, usage in (("planned", later[-1]), ("original", unplanned))
+        for run, usage in (("planned", later[-1]), ("original", original))
         for seconds, live in downsample_timeline(usage.line)
     ]
     return Validation(filled, lines)

@@ -109,7 +109,7 @@ def test_defaults_are_not_shared_between_configurations() -> None:
     assert parse_config(minimal()).search_path == ["."]
 
 
-def test_fused_kernels_are_planned_beside_themselves_unplanned() -> None:
+def test_fused_kernels_are_planned_beside_their_keep_all_step() -> None:
     model = {"factory": "a:b", "budgets": ["50%"], "strategies": ["rotor"]}
     eager = {**model, "kernels": "eager"}
     config = parse_config({"models": {"one": model, "other": eager}, "kernels": "fused"})

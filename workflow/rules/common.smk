@@ -191,15 +191,15 @@ def given_carried(wildcards, input):
     return words
 
 
-def kernels_unplanned(wildcards):
-    """The module that runs fused kernels unplanned, which plans of them are compared with."""
+def kernels_keep_all(wildcards):
+    """The module that runs fused kernels and keeps everything, which plans of them are compared with."""
     fused = wildcards.model in FUSED
     return expand(f"{KEEP_ALL_POINT}/module", model=wildcards.model) if fused else []
 
 
-def given_unplanned(wildcards, input):
+def given_keep_all(wildcards, input):
     """Names that module as options of a stage."""
-    return [word for folder in input.unplanned for word in ("--unplanned", folder)]
+    return [word for folder in input.keep_all for word in ("--keep-all", folder)]
 
 
 def measured_line(wildcards, input):

@@ -82,8 +82,8 @@ def test_where_they_lead_to_one_it_is_not_made(
     monkeypatch.setattr("tightfit.stages.combine.frontier_files.FrontierFiles.frontier", None)
     found = chosen(solved, tmp_path / "found", "candidates", "90%", *makings(solved))
     assert found.feasible and found == before and same(tmp_path / "found", tmp_path / "before")
-    unplanned = chosen(solved, tmp_path / "all", "candidates", "none", *makings(solved))
-    assert unplanned.feasible
+    keep_all = chosen(solved, tmp_path / "all", "candidates", "none", *makings(solved))
+    assert keep_all.feasible
     unsearched = chosen(
         solved, tmp_path / "none", "candidates", LEAST, *makings(solved), "--no-search"
     )

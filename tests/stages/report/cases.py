@@ -293,7 +293,7 @@ def write_point(
 
 
 def write_results(folder: Path, graph: Graph) -> None:
-    """A whole run of one model: unplanned, and rockmate at a budget that fits, at one whose
+    """A whole run of one model: keep_all, and rockmate at a budget that fits, at one whose
     measurement is missing, and at one that is too small."""
     costs, blocks = small_costs(graph), small_blocks(graph)
     write_graph(folder / "graph.arrow", graph)

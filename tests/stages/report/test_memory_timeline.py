@@ -117,7 +117,7 @@ def test_plot_places_lie_within_the_picture() -> None:
     assert shown == [owner for owner in MEMORY_OWNERS if owner != "brought"]
     assert plot.budget == plot.peak_y
     assert 0 < plot.boundary < 100 and 0 < plot.peak_x < 100 and 0 < plot.peak_y < 100
-    assert plot.unplanned and not plot.measured
+    assert plot.keep_all and not plot.measured
     assert len(plot.hover["columns"]) == PLOT_COLUMNS
     names = {plot.hover["ops"][column[-1]] for column in plot.hover["columns"]}
     assert "gelu_backward · h.0.act · backward" in names

@@ -46,7 +46,7 @@ def test_a_plan_that_fits() -> None:
     found = plan_outcome(result(PLAN))
     assert (found.state, found.word, found.fits, found.measured) == ("good", "fits", True, True)
     assert found.sentence == (
-        "Fits 50% (6.3 MB for the step): 6.3 MB measured, 1.20x the unplanned step."
+        "Fits 50% (6.3 MB for the step): 6.3 MB measured, 1.20x the eager step."
     )
 
 
@@ -66,7 +66,7 @@ def test_a_plan_of_fused_kernels_is_predicted_at_their_pace_and_says_how_far_the
     assert eager is not None and fused.relative == pytest.approx(0.5 * eager)
     said = "Fused kernels are near."
     measured = replace(result(PLAN, message=said), fused=True)
-    assert plan_outcome(measured).sentence.endswith(f"the unplanned step. {said}")
+    assert plan_outcome(measured).sentence.endswith(f"the eager step. {said}")
 
 
 def test_a_plan_that_was_not_measured() -> None:
@@ -82,7 +82,7 @@ def test_a_plan_for_a_device_that_is_not_here_claims_no_check() -> None:
     found = plan_outcome(planned)
     assert (found.state, found.word, found.measured) == ("warning", "should fit", False)
     assert found.sentence == (
-        f"Should fit 50% (6.3 MB for the step): 6.3 MB predicted, 1.20x the unplanned step, {said}."
+        f"Should fit 50% (6.3 MB for the step): 6.3 MB predicted, 1.20x the eager step, {said}."
     )
     small = replace(planned, described=replace(device, memory=1_000_000))
     found = plan_outcome(small)
@@ -128,7 +128,7 @@ def test_results_that_are_not_reproducible_are_told() -> None:
     why = "The original model's results differ from run to run."
     found = plan_outcome(result(PLAN, bits_equal=False, message=why))
     assert (found.state, found.word) == ("good", "fits")
-    assert found.sentence.endswith(f"the unplanned step. {why}")
+    assert found.sentence.endswith(f"the eager step. {why}")
 
 
 def test_a_stage_that_broke() -> None:
@@ -197,9 +197,9 @@ def test_where_nothing_fits_the_least_demanding_plan_speaks() -> None:
 def test_cards_from_the_largest_budget_with_all_that_competes() -> None:
     loose = replace(PLAN, budget="90%", budget_bytes=(PLAN.peak or 0) + 10_000)
     rotor = replace(PLAN, strategy="rotor")
-    unplanned = plan_of(GRAPH, COSTS, "keep_all", "none", None, EVERYTHING)
+    keep_all = plan_of(GRAPH, COSTS, "keep_all", "none", None, EVERYTHING)
     made = build_cards(
-        [result(PLAN), result(loose), result(rotor, time_ratio=1.5), result(unplanned)], {}
+        [result(PLAN), result(loose), result(rotor, time_ratio=1.5), result(keep_all)], {}
     )
     assert [card.budget for card in made] == ["90%", "50%"]
     assert made[1].best.plan.strategy == "rockmate"

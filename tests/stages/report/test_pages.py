@@ -38,7 +38,7 @@ def test_structure_of_a_models_page(results: Path) -> None:
     assert len(page.all("table", "matrix")) == 1
     assert len(page.all("path", "band")) == 3 * 4
     assert len(page.all("path", "measured")) == 2
-    assert "Fits 50% (6.3 MB for the step): 6.3 MB measured, 1.20x the unplanned step." in page.text
+    assert "Fits 50% (6.3 MB for the step): 6.3 MB measured, 1.20x the eager step." in page.text
     assert "Does not fit 10%" in page.text
     assert "Not measured yet: rockmate at 90%." in page.text
 

@@ -106,9 +106,9 @@ def written(folder: Path, body: str) -> Path:
 
 def peak_of(graph: Graph, built: BuiltModel, folder: Path) -> int:
     """The peak of the model itself, found by a plan that promises nothing."""
-    unplanned = validate(graph, built, PLAN, written(folder / "same", "return model"), pairs=0)
-    assert unplanned.measurement.original_peak is not None
-    return unplanned.measurement.original_peak
+    original = validate(graph, built, PLAN, written(folder / "same", "return model"), pairs=0)
+    assert original.measurement.original_peak is not None
+    return original.measurement.original_peak
 
 
 def test_a_module_that_does_the_same_passes(
