@@ -156,7 +156,7 @@ class TimelinePoint:
     """After `seconds` from the begin of a step, `live` bytes are allocated above its start.
 
     `run` is "planned" or "original". Of a planned step that sends to an offload target, "offloaded"
-    has the bytes there, "offload" and "prefetch" those that are on their way in a lane, 0 between
+    has the bytes there, "offload" and "prefetch" those that are on their way in a stream, 0 between
     two transfers, and "wait" those that the step waits for."""
 
     run: str

@@ -38,25 +38,29 @@ from tightfit.util.budget import MIN_BUDGET, NO_BUDGET, parse_budget
 from tightfit.util.errors import TightfitError
 
 
-def check_lanes_file(path: Path, plan: Plan, sequence: Path | None, lanes: Path) -> Iterator[str]:
-    """What is wrong with the lanes of a plan, a sentence each; raises ScheduleError where they
+def check_streams_file(
+    path: Path, plan: Plan, sequence: Path | None, streams: Path
+) -> Iterator[str]:
+    """What is wrong with the streams of a plan, a sentence each; raises ScheduleError where they
     could not run so."""
     if sequence is not None:
-        ours, theirs = (store.read_header(file).metadata.get("chain") for file in (lanes, sequence))
+        ours, theirs = (
+            store.read_header(file).metadata.get("chain") for file in (streams, sequence)
+        )
         if ours != theirs:
-            yield f"{lanes}: is of another chain than {sequence.name}"
+            yield f"{streams}: is of another chain than {sequence.name}"
             return
-    steps = read_operation_timeline(lanes)
+    steps = read_operation_timeline(streams)
     if sequence is not None and read_sequence(sequence) != [step.operation for step in steps]:
-        yield f"{lanes}: has other operations than {sequence.name}"
+        yield f"{streams}: has other operations than {sequence.name}"
         return
     found, moved = check_streams(steps), plan.transfers
     if not plan.feasible:
         if steps:
-            yield f"{lanes}: has {len(steps)} steps, though the plan is infeasible"
+            yield f"{streams}: has {len(steps)} steps, though the plan is infeasible"
         return
     if moved is None:
-        yield f"{path}: says nothing of the transfers in {lanes.name}"
+        yield f"{path}: says nothing of the transfers in {streams.name}"
         return
     for name, claimed, played in (
         ("time", plan.time, found.seconds),
@@ -66,9 +70,9 @@ def check_lanes_file(path: Path, plan: Plan, sequence: Path | None, lanes: Path)
         ("wait_seconds", moved.wait_seconds, found.waited),
     ):
         if claimed != played:
-            yield f"{path}: {name} is {claimed}, where the lanes come to {played}"
+            yield f"{path}: {name} is {claimed}, where the streams come to {played}"
     if plan.peak is not None and plan.peak < found.live:
-        yield f"{path}: peak is {plan.peak}, where {found.live} bytes are there in the lanes"
+        yield f"{path}: peak is {plan.peak}, where {found.live} bytes are there in the streams"
 
 
 T = TypeVar("T")
@@ -93,7 +97,7 @@ class PlanFiles:
     rival: Path | None
     schedule: Path | None
     sequence: Path | None
-    lanes: Path | None
+    streams: Path | None
     module: Path | None
     measurement: Path | None
 
@@ -125,7 +129,7 @@ class PlanFiles:
             rival=None if other is None else given(other),
             schedule=whole(path.with_name("schedule.arrow")),
             sequence=whole(path.with_name("sequence.arrow")),
-            lanes=whole(path.with_name("streams.arrow")),
+            streams=whole(path.with_name("streams.arrow")),
             module=whole(path.with_name("module")),
             measurement=whole(path.with_name("measurement.arrow")),
         )
@@ -150,7 +154,7 @@ def check_plan_files(files: PlanFiles) -> Iterator[str]:
         _check_frontier_point,
         _check_kernels,
         _check_schedule,
-        _check_lanes,
+        _check_streams,
         _check_modules,
         _check_measurement,
     ):
@@ -411,10 +415,10 @@ def _check_measurement(files: PlanFiles) -> Iterator[str]:
         yield f"{files.measurement}: measured another module than the one beside it"
 
 
-def _check_lanes(files: PlanFiles) -> Iterator[str]:
-    """The lanes of a chain with a link come to what the plan says."""
-    if files.lanes is not None:
-        yield from check_lanes_file(files.path, files.plan, files.sequence, files.lanes)
+def _check_streams(files: PlanFiles) -> Iterator[str]:
+    """The streams of a chain with a link come to what the plan says."""
+    if files.streams is not None:
+        yield from check_streams_file(files.path, files.plan, files.sequence, files.streams)
     elif (
         files.plan.transfers is not None
         and is_chain_plan(files)

@@ -62,7 +62,7 @@ class PlanPanel:
     proof: str
     bound: str
     memory: MemoryPlot | None
-    lanes: StreamPlot | None
+    streams: StreamPlot | None
     repeated: list[RecomputedOps]
     facts: list[Fact]
 
@@ -186,14 +186,14 @@ def _build_panel(
         proof=optimality_label(plan),
         bound=describe_bound(result),
         memory=memory,
-        lanes=_plan_streams(results, result),
+        streams=_plan_streams(results, result),
         repeated=find_recomputed_ops(graph, line) if graph is not None and line is not None else [],
         facts=[*_plan_facts(result), *_measured_facts(result.measurement, result.fused)],
     )
 
 
 def _plan_streams(results: ModelResults, result: PlanResult) -> StreamPlot | None:
-    """The lanes of a plan that has several. States that pass are seen where costs are there."""
+    """The streams of a plan that has several. States that pass are seen where costs are there."""
     graph, costs, steps = results.graph_of(result), results.costs_of(result), result.steps
     if steps is None or graph is None:
         return None

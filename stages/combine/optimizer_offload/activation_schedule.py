@@ -43,7 +43,7 @@ BytesByStep = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ActivationSchedule:
-    """A schedule with, by step, its seconds in the compute lane, the most bytes ahead of it and
+    """A schedule with, by step, its seconds in the compute stream, the most bytes ahead of it and
     within it, and the parameters that it reads, as storages. The bytes are without gradients of
     parameters that were whole before; the last of them are those after the step. `touches` are the
     steps that read each parameter, `wholes` the steps at which the gradient of each (a value) is
@@ -106,7 +106,7 @@ def simulate_activation_schedule(
             if graph.values[owner].kind == "parameter":
                 wholes[owner] = position
                 gone += graph.storages[storage[step.action.value]]
-        computes = step.lane.endswith("/compute") and not isinstance(step.action, Wait)
+        computes = step.stream.endswith("/compute") and not isinstance(step.action, Wait)
         own_seconds = step.end - step.start if computes else 0.0
         seconds.append(own_seconds)
         is_view = effect.op is not None and effect.op.id in view_ops

@@ -334,7 +334,7 @@ def test_plans_of_microbatches_replay_to_what_they_say(made: Any, away: Any) -> 
             rival=None,
             schedule=plan / "schedule.arrow",
             sequence=None,
-            lanes=None,
+            streams=None,
             module=None,
             measurement=None,
         )

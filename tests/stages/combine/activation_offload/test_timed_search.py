@@ -1,5 +1,5 @@
-"""The search with the clocks of the lanes: its clocks are those of the placer and of the simulator,
-and what it finds is a plan within the budget that is no slower than where it starts."""
+"""The search with the clocks of the streams: its clocks are those of the placer and of the
+simulator, and what it finds is a plan within the budget that is no slower than where it starts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def without_reuses(made: PlanningGraph) -> PlanningGraph:
 def seconds_of(mover: TimedTransferSearch, sequence: list[int], budget: int) -> tuple[float, int]:
     """When a sequence with transfers is through, and the bytes above the budget."""
     state = build_state(mover.arrays, np.array(sequence, np.int32), budget, 1)
-    return float(finish_time(state, mover.arrays, mover.lanes)), int(state.figures[EXCESS])
+    return float(finish_time(state, mover.arrays, mover.streams)), int(state.figures[EXCESS])
 
 
 @settings(deadline=None, max_examples=60)

@@ -68,8 +68,8 @@ def test_states_without_room_are_in_the_third_memory(short: int) -> None:
     assert own.far is not None and own.far.states(own.updates) >= short
     assert found.replay.transfers is not None
     assert found.replay.transfers.host_peak <= tight.link.room
-    lanes = {lane for lane, *_ in found.replay.passing}
-    assert lanes >= {"host/from-disk", "host/to-disk"}
+    streams = {stream for stream, *_ in found.replay.passing}
+    assert streams >= {"host/from-disk", "host/to-disk"}
 
 
 @pytest.mark.long
