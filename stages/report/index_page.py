@@ -132,10 +132,10 @@ def _model_rows(
     rows = []
     if model.error:
         rows.append(_failure_row(model.name, "", "", link, 0, model.error))
-    for folder, sentence in sorted(model.failures.items()):
+    for folder, message in sorted(model.failures.items()):
         strategy, _, budget = folder.partition("/")
         rows.append(
-            _failure_row(model.name, strategy, budget, link, colors.get(strategy, 0), sentence)
+            _failure_row(model.name, strategy, budget, link, colors.get(strategy, 0), message)
         )
     plans = sorted(
         model.plans,
@@ -150,7 +150,7 @@ def _model_rows(
 
 
 def _failure_row(
-    model: str, strategy: str, budget: str, link: str, ink: int, sentence: str
+    model: str, strategy: str, budget: str, link: str, ink: int, message: str
 ) -> IndexRow:
     return IndexRow(
         model=model,
@@ -160,13 +160,13 @@ def _failure_row(
         link=link,
         ink=ink,
         state="bad",
-        word="not planned" if sentence == NOT_PLANNED_YET else "failed",
+        word="not planned" if message == NOT_PLANNED_YET else "failed",
         predicted=None,
         measured=None,
         ratio=None,
         scattered=False,
         gap=None,
-        words=sentence,
+        words=message,
         spark="",
         dot=None,
     )
@@ -199,7 +199,7 @@ def _plan_row(
         ratio=found.ratio,
         scattered=found.scattered,
         gap=plan.gap if plan.feasible else None,
-        words=found.sentence if found.state == "bad" else _row_note(result),
+        words=found.message if found.state == "bad" else _row_note(result),
         spark=spark,
         dot=dot,
     )

@@ -81,7 +81,7 @@ class ModelPage:
 
     `subtitle` says where it was planned. `ids` names the panels, `first` is the panel that is open
     at first, and `outcomes` has the statuses by the folder of their plan. `failures` are points
-    that have no plan, with the sentence of what went wrong; `notes` say what is missing.
+    that have no plan, with the message of what went wrong; `notes` say what is missing.
     """
 
     title: str
@@ -435,7 +435,7 @@ def _notes(results: ModelResults) -> list[str]:
         (results.blocks is None, "There are no blocks, so what they keep is not shown."),
         (not results.plans, "No plan was chosen yet."),
     ]
-    notes += [sentence for absent, sentence in missing if absent]
+    notes += [message for absent, message in missing if absent]
     unmeasured = [
         plan_name(result.plan)
         for result in results.plans

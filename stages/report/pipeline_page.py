@@ -99,7 +99,7 @@ class PipelinePage:
     model: str
     strategy: str
     status: str
-    sentence: str
+    message: str
     microbatches: int
     pictures: list[GanttChart]
     memories: list[RankMemoryPlot]
@@ -122,7 +122,7 @@ def build_pipeline_page(
         model=pipeline.model,
         strategy=plan.strategy,
         status=FAILED_STATUS if failed else plan.status,
-        sentence=said,
+        message=said,
         microbatches=pipeline.microbatches,
         pictures=pictures,
         memories=[_plot_rank_memory(pipeline, rank) for rank in range(pipeline.ranks)],

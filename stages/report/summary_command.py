@@ -151,7 +151,7 @@ STATE_COLORS = {"good": "green", "warning": "yellow", "bad": "red"}
 @dataclass(frozen=True)
 class SummaryRow:
     """One line of the table, as text; `gap` is that of the plan to its bound, `state` is "good",
-    "warning" or "bad", `note` a sentence that belongs below the table. `kernels` are told where a
+    "warning" or "bad", `note` a message that belongs below the table. `kernels` are told where a
     model's are fused, and `judged` is the status of the plan itself, as it was measured."""
 
     model: str
@@ -180,7 +180,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the table and, below it, a sentence for each plan that failed, with the log that has
+    """Prints the table and, below it, a message for each plan that failed, with the log that has
     it. Returns the exit code: 1 where the configuration asks for that (`fail_on`)."""
     config = read_config(options.configuration) if options.configuration else None
     if options.results is None and config is None:
@@ -197,7 +197,7 @@ def run(options: argparse.Namespace) -> int:
 
 def print_summary(lines: list[SummaryRow], folder: Path) -> None:
     """Prints lines as a table, what they take of a GPU and send to an offload target as others,
-    sentences and the path of the index below."""
+    messages and the path of the index below."""
     from rich.console import Console
     from rich.table import Table
 
@@ -249,29 +249,27 @@ def print_summary(lines: list[SummaryRow], folder: Path) -> None:
     sending = [line.slow for line in lines if line.slow is not None]
     if sending:
         console.print(build_rich_table(OFFLOAD_TITLE, OFFLOAD_HEADS, sending))
-    for sentence, places in _group_notes(lines).items():
+    for message, places in _group_notes(lines).items():
         console.print(
-            f"{', '.join(places)}: {sentence}", markup=False, highlight=False, soft_wrap=True
+            f"{', '.join(places)}: {message}", markup=False, highlight=False, soft_wrap=True
         )
     if (folder / "index.html").exists():
         console.print(f"All reports: {folder / 'index.html'}", markup=False, highlight=False)
 
 
 def _group_notes(lines: list[SummaryRow]) -> dict[str, list[str]]:
-    """The plans that each sentence is about; the model alone where it is about all of them."""
+    """The plans that each message is about; the model alone where it is about all of them."""
     notes: dict[str, list[SummaryRow]] = {}
     for line in lines:
         if line.note:
             notes.setdefault(line.note, []).append(line)
     places = {}
-    for sentence, about in notes.items():
+    for message, about in notes.items():
         model = about[0].model
         if len(about) > 1 and about == [line for line in lines if line.model == model]:
-            places[sentence] = [model]
+            places[message] = [model]
         else:
-            places[sentence] = [
-                " ".join([line.model, line.strategy, line.budget]) for line in about
-            ]
+            places[message] = [" ".join([line.model, line.strategy, line.budget]) for line in about]
     return places
 
 
@@ -326,7 +324,7 @@ def _plan_summary(folder: Path, result: PlanResult, report: str) -> SummaryRow:
     log = None
     if result.error:
         log = latest_error_log(place) or upstream_error_log(place) or model_error_log(place)
-    note, runs = found.sentence if found.state == "bad" else "", is_file_locked(log)
+    note, runs = found.message if found.state == "bad" else "", is_file_locked(log)
     if runs:
         note = ""
     elif result.error:

@@ -239,7 +239,7 @@ def plan_of(
         budget_total=total,
         budget_bytes=budget_bytes,
         status="infeasible" if result is None else "feasible",
-        message="a sentence of the plan",
+        message="a message of the plan",
         time=None if result is None else result.seconds,
         peak=None if result is None else result.peak,
         lower_bound=None if result is None else 0.95 * result.seconds,

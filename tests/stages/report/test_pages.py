@@ -189,7 +189,7 @@ def test_plans_are_shown_without_frontiers_where_that_is_asked(
 
 
 @pytest.mark.parametrize(
-    ("words", "error", "sentence"),
+    ("words", "error", "message"),
     [
         (["--perfetto", "s"], ConfigError, "--graph"),
         (["--index", "i", "--graph", "g"], ConfigError, "--perfetto"),
@@ -198,9 +198,9 @@ def test_plans_are_shown_without_frontiers_where_that_is_asked(
     ],
 )
 def test_wrong_arguments(
-    tmp_path: Path, words: list[str], error: type[Exception], sentence: str
+    tmp_path: Path, words: list[str], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=sentence):
+    with pytest.raises(error, match=message):
         run(*words, "--out", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
