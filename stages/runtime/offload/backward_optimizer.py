@@ -279,9 +279,9 @@ class _BackwardOptimizer(torch.optim.Optimizer):
     def _settle(self) -> None:
         """What a backward that was interrupted has not come to is a gradient again; raises
         RuntimeError where the memory that parameters live in has failed."""
-        home, lane = self._updates.home, self._updates.lane
-        if home is not None and not home.memory.healthy:
-            home.check()
+        store, lane = self._updates.parameter_store, self._updates.lane
+        if store is not None and not store.memory.healthy:
+            store.check()
         if lane is not None:
             lane.settle()
 
@@ -332,19 +332,19 @@ class _BackwardOptimizer(torch.optim.Optimizer):
     def gathered(self) -> contextlib.AbstractContextManager[None]:
         """Within it all parameters are on the device, to be read, changed, and used by the model
         itself. At its end those that live in the offload target are sent back as they are then."""
-        home = self._updates.home
-        return contextlib.nullcontext() if home is None else home.gathered()
+        store = self._updates.parameter_store
+        return contextlib.nullcontext() if store is None else store.gathered()
 
     def close(self) -> None:
         """Stops updating, and gives the offload target its bytes back: the states are gone, and
         parameters that live there come back to the device. Where that memory has failed they are
         lost, and have no values from then on; raises RuntimeError where it fails now."""
-        home = self._updates.home
+        store = self._updates.parameter_store
         try:
-            if home is not None:
-                home.close()
+            if store is not None:
+                store.close()
         finally:
-            if home is None or home.closed:
+            if store is None or store.closed:
                 self._remove()
                 self._unswapped.clear()
                 self._updates.ring.close()
@@ -358,19 +358,19 @@ class _BackwardOptimizer(torch.optim.Optimizer):
     def waited_seconds(self) -> float:
         """Seconds for which steps have waited for states so far, on the CPU, and for parameters
         that live in the offload target."""
-        home = self._updates.home
+        store = self._updates.parameter_store
         return self._updates.ring.waited + (
-            0.0 if home is None else home.memory.waited + home.copies.waited
+            0.0 if store is None else store.memory.waited + store.copies.waited
         )
 
     @property
     def slow_bytes(self) -> int:
         """Bytes of the offload target that the states have, and parameters that live there."""
-        home = self._updates.home
+        store = self._updates.parameter_store
         own = self._updates.slow_bytes
         lane = self._updates.lane
         own += 0 if lane is None else lane.sums.size
-        return own if home is None else own + home.memory.size + home.copies.size
+        return own if store is None else own + store.memory.size + store.copies.size
 
     @property
     def far_bytes(self) -> int:

@@ -33,9 +33,9 @@ STAGING_BUFFER_COUNT = 4
 class PiecewiseOptimizer:
     """The states of the parameters of some groups, and how they are updated; `memory` makes what
     they are stored in, of that many bytes, where that is not the device's offload target. Those
-    of the parameters that live in a `home` come from there, and the `lane` updates some there;
-    the states of some of these, of the numbers `apart`, are `far` away, behind all others. Those
-    that are `resident` stay on the device.
+    of the parameters that live in a `parameter_store` come from there, and the `lane` updates some
+    there; the states of some of these, of the numbers `apart`, are `far` away, behind all others.
+    Those that are `resident` stay on the device.
 
     `keys` are the names of the states of each parameter that has been updated, `scalars` those that
     are numbers: these stay in memory. `staging` are the bytes of the staging buffers.
@@ -48,13 +48,13 @@ class PiecewiseOptimizer:
         folder: str | None,
         piece_bytes: int,
         memory: Callable[[int], StateTarget] | None = None,
-        home: ParameterStore | None = None,
+        parameter_store: ParameterStore | None = None,
         apart: Collection[int] = (),
         resident: Collection[int] = (),
     ) -> None:
         self.parameters = [p for group in groups for p in group["params"]]
         self.layouts = [MemoryLayout.of(parameter) for parameter in self.parameters]
-        self.home = home
+        self.parameter_store = parameter_store
         self.lane: HostUpdater | None = None
         self.far: SecondTierStore | None = None
         self.kind = kind
@@ -125,7 +125,9 @@ class PiecewiseOptimizer:
     def version(self, number: int) -> int | None:
         """How often a parameter was changed in place, None where it lives in an offload target."""
         parameter = self.parameters[number]
-        elsewhere = self.home is not None and id(parameter) in self.home.numbers
+        elsewhere = (
+            self.parameter_store is not None and id(parameter) in self.parameter_store.numbers
+        )
         return None if elsewhere else parameter._version
 
     def begin(self) -> None:
@@ -200,10 +202,10 @@ class PiecewiseOptimizer:
         self.ring.order = []
 
     def _unmoved(self, number: int) -> torch.Tensor:
-        """A parameter, which lies as it did when its states got their places; where it has a home,
-        that has not failed, since its states are then those of another step."""
-        if self.home is not None:
-            self.home.check()
+        """A parameter, which lies as it did when its states got their places; where it is in the
+        parameter store, that has not failed, since its states are then those of another step."""
+        if self.parameter_store is not None:
+            self.parameter_store.check()
         parameter = self.parameters[number]
         if MemoryLayout.of(parameter) != self.layouts[number]:
             raise RuntimeError(
@@ -215,10 +217,10 @@ class PiecewiseOptimizer:
     @contextlib.contextmanager
     def _changing(self, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
         """All elements of a parameter, on the device, in the order of its storage."""
-        if self.home is None or id(parameter) not in self.home.numbers:
+        if self.parameter_store is None or id(parameter) not in self.parameter_store.numbers:
             yield flat_view(parameter)
             return
-        with self.home.modify_parameter(self.home.number(parameter)) as whole:
+        with self.parameter_store.modify_parameter(self.parameter_store.number(parameter)) as whole:
             yield flat_view(whole)
 
     def _each(self, number: int) -> Iterator[tuple[ParameterPiece, StagingBuffer]]:

@@ -108,9 +108,9 @@ class StepContext:
         return self.store
 
 
-def _settle_ended_run(home: weakref.ref[ParameterStore], visit: weakref.ref[StepContext]) -> None:
+def _settle_ended_run(store: weakref.ref[ParameterStore], visit: weakref.ref[StepContext]) -> None:
     """A run ended early; a memory that fails now is told when it is next used."""
-    own = home()
+    own = store()
     if own is not None and own.step_context is visit and own.memory.healthy:
         with contextlib.suppress(RuntimeError):
             own.settle()
