@@ -266,7 +266,7 @@ def _is_worse(plan: Plan, rival: CompetingPlan) -> bool:
 
 
 def _check_schedule(files: PlanFiles) -> Iterator[str]:
-    """The schedule replays to what the plan and the schedule itself say."""
+    """The simulator finds what the plan and the schedule itself say."""
     if is_chain_plan(files):
         return
     if files.schedule is None:
@@ -280,7 +280,7 @@ def _check_schedule(files: PlanFiles) -> Iterator[str]:
         return
     if files.graph is None or files.costs is None:
         lacking = "graph.arrow" if files.graph is None else "costs.arrow"
-        yield f"{files.schedule}: cannot be replayed without a whole {lacking}"
+        yield f"{files.schedule}: cannot be simulated without a whole {lacking}"
         return
     graph, costs = read_cached(read_graph, files.graph), read_cached(read_costs, files.costs)
     if (
@@ -311,7 +311,7 @@ def _check_simulation(
         return
     for index, (written, step) in enumerate(zip(steps, played.steps, strict=True)):
         if written != step:
-            yield f"{files.schedule}: step {index} has other figures than its replay"
+            yield f"{files.schedule}: step {index} has other figures than the simulator"
             break
     for name, claimed, found in (
         ("peak", plan.peak, whole.peak),
@@ -321,7 +321,7 @@ def _check_simulation(
         ("recomputed_time", plan.recomputed_time, played.repeated_seconds),
     ):
         if claimed != found:
-            yield f"{files.path}: {name} is {claimed}, where the schedule replays to {found}"
+            yield f"{files.path}: {name} is {claimed}, where the simulator finds {found}"
     if plan.kernels is not None:
         run = count_executed_groups(graph, (step.action for step in steps))
         if (plan.groups, plan.compiled) != run:

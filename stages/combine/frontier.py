@@ -68,7 +68,7 @@ def build_frontier(
     report: ProgressCallback | None = None,
     budgets: int = FRONTIER_BUDGETS,
 ) -> Frontier:
-    """The plans of a strategy, each replayed at true sizes, by falling peak.
+    """The plans of a strategy, each simulated at true sizes, by falling peak.
 
     `candidates` are what the strategy made of the step and `keep_all` is the captured order; local
     search starts from both and from what `moment` decides. The candidates are points as they were
@@ -77,7 +77,7 @@ def build_frontier(
     keeps its candidates as they are. Local search has a grid of at most so many `budgets`. The
     result does not depend on `workers`, the number of threads; `report` is told of it, as
     `LocalSearch.sweep` says, and of the search with a link that follows. Raises ScheduleError when
-    a candidate has an action that is added to it, or replay refuses a plan.
+    a candidate has an action that is added to it, or the simulator refuses a plan.
     """
     if about.baseline and not candidates:
         raise ScheduleError(f"{about.name} makes no plan")
@@ -209,7 +209,7 @@ class _CandidatePlan:
 
 
 class _CandidateSimulator:
-    """Replays plans of one step."""
+    """Simulates plans of one step."""
 
     def __init__(self, subject: FrontierProblem) -> None:
         self.subject = subject
@@ -217,7 +217,7 @@ class _CandidateSimulator:
         self._given: dict[tuple[Action, ...], PlanCost] = {}
 
     def cost(self, actions: Sequence[Action], in_place: bool, ceiling: int) -> PlanCost:
-        """What replay says of a plan."""
+        """What the simulator says of a plan."""
         steps = self.opener.of_actions(actions, in_place, ceiling)
         subject = self.subject
         played = simulate(subject.graph, subject.costs, steps, link=subject.link)

@@ -66,7 +66,8 @@ def select_plan(
     one, whose reserved bytes are within the budget. When nothing fits, the status is `infeasible`,
     the point None and the schedule empty. `report` is told of each search that is done. Raises
     ConfigError when the budget is no size, or the costs are of settings of CUDA's allocator that
-    are not followed, ArtifactError when the frontier does not say what its plans replay to.
+    are not followed, ArtifactError when the frontier does not say what the simulator finds of its
+    plans.
     """
     in_all = BudgetAccounting.of_step(graph, costs, problem, frontier.link)
     elsewhere = total is not None

@@ -89,7 +89,7 @@ def build_timeline(
     updates: OptimizerPlan | None = None,
 ) -> StepTimeline:
     """The memory line of a schedule of a graph (peaks, times and live bytes filled in), as it was
-    replayed, with `accumulate` and `updates` or without."""
+    simulated, with `accumulate` and `updates` or without."""
     owners = _schedule_independent_owners(graph)
     walked = list(schedule_effects(graph, steps, accumulate or resident_gradients(graph, updates)))
     forward = takewhile(lambda effect: not isinstance(effect.step.action, ComputeLoss), walked)

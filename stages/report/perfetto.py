@@ -44,7 +44,7 @@ def build_trace(
     passing: Sequence[tuple[str, float, float]] = (),
     ran: Sequence[TimelinePoint] = (),
 ) -> dict[str, Any]:
-    """The trace document of a replayed schedule: JSON-ready, events by rising time.
+    """The trace document of a simulated schedule: JSON-ready, events by rising time.
 
     Streams are threads, in the order they are first used; above them lies one with the phases. Each
     memory is a counter of its live bytes, at its most while an op runs. An op that ran before is of

@@ -84,7 +84,7 @@ def plot_streams(
     ran: Sequence[TimelinePoint] = (),
     took: float = 0.0,
 ) -> StreamPlot | None:
-    """The picture of a schedule as it was replayed; None where all of it is in one stream.
+    """The picture of a schedule as it was simulated; None where all of it is in one stream.
     `passing` are the transfers of states, which are no steps of their own; `stays` are the bytes
     that are in the offload target before the step and after it. `ran` are the lines of a measured
     step, which `took` so many seconds."""

@@ -358,7 +358,8 @@ def neighboring_points(points: Iterable[ParetoPoint], budget: int) -> list[Paret
 def transfer_point(
     source: ParetoPoint, actions: Sequence[Action], ceiling: int, cost: PlanCost
 ) -> ParetoPoint:
-    """The point of a plan with transfers, found from one without, with what replay says of it."""
+    """The point of a plan with transfers, found from one without, with what the simulator says of
+    it."""
     return replace(
         source,
         peak=cost.peak,

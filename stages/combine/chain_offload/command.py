@@ -45,7 +45,7 @@ def run_offload(options: argparse.Namespace) -> None:
     digest = store.read(path, CHAIN).digest
     write_sequence(options.out / "sequence.arrow", chosen.sequence if chosen else [], digest)
     write_operation_timeline(
-        options.out / "streams.arrow", chosen.replay.steps if chosen else [], digest
+        options.out / "streams.arrow", chosen.simulation.steps if chosen else [], digest
     )
     write_plan(options.out / "plan.json", plan)
     print(format_status(plan.status, plan.message))
@@ -88,7 +88,7 @@ def plan_chain_offload(
         return refusal, None
     bound = min(plans.bound(size), chosen.seconds)
     optimal = chosen.seconds <= bound * (1 + TIME_TOLERANCE)
-    played, gap = chosen.replay, optimality_gap(chosen.seconds, bound)
+    played, gap = chosen.simulation, optimality_gap(chosen.seconds, bound)
     lost = played.waited + played.overhead
     plan = Plan(
         strategy,

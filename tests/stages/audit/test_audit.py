@@ -179,7 +179,7 @@ def edit(name: str) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[], Any], str]] = {
-    "peak": (lambda: rewrite_plan(peak=7), "plan.json: peak is 7, where the schedule replays to"),
+    "peak": (lambda: rewrite_plan(peak=7), "plan.json: peak is 7, where the simulator finds"),
     "time": (lambda: rewrite_plan(time=1e-9), "plan.json: time is 1e-09, where the schedule"),
     "slower": (lambda: rewrite_plan(time=9.0), "plan.json: takes 9.0 s, its point of the frontier"),
     "recomputed": (lambda: rewrite_plan(recomputed=99), "plan.json: recomputed is 99, where"),

@@ -50,7 +50,7 @@ def chosen(frontier: Frontier, budget: str) -> int:
     return main(["select", *FILES, "--frontier", "other.arrow", "--budget", budget, "--out", "p"])
 
 
-def test_figures_are_replayed(frontier: Frontier, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_are_simulated(frontier: Frontier, capsys: pytest.CaptureFixture[str]) -> None:
     first, *middle, last = frontier.points
     small = replace(last, peak=last.peak - 1, local_search=True)
     quick = replace(first, seconds=first.seconds / 2, local_search=True)
@@ -64,7 +64,7 @@ def test_figures_are_replayed(frontier: Frontier, capsys: pytest.CaptureFixture[
     for other in doctored:
         capsys.readouterr()
         assert chosen(other, "none") == 1
-        assert "which replays to" in capsys.readouterr().err
+        assert "where the simulator finds" in capsys.readouterr().err
 
 
 def test_the_status_is_printed_by_hand_alone(

@@ -158,7 +158,7 @@ def run_again(graph: Graph) -> list[int]:
 
 
 def played(graph: Graph, costs: Costs, executions: list[int]) -> SimulationResult:
-    """The schedule of a sequence of executions, replayed."""
+    """The schedule of a sequence of executions, simulated."""
     opener = ScheduleLowering(graph, build_planning_graph(graph, costs))
     return simulate(graph, costs, opener.schedule(executions, False))
 

@@ -93,6 +93,6 @@ def test_frees_and_gradients_are_instants(document: dict) -> None:
 
 
 def test_a_schedule_that_repeats_nothing_has_no_such_category() -> None:
-    replayed = played(GRAPH, COSTS, keep_all(GRAPH))
-    events = build_trace(GRAPH, replayed.steps)["traceEvents"]
+    simulated = played(GRAPH, COSTS, keep_all(GRAPH))
+    events = build_trace(GRAPH, simulated.steps)["traceEvents"]
     assert "recomputation" not in {event.get("cat") for event in events}

@@ -25,7 +25,7 @@ def test_streams_come_to_what_the_referee_of_chains_says(
     ways, link, budget = case
     plan = plan_offload_chain("offload_greedy", ways, link).within(budget)
     if plan is not None:
-        played = plan.replay
+        played = plan.simulation
         most = max(step.live for step in played.steps)
         figures = (played.seconds, played.waited, most, played.host_peak, played.left)
         assert check_streams(played.steps) == StreamTotals(*figures, played.returned)

@@ -321,7 +321,7 @@ def test_gradients_that_add_up_otherwise_are_told(
     assert found.message.startswith("In 3 steps of AdamW, an output of step 2 differs")
 
 
-def test_plans_of_microbatches_replay_to_what_they_say(made: Any, away: Any) -> None:
+def test_plans_of_microbatches_simulate_to_what_they_say(made: Any, away: Any) -> None:
     folder, _ = made
     for plan in away[:2]:
         files = PlanFiles(

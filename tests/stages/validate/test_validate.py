@@ -237,7 +237,7 @@ def test_a_loss_must_be_there_as_it_was_traced(graph: Graph, tmp_path: Path) -> 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["gpt2", "resnet", "loss", "own loss"])
-def test_replay_predicts_the_peak_to_the_byte(
+def test_the_simulator_predicts_the_peak_to_the_byte(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "TIMING_SECONDS", 0.0)

@@ -103,9 +103,9 @@ def test_what_is_found_is_a_plan_that_is_no_slower(
         assert seconds <= seconds_of(mover, mover.start(placed), budget)[0] * (1 + 1e-9)
         plan = mover.placed(found, budget)
         assert plan is not None and plan.seconds <= seconds * (1 + 1e-9)
-        replayed = played(graph, costs, problem, placer.actions(plan), link, budget)
-        assert replayed.peak <= budget
-        assert replayed.seconds == pytest.approx(plan.seconds)
+        simulated = played(graph, costs, problem, placer.actions(plan), link, budget)
+        assert simulated.peak <= budget
+        assert simulated.seconds == pytest.approx(plan.seconds)
 
 
 @settings(deadline=None, max_examples=10)
@@ -231,8 +231,8 @@ def test_what_is_made_again_unread_is_sent_when_it_was_made_last(
     leaves = mover.leaves[0]
     found = mover.placed([0, 0, 1, leaves, 2, 3, 4, leaves + 1, 5], 100)
     assert found is not None and [stay.gap.made for stay in found.stays] == [1]
-    replayed = played(graph, costs, problem, placer.actions(found), link, 100)
-    assert replayed.seconds == pytest.approx(found.seconds)
+    simulated = played(graph, costs, problem, placer.actions(found), link, 100)
+    assert simulated.seconds == pytest.approx(found.seconds)
 
 
 @pytest.mark.parametrize("room", [math.inf, 5])

@@ -120,4 +120,4 @@ def test_a_strategy_with_a_link_from_outside(
     found = read_frontier(frontier)
     write_frontier(frontier, replace(found, link=replace(link, bandwidth=2e9)))
     assert main([*words, "--out", str(point)]) == 1
-    assert "which replays to" in capsys.readouterr().err
+    assert "where the simulator finds" in capsys.readouterr().err
