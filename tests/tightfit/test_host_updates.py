@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("traced_once")
 
 @pytest.fixture(autouse=True, scope="module")
 def _slow_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Updates on the device are said to take long, so that the disk's lane does them."""
+    """Updates on the device are said to take long, so that the disk's stream does them."""
     known = parameter_offload.measure_optimizer
 
     def measured(*args: Any, **kwargs: Any) -> Any:

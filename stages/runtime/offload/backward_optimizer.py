@@ -249,8 +249,8 @@ class _BackwardOptimizer(torch.optim.Optimizer):
     def _update_remaining(self) -> None:
         """Updates what still has a gradient."""
         self._settle()
-        lane = self._updates.lane
-        if lane is not None and lane.summed:
+        updater = self._updates.host_updater
+        if updater is not None and updater.summed:
             raise RuntimeError(
                 "step() comes after backwards within accumulating() alone, whose gradients wait in "
                 "an offload target: run the last backward of a step outside of it"
@@ -279,11 +279,11 @@ class _BackwardOptimizer(torch.optim.Optimizer):
     def _settle(self) -> None:
         """What a backward that was interrupted has not come to is a gradient again; raises
         RuntimeError where the memory that parameters live in has failed."""
-        store, lane = self._updates.parameter_store, self._updates.lane
+        store, updater = self._updates.parameter_store, self._updates.host_updater
         if store is not None and not store.memory.healthy:
             store.check()
-        if lane is not None:
-            lane.settle()
+        if updater is not None:
+            updater.settle()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As that of every optimizer; refused where a backward has taken gradients already."""
@@ -293,8 +293,8 @@ class _BackwardOptimizer(torch.optim.Optimizer):
                 "zero_grad() comes before optimizer.step(), and the backward has updated the "
                 "parameters already: call it after the step"
             )
-        if self._updates.lane is not None:
-            self._updates.lane.forget()
+        if self._updates.host_updater is not None:
+            self._updates.host_updater.forget()
         self._backwards.clear()
         if self._consumed.stepped and not set_to_none:
             raise RuntimeError(
@@ -368,8 +368,8 @@ class _BackwardOptimizer(torch.optim.Optimizer):
         """Bytes of the offload target that the states have, and parameters that live there."""
         store = self._updates.parameter_store
         own = self._updates.slow_bytes
-        lane = self._updates.lane
-        own += 0 if lane is None else lane.sums.size
+        updater = self._updates.host_updater
+        own += 0 if updater is None else updater.sums.size
         return own if store is None else own + store.memory.size + store.copies.size
 
     @property

@@ -1,4 +1,4 @@
-"""Updates parameters in the offload target that they live in, in a lane beside the device.
+"""Updates parameters in the offload target that they live in, in a stream beside the device.
 
 A gradient is sent there as soon as it is whole. Where that is a disk, parts of parameter, gradient
 and states pass through a few buffers, the workspace, which are taken once; the thread that computes

@@ -139,7 +139,9 @@ def offload_parameters(
         stepping = _stepping(optimizer, updates)
         store.stepping = weakref.ref(stepping)
         if spec.host_updated:
-            store.lane = updates.lane = _make_host_updater(store, updates, spec, beside, sums)
+            store.host_updater = updates.host_updater = _make_host_updater(
+                store, updates, spec, beside, sums
+            )
         return store, stepping
     except BaseException:
         if store is not None:
@@ -169,14 +171,14 @@ def _make_host_updater(
             "an optimizer with fused=True keeps its steps on the device, and parameters are "
             "updated in the host's memory: leave fused out"
         )
-    lane = HostUpdater(store, updates, spec.host_updated, states, sums)
-    size = lane.workspace.bytes + (0 if updates.far is None else updates.far.bytes)
+    updater = HostUpdater(store, updates, spec.host_updated, states, sums)
+    size = updater.workspace.bytes + (0 if updates.far is None else updates.far.bytes)
     if store.device.type == "cpu" and size > spec.workspace_bytes:
         raise RuntimeError(
             f"updates on the disk pass through {size} bytes, in the plan "
             f"{spec.workspace_bytes}: plan again with the optimizer's settings"
         )
-    return lane
+    return updater
 
 
 def _parameter_numbers(

@@ -309,13 +309,13 @@ def test_gradients_that_add_up_otherwise_are_told(
     parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package, judged = parts
-    lane: Any = sys.modules[f"{package.__name__}.runtime.offload.host_update"]
-    add = lane.UpdateWorkspace.add
+    module: Any = sys.modules[f"{package.__name__}.runtime.offload.host_update"]
+    add = module.UpdateWorkspace.add
 
     def forgetting(self: Any, number: int, gradient: int, earlier: int, first: bool) -> Any:
         return add(self, number, gradient, earlier, first=True)
 
-    monkeypatch.setattr(lane.UpdateWorkspace, "add", forgetting)
+    monkeypatch.setattr(module.UpdateWorkspace, "add", forgetting)
     found = judged(tmp_path)
     assert found.status == "failed" and not found.bits_equal and found.peak_as_predicted
     assert found.message.startswith("In 3 steps of AdamW, an output of step 2 differs")

@@ -94,7 +94,7 @@ def run(
     store: ParameterStore, optimizer: Any, gradients: list[torch.Tensor | None], last: bool
 ) -> None:
     """What the program of a microbatch does once gradients are whole."""
-    adding = store.lane is not None and store.lane.adds and not last
+    adding = store.host_updater is not None and store.host_updater.adds and not last
     with contextlib.nullcontext() if last else optimizer.accumulating():
         visit = StepContext(store, adding)
         visit.begin_backward()
@@ -180,7 +180,7 @@ def test_parameters_of_any_dtype(dtype: torch.dtype) -> None:
 
 
 class AtOnce:
-    """A disk whose lane beside is the thread that issues."""
+    """A disk whose stream beside is the thread that issues."""
 
     def __init__(self, disk: Any) -> None:
         self.disk = disk
@@ -318,8 +318,8 @@ def test_what_is_done_with_a_gradient_comes_after_its_transfer(adding: bool) -> 
         store.parameters[0].grad = gradients_of(own, 0)[0]
         found._arrived(0)
         visit.send_gradient(0, 0)
-        assert store.lane is not None
-        sent = store.lane.moving[0]
+        assert store.host_updater is not None
+        sent = store.host_updater.moving[0]
         visit.wait_for_gradient(0)
         visit.free_gradient(0)
         (visit.accumulate if adding else visit.optimize)(0)
