@@ -346,9 +346,21 @@ def test_a_percentage_is_of_what_is_not_fixed() -> None:
 
 
 @pytest.mark.parametrize(
+    "written", ["12,368,390 bytes", "12,368,390", "12368390 bytes", "12368390B", "12,368.390kB"]
+)
+def test_sizes_as_messages_write_them(written: str) -> None:
+    budget = parse_budget(written)
+    assert (budget.size, "," in budget.directory) == (12_368_390, False)
+
+
+@pytest.mark.parametrize(
     "written",
     [
         "",
+        "1,5GB",
+        "1,23,456",
+        ",123",
+        "12bytesize",
         "MB",
         "8 gigs",
         "0",

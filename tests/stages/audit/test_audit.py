@@ -20,6 +20,7 @@ from tightfit.schemas import store
 from tightfit.schemas.costs import read_costs, write_costs
 from tightfit.schemas.measurement import read_measurement, write_measurement
 from tightfit.schemas.package_manifest import module_digest
+from tightfit.schemas.plan import read_plan
 from tightfit.schemas.schedule import SCHEDULE, read_schedule, write_schedule
 
 ROOT = Path(__file__).parents[3]
@@ -50,6 +51,16 @@ def test_nothing_is_wrong_with_a_run(
     gap = store.read_json(f"{POINT}/plan.json")["gap"]
     share = re.search(r"no plan could save more than ([0-9.]+)% of its time, by its bound", said)
     assert share is not None and gap <= float(share[1]) / 100 <= gap + 1e-3
+
+
+def test_a_plan_of_the_smallest_budget_is_as_good(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--graph", f"{MODEL}/graph.arrow", "--costs", f"{MODEL}/costs.arrow"]
+    words += ["--frontier", f"{MODEL}/rockmate/frontier.arrow", "--budget", "min"]
+    assert main(["select", *words, "--out", f"{MODEL}/rockmate/min"]) == 0
+    assert read_plan(f"{MODEL}/rockmate/min/plan.json").feasible
+    assert complaints(capsys) == []
 
 
 def test_a_moved_run_is_as_good(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
