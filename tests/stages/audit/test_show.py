@@ -10,12 +10,29 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.schemas.test_pipeline import PIPELINE
+from tests.schemas.test_pipeline_pattern import PLAN
 from tests.stages.audit.towers import MODEL, POINT
 from tightfit.__main__ import CLOSED_PIPE_CODE, main
 from tightfit.schemas import store
 from tightfit.schemas.graph.training_graph import read_graph
 from tightfit.schemas.machine import MACHINES
+from tightfit.schemas.measured_link import LINK_ARTIFACT, MeasuredLink, write_measured_link
 from tightfit.schemas.measurement import MEMORY_TIMELINE, TimelinePoint, write_memory_timeline
+from tightfit.schemas.optimizer_plan import (
+    OPTIMIZER_COSTS_ARTIFACT,
+    LinkSpeed,
+    OptimizerCosts,
+    ParameterUpdateCost,
+    write_optimizer_costs,
+)
+from tightfit.schemas.pipeline import PIPELINE_ARTIFACT, write_pipeline
+from tightfit.schemas.pipeline_measurement import (
+    PIPELINE_MEASUREMENT_ARTIFACT,
+    PipelineMeasurement,
+    write_pipeline_measurement,
+)
+from tightfit.schemas.pipeline_plan import write_pipeline_plan
 from tightfit.schemas.schedule import read_schedule
 
 TIMELINE = [TimelinePoint("planned" if i % 2 else "original", 0.5 * i, 7 * i) for i in range(3000)]
@@ -62,9 +79,46 @@ def test_every_file_of_a_run_is_shown(run: Path, capsys: pytest.CaptureFixture[s
 def test_descriptions_of_machines_are_shown(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(path.read_text())
     assert json.loads("\n".join(show(capsys, path, "--json")))["rows"] == [document]
-    assert f"flops.float32  {document['devices'][0]['flops']['float32']:.6g}" in show(
-        capsys, path, "devices"
-    )
+    lines = [line.split() for line in show(capsys, path, "devices")]
+    assert ["flops.float32", f"{document['devices'][0]['flops']['float32']:.6g}"] in lines
+
+
+SPEED = LinkSpeed(1e9, 1e9, (5e8, 5e8), 1e-5)
+UPDATES = {"w": ParameterUpdateCost("w", (64,), 1e-3, 8, 0, (8, 0))}
+DOCUMENTS = {
+    PIPELINE_ARTIFACT: lambda path: write_pipeline(path, PIPELINE),
+    "plan of a pipeline": lambda path: write_pipeline_plan(path, PLAN),
+    PIPELINE_MEASUREMENT_ARTIFACT: lambda path: write_pipeline_measurement(
+        path, PipelineMeasurement("net", "madpipe", "feasible", "Good.", 2, 1.0, [])
+    ),
+    LINK_ARTIFACT: lambda path: write_measured_link(path, MeasuredLink(SPEED, "disk", 5)),
+    OPTIMIZER_COSTS_ARTIFACT: lambda path: write_optimizer_costs(
+        path, OptimizerCosts("AdamW", 1 << 20, UPDATES)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_every_json_document_is_known_by_any_name(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.json"
+    DOCUMENTS[kind](path)
+    document = json.loads(path.read_text())
+    shown = json.loads("\n".join(show(capsys, path, "--json")))
+    assert (shown["artifact"], shown["rows"]) == (kind, [document])
+    assert show(capsys, path)[0].startswith(f"{path}: {kind}, 1 row, digest ")
+    document.pop([*document][1])
+    path.write_text(json.dumps(document))
+    assert refuse(capsys, path).startswith(f"{path}: ")
+
+
+def test_lists_in_json_are_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "pipeline.json"
+    write_pipeline(path, PIPELINE)
+    lines = show(capsys, path, "stages", "--where", "rank=1", "--columns", "stage,first,last")
+    assert lines[1:] == ["stage  2", "first  3", "last   4", "(1 of 2 rows match; 1 shown)"]
+    assert show(capsys, path, "memory")[1:] == ["memory", "   100", "   100"]
 
 
 def test_json_has_what_the_reader_has(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
