@@ -70,7 +70,7 @@ class FrontierFiles:
         if said := strategy.supports(read.step):
             raise ConfigError(f"{name} cannot plan {read.graph.model}: {said}")
         if not about.baseline:
-            compile_search(progress.note)
+            compile_search(progress.note, transfers=about.links)
         progress.begin(f"{read.graph.model}: {name}", "budgets")
         found = read.frontier(strategy, about, workers, progress.report, budgets)
         return (

@@ -169,11 +169,13 @@ class SelectionTask:
         """Writes sequence.arrow, schedule.arrow and plan.json and returns the plan. Raises
         ConfigError where a frontier is of another graph."""
         from tightfit.schemas.costs import read_profile_device
+        from tightfit.schemas.store import read_header
         from tightfit.stages.combine.local_search.precompile import compile_search
         from tightfit.stages.combine.select_plan import choose_kernels, competing_plan_of
 
         if self.request.budget != NO_BUDGET and self.request.search:
-            compile_search(progress.note)
+            link = read_header(self.request.frontier).metadata.get("link")
+            compile_search(progress.note, transfers=link is not None)
         found, other = self._choose(progress)
         if other is not None and self.eager_out is not None:
             rival = competing_plan_of(found.plan)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from tightfit.schemas import store
 from tightfit.stages.combine.local_search import precompile
 from tightfit.stages.combine.select_task import SelectionRequest, SelectionTask
 from tightfit.util import code_cache
@@ -49,6 +51,7 @@ def test_compiling_is_over_before_searches_are_counted(
     monkeypatch.setattr(precompile, "LocalSearch", Search)
     monkeypatch.setattr(SelectionRequest, "chosen", choose)
     files = (tmp_path / "graph.arrow", tmp_path / "costs.arrow", tmp_path / "frontier.arrow")
+    store.write(files[2], store.ArtifactType("tightfit.frontier", 1, pa.schema([])), [])
     request = SelectionRequest(*files, budget, search=search)
     with pytest.raises(KeyboardInterrupt):
         SelectionTask(request, tmp_path / "out").run(Progress())
