@@ -105,8 +105,10 @@ def _has_arrow_magic(path: Path) -> bool:
     if path.suffix == ".arrow":
         return True
     try:
+        if not path.is_file():  # a pipe would have to be waited for
+            return False
         with path.open("rb") as file:
-            return path.is_file() and file.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC
+            return file.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC
     except OSError:
         return False
 
@@ -123,7 +125,6 @@ def _read_document(path: Path) -> dict[str, Any]:
 def _arrow_table(
     path: Path, nested: str, kind: str, header: store.Header, table: pa.Table
 ) -> ArtifactTable:
-    columns, lists = _arrow_columns(table.schema, "")
 
     def batches(names: Sequence[str] | None) -> Iterator[Row]:
         chosen = table if names is None else table.select(names)
@@ -131,32 +132,22 @@ def _arrow_table(
             yield from chosen.slice(begin, BATCH_ROWS).to_pylist()
 
     about = (header.digest, header.metadata, table.num_rows)
-    return ArtifactTable(path, nested, kind, *about, columns, lists, batches)
+    lists = _record_lists(table.schema)
+    return ArtifactTable(path, nested, kind, *about, table.column_names, lists, batches)
 
 
-def _arrow_columns(
-    schema: Iterable[pa.Field], before: str
-) -> tuple[list[str], dict[str, list[str]]]:
-    """The columns of fields, and the nested lists of records among them."""
-    columns: list[str] = []
-    lists: dict[str, list[str]] = {}
-    for field in schema:
-        name = f"{before}{field.name}"
-        if pa.types.is_struct(field.type):
-            own, below = _arrow_columns(list(field.type), f"{name}.")
-            columns, lists = [*columns, *own], {**lists, **below}
-            continue
-        columns.append(name)
-        if pa.types.is_list(field.type) and pa.types.is_struct(field.type.value_type):
-            lists[name] = _arrow_columns(list(field.type.value_type), "")[0]
-    return columns, lists
+def _record_lists(schema: Iterable[pa.Field]) -> dict[str, list[str]]:
+    """The fields that are lists of records, each with the names that its records have."""
+    return {
+        field.name: [part.name for part in field.type.value_type]
+        for field in schema
+        if pa.types.is_list(field.type) and pa.types.is_struct(field.type.value_type)
+    }
 
 
 def _explode_table(path: Path, table: pa.Table, name: str) -> pa.Table:
     """The records of a list, each a row of its own."""
     found = table.schema.field(name).type if name in table.column_names else None
-    if found is not None and pa.types.is_struct(found):
-        return pa.Table.from_struct_array(table[name].combine_chunks())
     if found is None or not pa.types.is_list(found):
         lists = [field.name for field in table.schema if pa.types.is_list(field.type)]
         raise _no_list(path, name, lists)

@@ -77,21 +77,16 @@ def _format_value(value: Any) -> str:
 def describe_metadata(metadata: Mapping[str, str], full: bool) -> Iterator[str]:
     """A line on each entry of an artifact's metadata."""
     for name, value in metadata.items():
-        yield f"{name}: {format_cell(value, None if full else MAX_VALUE)}"
+        yield f"{to_single_line(name)}: {format_cell(value, None if full else MAX_VALUE)}"
 
 
 class TableWriter:
     """Makes lines of rows: `columns` by name, values whole if `full`, and only as many columns as a
     terminal of some `width` has room for; `hidden` are the others, `printed` counts rows."""
 
-    def __init__(
-        self,
-        columns: Sequence[str],
-        lists: Mapping[str, Sequence[str]],
-        full: bool,
-        width: int | None,
-    ) -> None:
-        self.columns, self.lists, self.width = list(columns), lists, width
+    def __init__(self, columns: Sequence[str], full: bool, width: int | None) -> None:
+        self.columns, self.width = list(columns), width
+        self.titles = [to_single_line(name) for name in columns]
         self.full = full
         self.hidden: list[str] = []
         self.printed = 0
@@ -99,10 +94,10 @@ class TableWriter:
     def record(self, row: Mapping[str, Any]) -> Iterator[str]:
         """One row, a line for each of its columns."""
         flat = flatten_row(row)
-        widest = max(map(len, self.columns), default=0)
+        widest = max(map(len, self.titles), default=0)
         most = None if self.full else MAX_VALUE
-        for name in self.columns:
-            yield f"{name:<{widest}}{_GAP}{format_cell(flat.get(name), most)}"
+        for name, title in zip(self.columns, self.titles, strict=True):
+            yield f"{title:<{widest}}{_GAP}{format_cell(flat.get(name), most)}"
         self.printed += 1
 
     def lines(self, *rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -111,16 +106,16 @@ class TableWriter:
         cells = (self._cells(row) for row in chain(*rows))
         page = list(islice(cells, PAGE_ROWS))
         widths = [
-            max(len(name), *(len(cell) for cell, _ in column))
-            for name, column in zip(self.columns, zip(*page, strict=True), strict=True)
+            max(len(title), *(len(cell) for cell, _ in column))
+            for title, column in zip(self.titles, zip(*page, strict=True), strict=True)
         ]
         count = self._visible_columns(widths)
         right = [all(number for _, number in column) for column in zip(*page, strict=True)]
-        self.hidden = self.columns[count:]
-        yield _align(self.columns[:count], widths, right)
+        self.hidden = self.titles[count:]
+        yield _align_cells(self.titles[:count], widths, right)
         for row in chain(page, cells):
             self.printed += 1
-            yield _align([cell for cell, _ in row[:count]], widths, right)
+            yield _align_cells([cell for cell, _ in row[:count]], widths, right)
 
     def _cells(self, row: Mapping[str, Any]) -> list[tuple[str, bool]]:
         """The cells of a row, and of each whether it is a number or empty."""
@@ -143,7 +138,7 @@ def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def _align(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+def _align_cells(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
     padded = [
         f"{cell:>{width}}" if number else f"{cell:<{width}}"
         for cell, width, number in zip(cells, widths, right, strict=False)

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,12 +115,13 @@ def _print_json(query: RowQuery, asked: RowRange) -> None:
     from tightfit.stages.audit.artifact_table import flatten_row
     from tightfit.stages.audit.cell_format import encode_json
 
-    table = query.table
+    table, rows = query.table, query.rows(asked)
+    first = list(islice(rows, 1))  # ahead of all output, since a filter may be wrong
     head = {"file": str(table.path), "artifact": table.kind, "digest": table.digest}
     head |= {"list": table.nested} if table.nested else {}
     print(f'{encode_json({**head, "metadata": table.metadata})[:-1]}, "rows": [', end="")
     before = "\n"
-    for row in query.rows(asked):
+    for row in chain(first, rows):
         if query.columns:
             flat = flatten_row(row)
             row = {name: flat.get(name) for name in query.columns}
@@ -133,16 +134,15 @@ def _print_table(query: RowQuery, asked: RowRange, full: bool) -> None:
     """What the file is, its metadata, and a table of the rows, or the only row key by key."""
     from tightfit.stages.audit.cell_format import TableWriter, describe_metadata
 
-    table = query.table
+    table, rows = query.table, query.rows(asked)
+    first = list(islice(rows, 2))  # ahead of all output, since a filter may be wrong
     counted = "1 row" if table.count == 1 else f"{table.count:,} rows"
     nested = f"{table.nested} with " if table.nested else ""
     print(f"{table.path}: {table.kind}, {nested}{counted}, digest {table.digest}")
     for line in describe_metadata(table.metadata, full):
         print(line)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    writer = TableWriter(query.columns or table.columns, table.lists, full, width)
-    rows = query.rows(asked)
-    first = list(islice(rows, 2))
+    writer = TableWriter(query.columns or table.columns, full, width)
     if len(first) == 1:
         print("\n".join(writer.record(first[0])))
     elif first:
@@ -150,13 +150,15 @@ def _print_table(query: RowQuery, asked: RowRange, full: bool) -> None:
             print(line)
     for _ in rows:  # the rest is counted
         pass
-    for line in _footer(query, asked, writer):
+    for line in _describe_rest(query, asked, writer):
         print(line)
 
 
-def _footer(query: RowQuery, asked: RowRange, writer: Any) -> Iterator[str]:
+def _describe_rest(query: RowQuery, asked: RowRange, writer: Any) -> Iterator[str]:
     """What is not printed, and how to have it printed."""
     table, shown = query.table, writer.printed
+    if not table.count:
+        yield "(no rows)"
     if query.filters:
         yield f"({query.matches:,} of {table.count:,} rows match; {shown:,} shown)"
     if not query.filters and shown < query.matches:

@@ -229,12 +229,8 @@ def _plan_facts(result: PlanResult) -> list[Fact]:
         facts += _gpu_facts(plan.gpu)
     if plan.before_local_search is not None and plan.time is not None:
         before = plan.before_local_search
-        facts.append(
-            (
-                "Before local search",
-                f"{format_exact_bytes(before.peak)}, {format_duration(before.time)}",
-            )
-        )
+        cost = f"{format_exact_bytes(before.peak)}, {format_duration(before.time)}"
+        facts.append(("Before local search", cost))
     keep_all = plan.keep_all
     facts.append(
         (

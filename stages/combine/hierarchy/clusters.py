@@ -235,7 +235,7 @@ class _ClusterTaskBuilder:
         """The forward: by way 0, and by each option that keeps anything."""
         nothing = ClusterOption(self.cluster.forward, ())
         first = [self._first(NOTHING_KEPT, nothing)]
-        further = [self._again(NOTHING_KEPT, nothing, set(self.made_before))]
+        further = [self._again(NOTHING_KEPT, set(self.made_before))]
         late = list(further)
         for o, option in self.options:
             if o in self.saved:

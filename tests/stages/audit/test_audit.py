@@ -114,12 +114,12 @@ def test_every_artifact_is_read_and_damage_is_told_once(
 
 
 def test_another_version_and_another_kind(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    newer = store.ArtifactType(SCHEDULE.name, 3, SCHEDULE.schema)
+    newer = store.ArtifactType(SCHEDULE.name, 99, SCHEDULE.schema)
     store.write(f"{POINT}/schedule.arrow", newer, [])
     other = store.ArtifactType("tightfit.dream", 1, SCHEDULE.schema)
     store.write(f"{MODEL}/blocks.arrow", other, [])
     found = "\n".join(complaints(capsys))
-    assert "schedule.arrow: has version 3 of tightfit.schedule, this program reads" in found
+    assert "schedule.arrow: has version 99 of tightfit.schedule, this program reads" in found
     assert "blocks.arrow: is a 'tightfit.dream', which this program does not know" in found
 
 
@@ -191,7 +191,7 @@ def edit(name: str) -> None:
 
 CHANGES: dict[str, tuple[Callable[[], Any], str]] = {
     "peak": (lambda: rewrite_plan(peak=7), "plan.json: peak is 7, where the simulator finds"),
-    "time": (lambda: rewrite_plan(time=1e-9), "plan.json: time is 1e-09, where the schedule"),
+    "time": (lambda: rewrite_plan(time=1e-9), "plan.json: time is 1e-09, where the simulator"),
     "slower": (lambda: rewrite_plan(time=9.0), "plan.json: takes 9.0 s, its point of the frontier"),
     "recomputed": (lambda: rewrite_plan(recomputed=99), "plan.json: recomputed is 99, where"),
     "gap": (lambda: rewrite_plan(gap=0.0), "plan.json: gap is 0.0, where time and lower_bound"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from tests.schemas.test_irregular_files import PLACES
 from tests.schemas.test_pipeline import PIPELINE
 from tests.schemas.test_pipeline_pattern import PLAN
 from tests.stages.audit.towers import MODEL, POINT
@@ -250,6 +252,15 @@ def test_damaged_and_foreign_files(
     assert refuse(capsys, notes) == f"{notes}: is JSON of no kind that tightfit writes"
     assert refuse(capsys, run) == f"{run}: is a folder, name one file of it"
     assert "No such file" in refuse(capsys, "absent.arrow")
+
+
+@pytest.mark.parametrize("make", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("name", ["x", "x.json", "x.arrow"])
+def test_what_is_no_regular_file(
+    make: Callable[[Path], object], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path / name)
+    assert refuse(capsys, tmp_path / name).startswith(f"{tmp_path / name}: ")
 
 
 @pytest.mark.parametrize("words", [[], ["--json"]], ids=["table", "json"])
