@@ -2,10 +2,11 @@
 
 Ids are those of the graph: of ops (`op`) and of values (`value`, `in_place`).
 
-By the law of lanes memory changes only where an action stands in the order of issue, and never at a
-moment that hangs on speed. All actions but transfers and those in the offload target are in the
-lane `DEVICE/compute`, one after the other. A transfer is in a lane of its own, begins when what
-stands before it in the compute lane has ended and its lane is free, and is waited for by name."""
+By the semantics of issue order memory changes only where an action stands in the order of issue,
+and never at a moment that hangs on speed. All actions but transfers and those in the offload target
+are in the stream `DEVICE/compute`, one after the other. A transfer is in a stream of its own,
+begins when what stands before it in the compute stream has ended and its stream is free, and is
+waited for by name."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ class Free:
 
 @dataclass(frozen=True)
 class Offload:
-    """Copies the storage of a value to the offload target, in the lane `DEVICE/to-MEMORY`.
+    """Copies the storage of a value to the offload target, in the stream `DEVICE/to-MEMORY`.
 
     From here on the copy takes its bytes there; the device's stay until `Free`."""
 
@@ -59,7 +60,7 @@ class Offload:
 
 @dataclass(frozen=True)
 class Prefetch:
-    """Brings the storage of a value back as that value, in the lane `DEVICE/from-MEMORY`.
+    """Brings the storage of a value back as that value, in the stream `DEVICE/from-MEMORY`.
 
     From here on it takes its bytes on the device; those of the copy stay until `FreeHostCopy`. With
     it come the views that were there when it was freed, but for a parameter that lives in the other
@@ -70,7 +71,7 @@ class Prefetch:
 
 @dataclass(frozen=True)
 class Wait:
-    """Lets the compute lane stand still until the transfer of a value's storage has ended.
+    """Lets the compute stream stand still until the transfer of a value's storage has ended.
 
     What was sent may be freed after it, and what comes back may be read."""
 
@@ -110,7 +111,7 @@ class UpdateOnDevice:
 
 @dataclass(frozen=True)
 class UpdateOnHost:
-    """Updates a parameter in the offload target, in the lane `MEMORY/compute`.
+    """Updates a parameter in the offload target, in the stream `MEMORY/compute`.
 
     The copy of its gradient there is read until that has ended, which a `Wait` for the gradient
     says; the parameter on the device is as it was, and may be brought anew."""
@@ -121,8 +122,8 @@ class UpdateOnHost:
 @dataclass(frozen=True)
 class AccumulateOnHost:
     """Adds the copy of a parameter's gradient to the sum of earlier microbatches in the other
-    memory, in the lane `MEMORY/compute`. The copy is read until that has ended, which a `Wait` for
-    the gradient says."""
+    memory, in the stream `MEMORY/compute`. The copy is read until that has ended, which a `Wait`
+    for the gradient says."""
 
     value: int
 

@@ -18,8 +18,8 @@ from tightfit.schemas.config_errors import (
 from tightfit.schemas.frontier import COARSE_FRONTIER_BUDGETS, FRONTIER_BUDGETS
 from tightfit.schemas.link import read_host_link
 from tightfit.schemas.machine import read_machine, resolve_machine_file
-from tightfit.schemas.measurement import FAILED_VERDICT
-from tightfit.util.budget import NO_BUDGET, parse_budget, parse_user_budget
+from tightfit.schemas.measurement import FAILED_STATUS
+from tightfit.util.budget import MIN_BUDGET, NO_BUDGET, parse_plan_budget
 from tightfit.util.errors import ConfigError, TightfitError
 from tightfit.util.solver_engines import BLOCK_SOLVERS, BlockSolver, SolverEngine, step_engine
 from tightfit.util.strategies import KEEP_ALL, STRATEGIES, baseline_names
@@ -101,7 +101,7 @@ class Config(PlanSettings):
     """A valid configuration with its defaults filled in; the fields are those of the schema.
 
     `operators` maps the namespaces of operators that graphs may call beside PyTorch's own to the
-    modules that register them. `fail_on` are the verdicts of plans for which a run ends with exit
+    modules that register them. `fail_on` are the statuses of plans for which a run ends with exit
     code 1. Reports show plans for `budgets_shown` beside those that are asked for, none where 0.
     `disk` is the folder of the offload target on the CPU, "" for that of the environment."""
 
@@ -110,7 +110,7 @@ class Config(PlanSettings):
     operators: dict[str, str]
     results: str
     store: str
-    fail_on: tuple[str, ...] = (FAILED_VERDICT,)
+    fail_on: tuple[str, ...] = (FAILED_STATUS,)
     budgets_shown: int = COARSE_FRONTIER_BUDGETS
     disk: str = ""
 
@@ -221,7 +221,7 @@ def require_folders(config: Config, source: str = "config.yaml") -> None:
 def _strategy_budgets(strategy: str, budgets: Iterable[str]) -> list[tuple[str, str]]:
     if strategy in baseline_names():
         return [(NO_BUDGET, NO_BUDGET)]
-    return [(budget, parse_budget(budget).directory) for budget in budgets]
+    return [(budget, parse_plan_budget(budget).directory) for budget in budgets]
 
 
 def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig]:
@@ -239,7 +239,9 @@ def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig
             factory=model["factory"],
             arguments={**model["arguments"], **further},
             strategies=model.get("strategies", document["strategies"]),
-            budgets=[parse_budget(text).text for text in model.get("budgets", document["budgets"])],
+            budgets=[
+                parse_plan_budget(text).text for text in model.get("budgets", document["budgets"])
+            ],
             ones=model["ones"],
             fused=fused,
             joint=tuple(named) if model["joint"] else (),
@@ -298,7 +300,7 @@ def _budget_problems(document: Any) -> list[str]:
                 continue  # the schema says so
             key = format_key_path([*path, index])
             try:
-                directory = parse_user_budget(written, key).directory
+                directory = parse_plan_budget(written, key).directory
             except ConfigError as error:
                 problems.append(str(error))
                 continue
@@ -317,9 +319,13 @@ def _sample_problems(document: Any) -> list[str]:
     problems = []
     for name, model in models.items() if isinstance(models, dict) else ():
         samples = model.get("samples") if isinstance(model, dict) else None
-        if samples is None and isinstance(model, dict) and model.get("joint") is True:
+        if isinstance(model, dict) and model.get("joint") is True:
             where = format_key_path(["models", name, "joint"])
-            problems.append(f"{where}: true was found, expected samples beside it")
+            budgets = model.get("budgets", document.get("budgets", ()))
+            if samples is None:
+                problems.append(f"{where}: true was found, expected samples beside it")
+            elif isinstance(budgets, list) and MIN_BUDGET in budgets:
+                problems.append(f"{where}: true was found, expected budgets without {MIN_BUDGET}")
         for index, taken in enumerate(_sample_names(name, samples or ())):
             if taken in models:  # type: ignore[operator]
                 where = format_key_path(["models", name, "samples", index])

@@ -38,11 +38,12 @@ class ParetoPoint:
     """One plan: its actions in order, as its strategy or the search gives them: those that run ops
     (views left out), and with a link `Offload`, `Free` of what was sent, and `Prefetch`.
 
-    `peak` (bytes) and `seconds` are what replay says of it; `strategy_peak` and `strategy_seconds`
-    are those of the strategy's own sequence, as it was given. A point is `local_search` where a
-    search made another sequence of that. `in_place` and `in_place_threshold` (bytes) say which ops
-    overwrite inputs that end with them (`stages.simulate.liveness`). `sequence` is what the
-    strategy does with the positions of its chain and `origin` how the point was found."""
+    `peak` (bytes) and `seconds` are what the simulator says of it; `strategy_peak` and
+    `strategy_seconds` are those of the strategy's own sequence, as it was given. A point is
+    `local_search` where a search made another sequence of that. `in_place` and `in_place_threshold`
+    (bytes) say which ops overwrite inputs that end with them (`stages.simulate.liveness`).
+    `sequence` is what the strategy does with the positions of its chain and `origin` how the point
+    was found."""
 
     peak: int
     seconds: float

@@ -19,14 +19,14 @@ _OPTIONAL_FIELDS = ("source", "overhead", "overhead_per_byte")
 
 
 class TransferOverhead:
-    """What has transfers that take something of the lane that computes: `overhead` seconds each,
+    """What has transfers that take something of the stream that computes: `overhead` seconds each,
     and `overhead_per_byte` more for each byte (o and O of LogGOPS)."""
 
     overhead: float
     overhead_per_byte: float
 
     def overhead_of(self, size: int) -> float:
-        """What a transfer of `size` bytes takes of the lane that computes."""
+        """What a transfer of `size` bytes takes of the stream that computes."""
         return self.overhead + size * self.overhead_per_byte
 
 
@@ -60,8 +60,8 @@ class HostLink(TransferOverhead):
         """How fast it is, as text: alike for links over which all transfers take as long."""
         return f"{self.bandwidth!r} B/s, {self.latency!r} s"
 
-    def lane(self, leaves: bool) -> str:
-        """The lane of a direction."""
+    def stream(self, leaves: bool) -> str:
+        """The stream of a direction."""
         return f"{self.device}/{'to' if leaves else 'from'}-{self.to}"
 
     @property

@@ -16,8 +16,8 @@ from tightfit.schemas.arrow_fields import boolean_field, integer_field, number_f
 from tightfit.schemas.costs import PREEMPTION_THRESHOLD
 from tightfit.util.errors import ArtifactError
 
-FAILED_VERDICT = "failed"
-"""The verdict of a plan whose measurement contradicts it; `message` says how."""
+FAILED_STATUS = "failed"
+"""The status of a plan whose measurement contradicts it; `message` says how."""
 
 SCATTER_THRESHOLD = 1.5
 """Quartiles of the time ratio further apart than this factor say that other work disturbed it."""
@@ -35,7 +35,7 @@ class Measurement:
     explains either. Peaks are bytes above what was allocated when the step began: `measured_peak`
     and `original_peak` with `.grad` absent, the `accumulate` ones with `.grad` already there, of a
     whole step of microbatches the most of all but its last one;
-    `unplanned` is the original model, whose figures are None where its step does not fit, as are
+    `original` is the original model, whose figures are None where its step does not fit, as are
     the differences then. `allocated_peak` and `reserved_peak` are what PyTorch's allocator gave of
     its blocks and had taken of a GPU at most, parameters and inputs included, where nothing else
     had run; the `predicted` ones are the plan's. `cuda_context` is what was in use of the GPU
@@ -43,7 +43,7 @@ class Measurement:
     CPU. `budget_total` is what bounds the reserved bytes of a GPU. `output_difference`,
     `gradient_difference` and `buffer_difference` are the largest absolute differences over all
     samples and steps, where NaN equals NaN; `bits_equal` says whether not one bit differed.
-    `time_ratio` is the median of planned over unplanned time, with its quartiles: of `pairs`
+    `time_ratio` is the median of planned over original time, with its quartiles: of `pairs`
     alternating runs, or, where the original was measured in a process of its own, of all quotients
     of `pairs` runs of each. Times are without the part `preemption_fraction` that other work on the
     machine took of them. `plan_seconds` is how long planning took. Of a plan that sends to another
@@ -156,7 +156,7 @@ class TimelinePoint:
     """After `seconds` from the begin of a step, `live` bytes are allocated above its start.
 
     `run` is "planned" or "original". Of a planned step that sends to an offload target, "offloaded"
-    has the bytes there, "offload" and "prefetch" those that are on their way in a lane, 0 between
+    has the bytes there, "offload" and "prefetch" those that are on their way in a stream, 0 between
     two transfers, and "wait" those that the step waits for."""
 
     run: str

@@ -2,8 +2,8 @@
 by operation, in the order of the sequence.
 
 `stream` names what runs an operation ("cuda:0/compute", "cuda:0/to-host"), from `start` to `end`
-seconds, `wait_seconds` seconds after its lane could have begun; `live` bytes are on the device and
-`host_bytes` bytes on the host after it."""
+seconds, `wait_seconds` seconds after its stream could have begun; `live` bytes are on the device
+and `host_bytes` bytes on the host after it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tightfit.util.errors import ArtifactError
 
 @dataclass(frozen=True)
 class TimedOperation:
-    """One operation in its lane; see the module for the figures."""
+    """One operation in its stream; see the module for the figures."""
 
     operation: ChainOperation
     stream: str
@@ -77,6 +77,6 @@ def read_operation_timeline(path: Path | str) -> list[TimedOperation]:
         if not all(math.isfinite(figure) and figure >= 0 for figure in figures):
             raise ArtifactError(f"{what} ({done}) has a time that is negative or not finite")
         if step.end < step.start or not step.stream or min(step.live, step.host_bytes) < 0:
-            raise ArtifactError(f"{what} ({done}) is in no lane, ends early or holds less than 0")
+            raise ArtifactError(f"{what} ({done}) is in no stream, ends early or holds less than 0")
         steps.append(step)
     return steps

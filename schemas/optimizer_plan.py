@@ -288,12 +288,12 @@ class OptimizerStepPrediction:
     the offload target for `waited` of them. `schedule` is the path of its actions, as the simulator
     played them (`schemas.schedule`). Where parameters live in the offload target, `remote` are
     their bytes, and `parameters` those that are on the device between two steps, too; those of them
-    that are updated there have `away` bytes, and on a CPU that takes `bench` bytes of the device. A
-    step of several `microbatches` takes `seconds` for all of them; `peak` is that of the last one,
-    `microbatch_peak` that of the others, of which the first one takes `first_microbatch_peak`, and
-    `gradients` are those of the parameters that are on the device. Where states are in a second
-    offload tier, which is called `far_memory`, `far` are their bytes; `resident` are those of
-    states that stay on the device."""
+    that are updated there have `away` bytes, and on a CPU that takes `workspace` bytes of the
+    device. A step of several `microbatches` takes `seconds` for all of them; `peak` is that of the
+    last one, `microbatch_peak` that of the others, of which the first one takes
+    `first_microbatch_peak`, and `gradients` are those of the parameters that are on the device.
+    Where states are in a second offload tier, which is called `far_memory`, `far` are their bytes;
+    `resident` are those of states that stay on the device."""
 
     optimizer: str
     total: int
@@ -312,7 +312,7 @@ class OptimizerStepPrediction:
     schedule: str
     remote: int = 0
     away: int = 0
-    bench: int = 0
+    workspace: int = 0
     microbatches: int = 1
     microbatch_peak: int = 0
     first_microbatch_peak: int = 0

@@ -13,7 +13,7 @@ from tightfit.schemas.store import find_mistyped_field
 from tightfit.util.errors import ArtifactError
 
 PIPELINE_MEASUREMENT_ARTIFACT = "tightfit.pipeline_measurement/2"
-FAILED_VERDICT = "failed"
+FAILED_STATUS = "failed"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ OPTIONAL_KEYS = ("gpu", "transfers", "kernels", "groups", "compiled", "competing
 
 @dataclass(frozen=True)
 class PlanCost:
-    """Seconds and peak bytes of a step, as replay says."""
+    """Seconds and peak bytes of a step, as the simulator says."""
 
     time: float
     peak: int

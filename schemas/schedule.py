@@ -1,4 +1,4 @@
-"""`tightfit.schedule/2`: a training step as a list of actions on lanes, in the order of issue."""
+"""`tightfit.schedule/3`: a training step as a list of actions on streams, in the order of issue."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from tightfit.util.errors import ArtifactError
 
 @dataclass(frozen=True)
 class ScheduleStep:
-    """One action on its lane.
+    """One action on its stream.
 
     `start` and `end` are seconds from the beginning of the step. `live` (after the action) and
     `peak` (within it) are bytes above what was allocated when the step began, of the memory that
-    `memory` names: the one that the action changes, that of the device where it changes none. Lanes
-    and memories are resources by name ("cpu/compute", "cpu/to-host", "cpu/memory", "host/memory").
+    `memory` names: the one that the action changes, that of the device where it changes none.
+    Streams and memories are resources by name ("cpu/compute", "cpu/to-host", "cpu/memory",
+    "host/memory").
     """
 
     action: Action
-    lane: str = ""
+    stream: str = ""
     memory: str = ""
     start: float = 0.0
     end: float = 0.0
@@ -37,11 +38,11 @@ class ScheduleStep:
 
 SCHEDULE = store.ArtifactType(
     "tightfit.schedule",
-    2,
+    3,
     pa.schema(
         [
             integer_field("step"),
-            text_field("lane"),
+            text_field("stream"),
             text_field("action"),
             integer_field("op"),
             integer_field("value"),

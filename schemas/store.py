@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -87,15 +89,28 @@ def read(path: Path | str, kind: ArtifactType) -> Artifact:
     metadata = _metadata(path, data)
     _check_identity(path, metadata, kind)
     _check_digest(path, metadata, data)
-    table = _table(path, data)
-    if not table.schema.equals(kind.schema):
-        raise ArtifactError(f"{path}: the fields are not those of {kind}")
-    rows = table.to_pylist()
-    for field in kind.schema:
-        if any(_may_have_nulls(field, part) for part in table[field.name].chunks):
-            for index, row in enumerate(rows):
-                _check_nulls(f"{path}: row {index}", field, row[field.name])
-    return Artifact(rows, _writer_metadata(metadata), metadata["digest"])
+    table = _checked_table(path, data, kind)
+    return Artifact(table.to_pylist(), _writer_metadata(metadata), metadata["digest"])
+
+
+def map_table(path: Path | str, kinds: Mapping[str, ArtifactType]) -> tuple[Header, pa.Table]:
+    """An artifact of one of several kinds, which are given by name, and its rows as an Arrow table.
+
+    All is verified as in `read`, but the file is mapped into memory, so that only what a caller
+    makes of the table takes memory. Raises ArtifactError with one sentence that names the file and
+    what is wrong with it.
+    """
+    path = Path(path)
+    data = _map_file(path)
+    metadata = _metadata(path, data)
+    _check_identity(path, metadata)
+    name = metadata["artifact"]
+    if name not in kinds:
+        raise ArtifactError(f"{path}: is a {name!r}, which this program does not know")
+    _check_identity(path, metadata, kinds[name])
+    _check_digest(path, metadata, data)
+    header = Header(name, metadata["version"], metadata["digest"], _writer_metadata(metadata))
+    return header, _checked_table(path, data, kinds[name])
 
 
 def read_header(path: Path | str) -> Header:
@@ -148,16 +163,31 @@ def read_fields(path: Path | str, kind: type, optional: Sequence[str] = ()) -> d
 def read_bytes(path: Path | str, most: int | None = None) -> bytes:
     """A file's bytes; raises ArtifactError when it cannot be read, is no regular file (a device, a
     pipe, a directory), or has more than `most` bytes. Reading never waits for any of them."""
+    with _open_regular_file(path) as (handle, size):
+        if most is not None and size > most:
+            raise ArtifactError(f"{path}: has {size} bytes, more than {most}")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read(size)
+
+
+def _map_file(path: Path) -> bytes | mmap.mmap:
+    """A file's bytes, which stay where they are until somebody looks at them; raises as
+    `read_bytes` does."""
+    with _open_regular_file(path) as (handle, size):
+        return mmap.mmap(handle, size, access=mmap.ACCESS_READ) if size else b""
+
+
+@contextmanager
+def _open_regular_file(path: Path | str) -> Iterator[tuple[int, int]]:
+    """The descriptor of a regular file and its size; raises ArtifactError, also where what the
+    caller does with it fails."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         try:
             state = os.fstat(handle)
             if not stat.S_ISREG(state.st_mode):
                 raise ArtifactError(f"{path}: is no regular file")
-            if most is not None and state.st_size > most:
-                raise ArtifactError(f"{path}: has {state.st_size} bytes, more than {most}")
-            with os.fdopen(handle, "rb", closefd=False) as file:
-                return file.read(state.st_size)
+            yield handle, state.st_size
         finally:
             os.close(handle)
     except OSError as error:
@@ -230,15 +260,22 @@ def _encode(
     return blank.replace(_BLANK_DIGEST, digest.encode()), digest
 
 
-def _blanked_digest(data: bytes, digest: str) -> str:
-    return hashlib.sha256(data.replace(digest.encode(), _BLANK_DIGEST)).hexdigest()
+def _blanked_digest(data: bytes | mmap.mmap, digest: str) -> str:
+    """The SHA-256 of a file with its digest blanked, without a copy of the file."""
+    written, begin, hashed, view = digest.encode(), 0, hashlib.sha256(), memoryview(data)
+    while (end := data.find(written, begin)) >= 0:
+        hashed.update(view[begin:end])
+        hashed.update(_BLANK_DIGEST)
+        begin = end + len(written)
+    hashed.update(view[begin:])
+    return hashed.hexdigest()
 
 
 def _writer_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in metadata.items() if key not in _RESERVED}
 
 
-def _metadata(path: Path, data: bytes) -> dict[str, str]:
+def _metadata(path: Path, data: bytes | mmap.mmap) -> dict[str, str]:
     """What the file says of itself; nothing else of it is looked at before the digest is right."""
     try:
         found = pa.ipc.open_file(pa.BufferReader(data)).schema.metadata or {}
@@ -247,12 +284,21 @@ def _metadata(path: Path, data: bytes) -> dict[str, str]:
         raise ArtifactError(f"{path}: is not a complete Arrow file") from error
 
 
-def _table(path: Path, data: bytes) -> pa.Table:
+def _checked_table(path: Path, data: bytes | mmap.mmap, kind: ArtifactType) -> pa.Table:
+    """The rows of a file whose digest is right; raises ArtifactError where they do not fit the
+    schema."""
     try:
         table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
         table.validate(full=True)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ArtifactError(f"{path}: is not a complete Arrow file") from error
+    if not table.schema.equals(kind.schema):
+        raise ArtifactError(f"{path}: the fields are not those of {kind}")
+    for field in kind.schema:
+        column = table[field.name]
+        if any(_may_have_nulls(field, part) for part in column.chunks):
+            for index, value in enumerate(column.to_pylist()):
+                _check_nulls(f"{path}: row {index}", field, value)
     return table
 
 
@@ -271,7 +317,7 @@ def _check_identity(
         raise ArtifactError(f"{path}: has version {version} of {name}, this program reads {kind}")
 
 
-def _check_digest(path: Path, metadata: Mapping[str, str], data: bytes) -> None:
+def _check_digest(path: Path, metadata: Mapping[str, str], data: bytes | mmap.mmap) -> None:
     if _blanked_digest(data, metadata["digest"]) != metadata["digest"]:
         raise ArtifactError(f"{path}: the content does not match its digest, the file was changed")
 

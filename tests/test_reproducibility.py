@@ -126,7 +126,7 @@ def test_another_machine_makes_the_same_bytes(
 
 
 @pytest.mark.parametrize("given", [1], indirect=True)
-def test_a_verdict_says_where_the_clock_decided(
+def test_a_message_says_where_the_clock_decided(
     given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -141,14 +141,14 @@ def test_a_verdict_says_where_the_clock_decided(
     ]
     write_block_options("options.arrow", solved, {"clock": "2"})
     assert main(["combine", *files, *more, "--out", "frontier.arrow"]) == 0
-    verdicts = {}
+    statuses = {}
     for budget in ("100%", "50%", "1B"):
         chosen = ["--frontier", "frontier.arrow", "--budget", budget, "--out", budget]
         assert main(["select", *files, *chosen]) == 0
         plan = read_plan(f"{budget}/plan.json")
         said = plan.message.endswith("; the clock, not the work, ended 2 of the blocks' solves")
-        verdicts[plan.status] = said
-    assert verdicts == dict.fromkeys(("optimal", "feasible", "infeasible"), True)
+        statuses[plan.status] = said
+    assert statuses == dict.fromkeys(("optimal", "feasible", "infeasible"), True)
 
 
 def test_what_is_compiled_adds_in_the_order_that_is_written() -> None:

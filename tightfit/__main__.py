@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import re
+import select
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
@@ -46,6 +48,7 @@ _STAGES = (
     ("summary", "report.summary_command", "print a table of the plans of a run"),
     ("audit", "audit.command", "check all that a run left on disk"),
     ("prune", "audit.prune_command", "remove results that the configuration does not ask for"),
+    ("show", "audit.show_command", "print a file of a run as a table"),
     ("lineage", "audit.lineage_command", "tell how a file of a run was made, and of what"),
 )
 STAGES = {name: (f"tightfit.stages.{module}", purpose) for name, module, purpose in _STAGES}
@@ -53,6 +56,9 @@ STAGES = {name: (f"tightfit.stages.{module}", purpose) for name, module, purpose
 
 WORKFLOW_PACKAGES = ("snakemake", "yaml")
 """Packages that an installation without the extra `workflow` may lack."""
+
+CLOSED_PIPE_CODE = 141
+"""The exit code where what reads the output has ended, as that of other programs in a shell."""
 
 MAX_ERROR_CHARACTERS = 2000
 """Characters of the longest sentence of an error."""
@@ -88,13 +94,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tightfit: {stage!r} is no stage, use one of {', '.join(STAGES)}", file=sys.stderr)
         return 2
     try:
-        return run_stage(stage, rest)
+        code = run_stage(stage, rest)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        if not _is_output_closed():
+            raise
+        return CLOSED_PIPE_CODE
     except ModuleNotFoundError as error:
         if error.name not in WORKFLOW_PACKAGES:
             raise
         needed = f"needs the package {error.name}: pip install 'tightfit[workflow]'"
         print(f"tightfit {stage}: {needed}", file=sys.stderr)
         return 1
+
+
+def _is_output_closed() -> bool:
+    """Whether nobody reads the output any more, as behind `| head`; what is left of it is given up,
+    since Python would try again to write it at its end."""
+    output = sys.stdout.fileno()
+    poll = select.poll()
+    poll.register(output, 0)
+    if not any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True
 
 
 def help_text() -> str:

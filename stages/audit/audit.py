@@ -9,14 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tightfit.schemas import store
-from tightfit.schemas.block_options import BLOCK_OPTIONS, read_block_options
-from tightfit.schemas.blocks import BLOCKS, read_blocks
-from tightfit.schemas.chain import CHAIN, read_chain
-from tightfit.schemas.costs import COSTS, read_costs
-from tightfit.schemas.frontier import FRONTIER, TIME_TOLERANCE, read_frontier
-from tightfit.schemas.graph.fused_groups import is_fused_group, read_group_body
-from tightfit.schemas.graph.training_graph import GRAPH, Graph, read_graph
-from tightfit.schemas.hierarchy import HIERARCHY, read_hierarchy
+from tightfit.schemas.frontier import TIME_TOLERANCE, read_frontier
 from tightfit.schemas.lineage import (
     LINEAGE_FOLDER,
     lineage_path,
@@ -24,22 +17,13 @@ from tightfit.schemas.lineage import (
     read_lineage,
     recorded_file,
 )
-from tightfit.schemas.measurement import (
-    MEASUREMENT,
-    MEMORY_TIMELINE,
-    read_measurement,
-    read_memory_timeline,
-)
-from tightfit.schemas.operation_timeline import OPERATION_TIMELINE, read_operation_timeline
 from tightfit.schemas.package_manifest import MANIFEST_NAME
 from tightfit.schemas.pipeline import PIPELINE_FILE, is_pipeline, read_pipeline
 from tightfit.schemas.pipeline_measurement import read_pipeline_measurement
-from tightfit.schemas.pipeline_pattern import PIPELINE_PATTERN, read_pipeline_pattern
 from tightfit.schemas.pipeline_plan import is_pipeline_plan, read_pipeline_plan
 from tightfit.schemas.plan import Plan, read_plan
-from tightfit.schemas.reference import REFERENCE, read_reference
-from tightfit.schemas.schedule import SCHEDULE, read_schedule, schedule_optimizer_plan
-from tightfit.schemas.sequence import SEQUENCE, read_sequence
+from tightfit.schemas.schedule import schedule_optimizer_plan
+from tightfit.stages.audit.artifact_kinds import ARTIFACT_READERS
 from tightfit.stages.audit.plan_checks import (
     PlanFiles,
     check_plan_files,
@@ -137,37 +121,6 @@ def _has_updates(files: PlanFiles) -> bool:
         return files.schedule is not None and schedule_optimizer_plan(files.schedule) is not None
     except TightfitError:
         return True
-
-
-def read_graph_with_groups(path: Path) -> Graph:
-    """A graph whose groups have the bodies that their targets name."""
-    graph = read_graph(path)
-    for op in graph.all_ops:
-        if is_fused_group(op.target):
-            try:
-                read_group_body(op)
-            except ArtifactError as error:
-                raise ArtifactError(f"{path}: {error}") from error
-    return graph
-
-
-ARTIFACT_READERS: dict[str, Callable[[Path], object]] = {
-    BLOCKS.name: read_blocks,
-    CHAIN.name: read_chain,
-    COSTS.name: read_costs,
-    FRONTIER.name: read_frontier,
-    GRAPH.name: read_graph_with_groups,
-    HIERARCHY.name: read_hierarchy,
-    OPERATION_TIMELINE.name: read_operation_timeline,
-    MEMORY_TIMELINE.name: read_memory_timeline,
-    MEASUREMENT.name: read_measurement,
-    BLOCK_OPTIONS.name: read_block_options,
-    PIPELINE_PATTERN.name: read_pipeline_pattern,
-    REFERENCE.name: read_reference,
-    SCHEDULE.name: read_schedule,
-    SEQUENCE.name: read_sequence,
-}
-"""The reader of each kind of artifact, which checks all that can be checked of it alone."""
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,74 +24,157 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", type=Path, help="an Arrow file, a plan.json, a module or a page of a run"
     )
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON: a list of files with what each was made of"
+    )
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints the tree; raises ArtifactError where nothing is known of the file."""
-    print("\n".join(lineage_tree(_artifact_root(options.file))))
+    """Prints the tree. What is damaged among the files that the file was made of is said at its
+    place; raises ArtifactError where nothing is known of the file itself, or it is damaged."""
+    root = _artifact_root(options.file)
+    own = read_file_lineage(root)
+    if not own.error and not own.is_known:
+        raise ArtifactError(f"{root}: there is no record of how it was made")
+    if options.json:
+        files = [_to_json(each) for each in collect_lineage(root)]
+        print(json.dumps({"file": str(_relative_path(root)), "files": files}, indent=2))
+    else:
+        for line in lineage_tree(root):
+            print(line)
+    if own.error:
+        raise ArtifactError(own.error)
 
 
-def lineage_tree(file: Path) -> list[str]:
+@dataclass(frozen=True)
+class FileLineage:
+    """What is known of one file: its `digest` ("" if it is gone or damaged), what it `says` of
+    itself, and the `record` of how it was made. `error` is what is wrong with the file or with its
+    record, in a sentence that begins with a path."""
+
+    path: Path
+    digest: str = ""
+    says: dict[str, Any] = field(default_factory=dict)
+    record: LineageRecord | None = None
+    error: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is anything on how it was made."""
+        own = self.path.is_dir() or "code" in self.says
+        return self.record is not None or (own and bool(self.digest))
+
+    @property
+    def inputs(self) -> Iterator[tuple[Path, str]]:
+        """The files that it was made of, each with the digest that it had then."""
+        for entry in self.record.inputs if self.record is not None else ():
+            yield Path(os.path.normpath(self.path.parent / entry.path)), entry.digest
+
+
+def read_file_lineage(path: Path) -> FileLineage:
+    """What is known of a file, whatever is wrong with it."""
+    errors: list[str] = []
+    digest, says, record = "", {}, None
+    if path.exists():
+        try:
+            digest, says = path_digest(path), _own_facts(path)
+        except ArtifactError as error:
+            errors.append(str(error))
+    if lineage_path(path).exists():
+        try:
+            record = read_lineage(path)
+        except ArtifactError as error:
+            errors.append(str(error))
+    return FileLineage(path, digest, says, record, "; ".join(errors))
+
+
+def _own_facts(path: Path) -> dict[str, Any]:
+    """What a file says of itself, by name."""
+    if path.is_dir():
+        made_from = read_manifest(path)
+        return {name: getattr(made_from, name) for name in ("graph", "schedule", "plan")}
+    if path.suffix == ".arrow":
+        header = store.read_header(path)
+        return {"kind": f"{header.name}/{header.version}", **header.metadata}
+    if path.name == "plan.json":
+        plan = read_plan(path)
+        said = {"strategy": plan.strategy, "budget": plan.budget, "status": plan.status}
+        return {**said, "solver": plan.solver}
+    return {}
+
+
+def collect_lineage(root: Path) -> list[FileLineage]:
+    """A file and all that it was made of, each once, from the file on down."""
+    found: dict[Path, FileLineage] = {}
+    waiting = [root]
+    while waiting:
+        path = waiting.pop()
+        if path.resolve() not in found:
+            found[path.resolve()] = each = read_file_lineage(path)
+            waiting += reversed([source for source, _ in each.inputs])
+    return [*found.values()]
+
+
+def _to_json(each: FileLineage) -> dict[str, Any]:
+    """A file as plain data, its paths as people see them."""
+    made = None
+    if each.record is not None:
+        names = ("digest", "stage", "code", "source", "settings", "versions")
+        made = {name: asdict(each.record)[name] for name in names}
+    return {
+        "path": str(_relative_path(each.path)),
+        "digest": each.digest,
+        "exists": each.path.exists(),
+        "error": each.error,
+        "says": each.says,
+        "made_by": made,
+        "made_of": [
+            {"path": str(_relative_path(path)), "digest": digest} for path, digest in each.inputs
+        ],
+    }
+
+
+def lineage_tree(root: Path) -> Iterator[str]:
     """Lines on a file, what made it with which settings, and the same of all that it was made of,
     further in. What was told of a file once is not repeated."""
-    told = _LineagePrinter()
-    lines = list(told.file(file, "", None))
-    if not told.known:
-        raise ArtifactError(f"{file}: there is no record of how it was made")
-    return lines
+    shown: set[Path] = set()
 
-
-def _artifact_root(path: Path) -> Path:
-    """The module that a file is in, or the file itself."""
-    return path.parent if (path.parent / MANIFEST_NAME).is_file() else path
-
-
-@dataclass
-class _LineagePrinter:
-    files: set[Path] = field(default_factory=set)
-    known: bool = False
-
-    def file(self, path: Path, indent: str, read: str | None) -> Iterator[str]:
+    def describe(path: Path, indent: str, read: str | None) -> Iterator[str]:
         """Lines on a file, which had the digest `read` when something was made of it."""
-        place = _relative_path(path)
-        if not path.exists():
-            yield f"{indent}{place}  {read or ''}  (not there any more)"
+        each = read_file_lineage(path)
+        repeated = path.resolve() in shown
+        yield f"{indent}{_describe_file(each, read)}{'  (see above)' if repeated else ''}"
+        if repeated:
             return
-        found = path_digest(path)
-        note = "" if read in (None, found) else f"  (was {read} when it was read)"
-        shown = path.resolve() in self.files
-        yield f"{indent}{place}  {found}{note}{'  (see above)' if shown else ''}"
-        if shown:
-            return
-        self.files.add(path.resolve())
-        yield from (f"{indent}{INDENT}{line}" for line in self.own(path))
-        if lineage_path(path).exists():
-            self.known = True
-            record = read_lineage(path)
-            yield from (f"{indent}{INDENT}{line}" for line in _describe_record(record, found))
-            for entry in record.inputs:
-                yield from self.file(path.parent / entry.path, indent + INDENT, entry.digest)
+        shown.add(path.resolve())
+        yield from (f"{indent}{INDENT}{line}" for line in _describe_origin(each))
+        for source, digest in each.inputs:
+            yield from describe(source, indent + INDENT, digest)
 
-    def own(self, path: Path) -> Iterator[str]:
-        """What a file says of itself."""
-        if path.is_dir():
-            made_from = read_manifest(path)
-            self.known = True
-            for name in ("graph", "schedule", "plan"):
-                yield f"says: {name} {getattr(made_from, name)}"
-        elif path.suffix == ".arrow":
-            header = store.read_header(path)
-            self.known = self.known or "code" in header.metadata
-            said = {"kind": f"{header.name}/{header.version}", **header.metadata}
-            yield f"says: {_format_pairs(said)}"
-        elif path.name == "plan.json":
-            plan = read_plan(path)
-            said = {"strategy": plan.strategy, "budget": plan.budget, "status": plan.status}
-            yield f"says: {_format_pairs({**said, 'solver': plan.solver})}"
+    yield from describe(root, "", None)
 
 
-def _describe_record(record: LineageRecord, found: str) -> Iterator[str]:
-    if record.digest != found:
+def _describe_file(each: FileLineage, read: str | None) -> str:
+    """A file with its digest, and what is wrong with it."""
+    place = _relative_path(each.path)
+    if not each.path.exists():
+        return f"{place}  {read or ''}  (not there any more)"
+    if each.error:
+        return f"{place}  {each.digest or read or ''}  (damaged: {each.error})"
+    note = "" if read in (None, each.digest) else f"  (was {read} when it was read)"
+    return f"{place}  {each.digest}{note}"
+
+
+def _describe_origin(each: FileLineage) -> Iterator[str]:
+    """What a file says of itself, and what its record says."""
+    if each.path.is_dir():
+        yield from (f"says: {name} {digest}" for name, digest in each.says.items())
+    elif each.says:
+        yield f"says: {_format_pairs(each.says)}"
+    record = each.record
+    if record is None:
+        return
+    if each.digest and record.digest != each.digest:
         yield f"the record is about another file, {record.digest}"
     source = f", model's source {record.source}" if record.source else ""
     yield f"made by: {record.stage}, code {record.code}{source}"
@@ -99,7 +183,12 @@ def _describe_record(record: LineageRecord, found: str) -> Iterator[str]:
     yield f"versions: {', '.join(f'{name} {value}' for name, value in record.versions.items())}"
 
 
-def _format_pairs(values: dict[str, Any]) -> str:
+def _artifact_root(path: Path) -> Path:
+    """The module that a file is in, or the file itself."""
+    return path.parent if (path.parent / MANIFEST_NAME).is_file() else path
+
+
+def _format_pairs(values: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{name}={_format_value(value)}" for name, value in values.items() if value != ""
     )

@@ -34,29 +34,33 @@ from tightfit.stages.simulate.caching_allocator import AllocatorBytes
 from tightfit.stages.simulate.cuda_memory import simulate_cuda_memory
 from tightfit.stages.simulate.simulate import simulate, sum_microbatches
 from tightfit.stages.simulate.stream_check import check_streams
-from tightfit.util.budget import NO_BUDGET, parse_budget
+from tightfit.util.budget import MIN_BUDGET, NO_BUDGET, parse_budget
 from tightfit.util.errors import TightfitError
 
 
-def check_lanes_file(path: Path, plan: Plan, sequence: Path | None, lanes: Path) -> Iterator[str]:
-    """What is wrong with the lanes of a plan, a sentence each; raises ScheduleError where they
+def check_streams_file(
+    path: Path, plan: Plan, sequence: Path | None, streams: Path
+) -> Iterator[str]:
+    """What is wrong with the streams of a plan, a sentence each; raises ScheduleError where they
     could not run so."""
     if sequence is not None:
-        ours, theirs = (store.read_header(file).metadata.get("chain") for file in (lanes, sequence))
+        ours, theirs = (
+            store.read_header(file).metadata.get("chain") for file in (streams, sequence)
+        )
         if ours != theirs:
-            yield f"{lanes}: is of another chain than {sequence.name}"
+            yield f"{streams}: is of another chain than {sequence.name}"
             return
-    steps = read_operation_timeline(lanes)
+    steps = read_operation_timeline(streams)
     if sequence is not None and read_sequence(sequence) != [step.operation for step in steps]:
-        yield f"{lanes}: has other operations than {sequence.name}"
+        yield f"{streams}: has other operations than {sequence.name}"
         return
     found, moved = check_streams(steps), plan.transfers
     if not plan.feasible:
         if steps:
-            yield f"{lanes}: has {len(steps)} steps, though the plan is infeasible"
+            yield f"{streams}: has {len(steps)} steps, though the plan is infeasible"
         return
     if moved is None:
-        yield f"{path}: says nothing of the transfers in {lanes.name}"
+        yield f"{path}: says nothing of the transfers in {streams.name}"
         return
     for name, claimed, played in (
         ("time", plan.time, found.seconds),
@@ -66,9 +70,9 @@ def check_lanes_file(path: Path, plan: Plan, sequence: Path | None, lanes: Path)
         ("wait_seconds", moved.wait_seconds, found.waited),
     ):
         if claimed != played:
-            yield f"{path}: {name} is {claimed}, where the lanes come to {played}"
+            yield f"{path}: {name} is {claimed}, where the streams come to {played}"
     if plan.peak is not None and plan.peak < found.live:
-        yield f"{path}: peak is {plan.peak}, where {found.live} bytes are there in the lanes"
+        yield f"{path}: peak is {plan.peak}, where {found.live} bytes are there in the streams"
 
 
 T = TypeVar("T")
@@ -93,7 +97,7 @@ class PlanFiles:
     rival: Path | None
     schedule: Path | None
     sequence: Path | None
-    lanes: Path | None
+    streams: Path | None
     module: Path | None
     measurement: Path | None
 
@@ -125,7 +129,7 @@ class PlanFiles:
             rival=None if other is None else given(other),
             schedule=whole(path.with_name("schedule.arrow")),
             sequence=whole(path.with_name("sequence.arrow")),
-            lanes=whole(path.with_name("streams.arrow")),
+            streams=whole(path.with_name("streams.arrow")),
             module=whole(path.with_name("module")),
             measurement=whole(path.with_name("measurement.arrow")),
         )
@@ -150,7 +154,7 @@ def check_plan_files(files: PlanFiles) -> Iterator[str]:
         _check_frontier_point,
         _check_kernels,
         _check_schedule,
-        _check_lanes,
+        _check_streams,
         _check_modules,
         _check_measurement,
     ):
@@ -178,8 +182,8 @@ def _check_budget(files: PlanFiles) -> Iterator[str]:
     if is_chain_plan(files):
         return
     there = fixed.bytes_before_step
-    total = None
-    if plan.budget != NO_BUDGET:
+    total = plan.budget_total if plan.budget == MIN_BUDGET else None
+    if plan.budget not in (NO_BUDGET, MIN_BUDGET):
         total = parse_budget(plan.budget).total(fixed.floor, plan.full_budget_bytes)
     if plan.budget_total != total:
         yield f"{files.path}: the budget {plan.budget} is {total} bytes, not {plan.budget_total}"
@@ -262,7 +266,7 @@ def _is_worse(plan: Plan, rival: CompetingPlan) -> bool:
 
 
 def _check_schedule(files: PlanFiles) -> Iterator[str]:
-    """The schedule replays to what the plan and the schedule itself say."""
+    """The simulator finds what the plan and the schedule itself say."""
     if is_chain_plan(files):
         return
     if files.schedule is None:
@@ -276,7 +280,7 @@ def _check_schedule(files: PlanFiles) -> Iterator[str]:
         return
     if files.graph is None or files.costs is None:
         lacking = "graph.arrow" if files.graph is None else "costs.arrow"
-        yield f"{files.schedule}: cannot be replayed without a whole {lacking}"
+        yield f"{files.schedule}: cannot be simulated without a whole {lacking}"
         return
     graph, costs = read_cached(read_graph, files.graph), read_cached(read_costs, files.costs)
     if (
@@ -307,7 +311,7 @@ def _check_simulation(
         return
     for index, (written, step) in enumerate(zip(steps, played.steps, strict=True)):
         if written != step:
-            yield f"{files.schedule}: step {index} has other figures than its replay"
+            yield f"{files.schedule}: step {index} has other figures than the simulator"
             break
     for name, claimed, found in (
         ("peak", plan.peak, whole.peak),
@@ -317,7 +321,7 @@ def _check_simulation(
         ("recomputed_time", plan.recomputed_time, played.repeated_seconds),
     ):
         if claimed != found:
-            yield f"{files.path}: {name} is {claimed}, where the schedule replays to {found}"
+            yield f"{files.path}: {name} is {claimed}, where the simulator finds {found}"
     if plan.kernels is not None:
         run = count_executed_groups(graph, (step.action for step in steps))
         if (plan.groups, plan.compiled) != run:
@@ -411,10 +415,10 @@ def _check_measurement(files: PlanFiles) -> Iterator[str]:
         yield f"{files.measurement}: measured another module than the one beside it"
 
 
-def _check_lanes(files: PlanFiles) -> Iterator[str]:
-    """The lanes of a chain with a link come to what the plan says."""
-    if files.lanes is not None:
-        yield from check_lanes_file(files.path, files.plan, files.sequence, files.lanes)
+def _check_streams(files: PlanFiles) -> Iterator[str]:
+    """The streams of a chain with a link come to what the plan says."""
+    if files.streams is not None:
+        yield from check_streams_file(files.path, files.plan, files.sequence, files.streams)
     elif (
         files.plan.transfers is not None
         and is_chain_plan(files)

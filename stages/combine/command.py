@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--strategy", required=True, help="how to plan, by name")
     parser.add_argument(
-        "--workers", type=parse_count, default=1, help="threads that polish at a time"
+        "--workers", type=parse_count, default=1, help="threads of the local search"
     )
     parser.add_argument(
         "--budgets",
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-local-search",
         action="store_true",
-        help="only the strategy's own plans, without polish",
+        help="only the strategy's own plans, without local search",
     )
     parser.add_argument(
         "--solver",

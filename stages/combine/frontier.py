@@ -1,4 +1,5 @@
-"""The frontier of a strategy: its candidates, polished over a grid of budgets and replayed."""
+"""The frontier of a strategy: its candidates after local search over a grid of budgets,
+simulated."""
 
 from __future__ import annotations
 
@@ -67,16 +68,16 @@ def build_frontier(
     report: ProgressCallback | None = None,
     budgets: int = FRONTIER_BUDGETS,
 ) -> Frontier:
-    """The plans of a strategy, each replayed at true sizes, by falling peak.
+    """The plans of a strategy, each simulated at true sizes, by falling peak.
 
-    `candidates` are what the strategy made of the step and `keep_all` is the captured order; polish
-    starts from both and from what `moment` decides. The candidates are points as they were given,
-    and with ops in place where that takes no more memory or time, beside what polish made. Plans
-    are optimal in the strategy's class where all of its candidates are. A baseline keeps its
-    candidates as they are. Polish has a grid of at most so many `budgets`. The result does not
-    depend on `workers`, the number of threads; `report` is told of polish, as `LocalSearch.sweep`
-    says, and of the search with a link that follows. Raises ScheduleError when a candidate has
-    an action that is added to it, or replay refuses a plan.
+    `candidates` are what the strategy made of the step and `keep_all` is the captured order; local
+    search starts from both and from what `moment` decides. The candidates are points as they were
+    given, and with ops in place where that takes no more memory or time, beside what local search
+    made. Plans are optimal in the strategy's class where all of its candidates are. A baseline
+    keeps its candidates as they are. Local search has a grid of at most so many `budgets`. The
+    result does not depend on `workers`, the number of threads; `report` is told of it, as
+    `LocalSearch.sweep` says, and of the search with a link that follows. Raises ScheduleError when
+    a candidate has an action that is added to it, or the simulator refuses a plan.
     """
     if about.baseline and not candidates:
         raise ScheduleError(f"{about.name} makes no plan")
@@ -202,13 +203,13 @@ class _CandidatePlan:
 
     candidate: Candidate
     actions: Sequence[Action]
-    polished: bool = False
+    local_search: bool = False
     in_place: bool = False
     ceiling: int = 0
 
 
 class _CandidateSimulator:
-    """Replays plans of one step."""
+    """Simulates plans of one step."""
 
     def __init__(self, subject: FrontierProblem) -> None:
         self.subject = subject
@@ -216,7 +217,7 @@ class _CandidateSimulator:
         self._given: dict[tuple[Action, ...], PlanCost] = {}
 
     def cost(self, actions: Sequence[Action], in_place: bool, ceiling: int) -> PlanCost:
-        """What replay says of a plan."""
+        """What the simulator says of a plan."""
         steps = self.opener.of_actions(actions, in_place, ceiling)
         subject = self.subject
         played = simulate(subject.graph, subject.costs, steps, link=subject.link)
@@ -238,19 +239,19 @@ class _CandidateSimulator:
         """The point of a frontier that a plan is."""
         candidate = plan.candidate
         before = self.given(candidate)
-        as_given = not (plan.polished or plan.in_place)
+        as_given = not (plan.local_search or plan.in_place)
         after = before if as_given else self.cost(plan.actions, plan.in_place, plan.ceiling)
         return ParetoPoint(
             peak=after.peak,
             seconds=after.time,
             strategy_peak=before.peak,
             strategy_seconds=before.time,
-            local_search=plan.polished,
+            local_search=plan.local_search,
             in_place=plan.in_place,
             in_place_threshold=plan.ceiling,
             actions=list(plan.actions),
             sequence=list(candidate.sequence),
-            origin=candidate.origin + (", polished" if plan.polished else ""),
+            origin=candidate.origin + (", local search" if plan.local_search else ""),
         )
 
 
@@ -263,7 +264,7 @@ def _generate_plans(
     budgets: int,
 ) -> Iterator[_CandidatePlan]:
     """The candidates and the captured order, as they are and with ops in place, where that costs
-    neither time nor memory and wherever it can be; then what polish makes of them."""
+    neither time nor memory and wherever it can be; then what local search makes of them."""
     problem, nodes = subject.problem, subject.problem.nodes
     position = {node.op: index for index, node in enumerate(nodes)}
     # Where no op takes longer in place, all run so whatever the ceiling.
@@ -277,17 +278,17 @@ def _generate_plans(
             yield _CandidatePlan(source, source.actions, in_place=True, ceiling=ceiling)
     unique: dict[tuple[int, ...], AnnealedSequence] = {}
     drafts = MultiBudgetCutBoundSolver(problem, SolverLimits(engine=subject.engine)).drafts
-    polisher = LocalSearch(problem, build_view_times(subject.graph, subject.costs, problem))
+    local_search = LocalSearch(problem, build_view_times(subject.graph, subject.costs, problem))
     least = peak_lower_bound(problem)
-    for polished in polisher.sweep(starts, least, workers, report, drafts, budgets):
-        unique.setdefault((polished.peak, *polished.sequence), polished)
-    for polished in unique.values():
-        source = keep_all if polished.start is None else candidates[polished.start]
-        ops = [problem.op_at(index) for index in polished.sequence]
+    for annealed in local_search.sweep(starts, least, workers, report, drafts, budgets):
+        unique.setdefault((annealed.peak, *annealed.sequence), annealed)
+    for annealed in unique.values():
+        source = keep_all if annealed.start is None else candidates[annealed.start]
+        ops = [problem.op_at(index) for index in annealed.sequence]
         yield _CandidatePlan(
             source,
             run_actions(problem, ops),
-            polished=True,
+            local_search=True,
             in_place=True,
-            ceiling=polished.ceiling,
+            ceiling=annealed.ceiling,
         )

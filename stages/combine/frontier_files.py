@@ -53,9 +53,8 @@ class FrontierFiles:
         for."""
         from tightfit.schemas.block_options import clock_limited_solves
         from tightfit.stages.combine.frontier_inputs import FrontierInputs
-        from tightfit.stages.combine.local_search.anneal import anneal_epoch
+        from tightfit.stages.combine.local_search.precompile import compile_search
         from tightfit.stages.combine.strategies.strategy import load_strategy as strategy_of
-        from tightfit.util.code_cache import note_compilation
 
         strategy = strategy_of(name)
         about = replace(strategy.about, baseline=strategy.about.baseline or given)
@@ -71,7 +70,7 @@ class FrontierFiles:
         if said := strategy.supports(read.step):
             raise ConfigError(f"{name} cannot plan {read.graph.model}: {said}")
         if not about.baseline:
-            note_compilation(anneal_epoch, progress.note)
+            compile_search(progress.note, transfers=about.links)
         progress.begin(f"{read.graph.model}: {name}", "budgets")
         found = read.frontier(strategy, about, workers, progress.report, budgets)
         return (

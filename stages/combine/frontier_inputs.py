@@ -69,7 +69,7 @@ def check_options(
             taken = (option.forward_seconds, option.backward_seconds, option.output_seconds)
             if said != sizes or not all(map(_is_close, taken, times)):
                 raise ArtifactError(
-                    f"{what} says {_format_figures(said, taken)}, and replays to "
+                    f"{what} says {_format_figures(said, taken)}, and the simulator finds "
                     f"{_format_figures(sizes, times)}"
                 )
 

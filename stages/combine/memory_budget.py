@@ -20,7 +20,7 @@ from tightfit.schemas.schedule import ScheduleStep
 from tightfit.stages.combine.lowering.schedule import ScheduleLowering
 from tightfit.stages.combine.refine_plan import PointSimulator, refine_point
 from tightfit.stages.simulate.cuda_memory import minimize_reserved_memory, simulate_cuda_memory
-from tightfit.util.budget import parse_budget
+from tightfit.util.budget import MIN_BUDGET, parse_budget
 from tightfit.util.progress import ProgressCounter
 from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
 
@@ -87,7 +87,10 @@ class BudgetAccounting:
         return self._reserved(self.player.keep_all_steps())
 
     def budget(self, written: str, frontier: Frontier) -> int:
-        """A budget as written, in bytes; raises ConfigError where it is none."""
+        """A budget as written, in bytes; that of "min" is what the smallest plan takes. Raises
+        ConfigError where it is none."""
+        if written == MIN_BUDGET:
+            return self.of(self.least(frontier))
         return parse_budget(written).total(self.fixed.floor, self.keep_all(frontier))
 
     def of(self, point: ParetoPoint, enough: int | None = None) -> int:
@@ -249,7 +252,7 @@ def _add_point(frontier: Frontier, point: ParetoPoint) -> Frontier:
 
 
 def describe_allocator_overhead(memory: GpuMemory | None) -> str:
-    """What a verdict says of the bytes that the allocator needs beyond those that are requested, as
+    """What a message says of the bytes that the allocator needs beyond those that are requested, as
     a clause; "" on the CPU."""
     if memory is None:
         return ""

@@ -40,7 +40,7 @@ NEIGHBORS_PER_SIDE = 2
 
 @dataclass(frozen=True)
 class PointSimulator:
-    """Replays plans of a frontier, which must say of them what comes out."""
+    """Simulates plans of a frontier, which must say of them what comes out."""
 
     graph: Graph
     costs: Costs
@@ -53,18 +53,19 @@ class PointSimulator:
         return build_view_times(self.graph, self.costs, self.opener.problem)
 
     @cached_property
-    def polisher(self) -> LocalSearch:
+    def local_search(self) -> LocalSearch:
         """What searches for plans of the step."""
         return LocalSearch(self.opener.problem, self.views)
 
     @cached_property
     def _checked(self) -> dict[int, ParetoPoint]:
-        """Points whose replay says what they do, by their identity."""
+        """Points of which the simulator says what they do, by their identity."""
         return {}
 
     def played(self, point: ParetoPoint) -> SimulationResult:
-        """The replay of a point; raises ArtifactError where the frontier says something else."""
-        found = self._replayed(point)
+        """The simulation of a point; raises ArtifactError where the frontier says something
+        else."""
+        found = self._simulate_point(point)
         _check_cost("a plan", PlanCost(point.seconds, point.peak), found)
         self._checked[id(point)] = point
         return found
@@ -85,13 +86,13 @@ class PointSimulator:
         return self.opener.schedule(captured, in_place=False)
 
     def with_simulated_cost(self, point: ParetoPoint) -> ParetoPoint:
-        """A point with the peak and the seconds that its replay has."""
-        found = self._replayed(point)
+        """A point with the peak and the seconds that the simulator finds."""
+        found = self._simulate_point(point)
         costing = replace(point, peak=found.peak, seconds=found.seconds)
         self._checked[id(costing)] = costing
         return costing
 
-    def _replayed(self, point: ParetoPoint) -> SimulationResult:
+    def _simulate_point(self, point: ParetoPoint) -> SimulationResult:
         return simulate(self.graph, self.costs, self.opener.opened(point), link=self.link)
 
 
@@ -179,14 +180,16 @@ def _search_thoroughly(
     problem = player.opener.problem
     # The search leaves out views that are made once in each plan: of parameters and of gradients.
     uncounted = total_view_seconds(player.graph, player.costs) - player.views.once(problem)
-    return player.polisher.refine(starts, budget, least - uncounted, sequences, told)
+    return player.local_search.refine(starts, budget, least - uncounted, sequences, told)
 
 
 def _search_briefly(
     player: PointSimulator, starts: Sequence[Sequence[int]], budget: int
 ) -> AnnealedSequence:
-    polisher = player.polisher
-    return polisher.beside([polisher.polished(start, budget, None) for start in starts], budget)
+    local_search = player.local_search
+    return local_search.beside(
+        [local_search.evaluate(start, budget, None) for start in starts], budget
+    )
 
 
 def _search_with_transfers(
@@ -219,7 +222,7 @@ def _search_with_transfers(
 def _check_cost(what: str, said: PlanCost, found: SimulationResult) -> None:
     if (said.peak, said.time) != (found.peak, found.seconds):
         raise ArtifactError(
-            f"the frontier says that {what} takes {said.peak:,} bytes and {said.time:g} s, which "
-            f"replays to {found.peak:,} bytes and {found.seconds:g} s: it was made with other "
-            f"costs, or changed since"
+            f"the frontier says that {what} takes {said.peak:,} bytes and {said.time:g} s, where "
+            f"the simulator finds {found.peak:,} bytes and {found.seconds:g} s: it was made with "
+            f"other costs, or changed since"
         )

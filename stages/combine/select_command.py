@@ -8,7 +8,7 @@ from pathlib import Path
 from tightfit.schemas.machine import machine_path
 from tightfit.stages.combine.frontier_files import FrontierFiles
 from tightfit.stages.combine.select_task import SelectionRequest, SelectionTask
-from tightfit.util.command_line import LineageEntry, print_verdict
+from tightfit.util.command_line import LineageEntry, print_status
 from tightfit.util.errors import ConfigError
 from tightfit.util.progress import ProgressPrinter
 from tightfit.util.solver_engines import ENGINES, HIGHS_ENGINE
@@ -38,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("out", "the folder to write that plan into, whichever is taken"),
     ):
         parser.add_argument(f"--eager-{name}", type=Path, help=what)
+    parser.add_argument(
+        "--eager-required",
+        action="store_true",
+        help="both plans have to fit: the budget min is the smallest for both, not for either",
+    )
     for prefix, model in (("", "the model"), ("eager-", "the model with eager's kernels")):
         for name, what in FRONTIER_FILE_OPTIONS.items():
             parser.add_argument(f"--{prefix}{name}", type=Path, help=what.format(model))
@@ -45,7 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--machine", type=machine_path, help="description with a link, for strategies that take one"
     )
     parser.add_argument(
-        "--budget", required=True, help="the memory to stay within, such as 8GiB, 145MB or 50%%"
+        "--budget",
+        required=True,
+        help="the memory to stay within, such as 8GiB, 145MB or 50%%, or min for the smallest "
+        "that a plan is known for",
     )
     parser.add_argument(
         "--joint",
@@ -70,11 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Writes the plan, that of eager's kernels apart, too, and prints the verdict. Raises
+    """Writes the plan, that of eager's kernels apart, too, and prints the status. Raises
     ConfigError where what is given of eager's kernels or of the makings of a frontier is not
     whole."""
     plan = _parse_task(options).run(ProgressPrinter())
-    print_verdict(plan.status, plan.message, options)
+    print_status(plan.status, plan.message, options)
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
@@ -84,7 +92,9 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
 
 def _parse_task(options: argparse.Namespace) -> SelectionTask:
     eager = _parse_eager_request(options)
-    return SelectionTask(_parse_request(options), options.out, eager, options.eager_out)
+    return SelectionTask(
+        _parse_request(options), options.out, eager, options.eager_out, options.eager_required
+    )
 
 
 def _parse_request(options: argparse.Namespace, prefix: str = "") -> SelectionRequest:

@@ -63,10 +63,11 @@ def select_plan(
 
     The point is the frontier's or, with `search`, a faster one (`refine`), and the bound that of
     the programs of an `engine`; "none" takes the frontier's fastest. On CUDA it may be a slower
-    one, whose reserved bytes are within the budget. When nothing fits, the verdict is `infeasible`,
+    one, whose reserved bytes are within the budget. When nothing fits, the status is `infeasible`,
     the point None and the schedule empty. `report` is told of each search that is done. Raises
     ConfigError when the budget is no size, or the costs are of settings of CUDA's allocator that
-    are not followed, ArtifactError when the frontier does not say what its plans replay to.
+    are not followed, ArtifactError when the frontier does not say what the simulator finds of its
+    plans.
     """
     in_all = BudgetAccounting.of_step(graph, costs, problem, frontier.link)
     elsewhere = total is not None
@@ -128,15 +129,15 @@ class _BudgetRequest:
         memory = in_all.memory(last.steps, frontier, smallest - 1)
         parts = describe_peak(player.graph, last, fixed)
         room = in_all.keep_all(frontier) - fixed.floor
-        share = "" if self.elsewhere else _format_percentage(smallest - fixed.floor, room)
-        measured = _format_budget(self.budget, smallest, share)
+        in_share = self.budget.endswith("%") and not self.elsewhere
+        fits = 0 <= smallest - fixed.floor <= room
+        measure = _BudgetMeasure(fixed.floor, room if in_share and fits else 0)
         sentence = (
-            f"infeasible: {_describe_budget(self.budget, self.total or 0)}, the smallest budget "
-            "known to "
-            f"work for {player.graph.model} with {frontier.strategy} is {measured}; "
-            f"at the peak of the step these are {parts}{describe_allocator_overhead(memory)}"
-            f"{self._floor(room)}{describe_cost_source(player.graph, player.costs)}"
-            f"{_describe_time_limit(frontier)}"
+            f"infeasible: {measure.describe_budget(self.budget, self.total or 0)}, the smallest "
+            f"budget known to work for {player.graph.model} with {frontier.strategy} is "
+            f"{measure.format_sufficient(smallest)}; at the peak of the step these are "
+            f"{parts}{describe_allocator_overhead(memory)}{self._describe_floor(measure, smallest)}"
+            f"{describe_cost_source(player.graph, player.costs)}{_describe_time_limit(frontier)}"
         )
         return Plan(
             frontier.strategy, self.budget, self.total, self.own, "infeasible", sentence,
@@ -144,17 +145,14 @@ class _BudgetRequest:
             gpu=memory,
         )  # fmt: skip
 
-    def _floor(self, room: int) -> str:
-        """What no plan takes less than, as a share of `room` too where the budget is of this step,
-        and what asks for that."""
+    def _describe_floor(self, measure: _BudgetMeasure, smallest: int) -> str:
+        """What no plan takes less than, and what asks for that; one that is known may take it."""
         player, fixed = self.accounting.player, self.accounting.fixed
         own, position = locate_peak_lower_bound(player.opener.problem)
         size = fixed.bytes_before_step + own
-        beyond = max(size - fixed.floor, 0)
-        known = 0 <= beyond <= room and room and not self.elsewhere
-        share = f"{100 * beyond // room}%" if known else ""
+        than = "" if size == smallest else f" than {measure.format_necessary(size)}"
         what = describe_peak_bound(player.graph, player.opener.problem, position)
-        return f"; no plan takes less than {_format_budget(self.budget, size, share)}, {what}"
+        return f"; no plan takes less{than}, {what}"
 
     def chosen(
         self, point: ParetoPoint, played: SimulationResult, limit: _TimeBound, is_first: bool
@@ -213,10 +211,10 @@ class _TimeBound:
     proven: TimeBound | None = None
 
     def bound_for(self, seconds: float) -> tuple[float, str]:
-        """The limit of a plan that takes so many seconds, and what a verdict says of it.
+        """The limit of a plan that takes so many seconds, and what a message says of it.
 
         The simple one stands where the closer one is above the plan, which is then wrong: no plan
-        is called optimal for it, and the verdict says so."""
+        is called optimal for it, and the message says so."""
         if self.proven is None:
             return min(self.simple_bound, seconds), ""
         if self.proven.seconds > seconds * (1 + TIME_TOLERANCE):
@@ -307,27 +305,35 @@ def _optimality_class(status: Status, point: ParetoPoint, frontier: Frontier, as
     return frontier.optimal_in if point.is_strategy_plan and asked else ""
 
 
-def _format_percentage(part: int, whole: int) -> str:
-    """A budget as a percentage, rounded up; "" where it is none."""
-    return f"{-(-100 * part // whole) or 1}%" if 0 <= part <= whole and whole else ""
+@dataclass(frozen=True)
+class _BudgetMeasure:
+    """Writes sizes as a budget was asked for: as a share of the `room` bytes above the `floor`, or
+    in bytes if there is no room."""
 
+    floor: int
+    room: int
 
-def _describe_budget(budget: str, total: int) -> str:
-    """What was asked for in bytes, with the budget as written where that says it otherwise."""
-    size = f"{total:,} bytes" if total != 1 else "1 byte"
-    return f"the budget is {size}" if budget.rstrip("B").isdigit() else f"{budget} is {size}"
+    def describe_budget(self, budget: str, total: int) -> str:
+        """What was asked for, in the same measure."""
+        if self.room:
+            return f"{budget} is too small"
+        size = f"{total:,} bytes" if total != 1 else "1 byte"
+        return f"the budget is {size}" if budget.rstrip("B").isdigit() else f"{budget} is {size}"
 
+    def format_sufficient(self, size: int) -> str:
+        """A size as a budget that leaves so many bytes: a share is rounded up."""
+        return self._format(size, -(-1000 * (size - self.floor) // (self.room or 1)) or 1)
 
-def _format_budget(budget: str, size: int, share: str) -> str:
-    """A budget in bytes and as a percentage, first in the measure that was asked in."""
-    if not share:
-        return f"{size:,} bytes"
-    first, second = (f"{size:,} bytes", share)[:: -1 if budget.endswith("%") else 1]
-    return f"{first} ({second})"
+    def format_necessary(self, size: int) -> str:
+        """A size that is a lower bound: a share is rounded down."""
+        return self._format(size, max(1000 * (size - self.floor) // (self.room or 1), 0))
+
+    def _format(self, size: int, thousandths: int) -> str:
+        return f"{thousandths / 10:g}%" if self.room else f"{size:,} bytes"
 
 
 def _describe_transfers(played: SimulationResult, frontier: Frontier) -> str:
-    """What a verdict says of transfers."""
+    """What a message says of transfers."""
     moved, link = played.transfers, frontier.link
     if moved is None or link is None:
         return ""
@@ -344,7 +350,7 @@ def _describe_transfers(played: SimulationResult, frontier: Frontier) -> str:
 
 
 def _describe_time_limit(frontier: Frontier) -> str:
-    """What a verdict says where the clock decided: another run may come to another plan."""
+    """What a message says where the clock decided: another run may come to another plan."""
     if not frontier.timed_out_solves:
         return ""
     return f"; the clock, not the work, ended {frontier.timed_out_solves} of the blocks' solves"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from tightfit.stages.combine.frontier_files import FrontierFiles
-from tightfit.util.budget import NO_BUDGET, parse_budget
+from tightfit.util.budget import MIN_BUDGET, NO_BUDGET, parse_budget
 from tightfit.util.command_line import LineageEntry
 from tightfit.util.errors import ConfigError
 from tightfit.util.progress import StageProgress
@@ -81,11 +81,9 @@ class SelectionRequest:
         budget, plans = parse_budget(self.budget), map(read_plan, self.joint)
         return max(budget.total(plan.baseline.floor, plan.full_budget_bytes) for plan in plans)
 
-    def chosen(self, progress: StageProgress, total: int | None = None) -> _SelectedPlan:
-        """The plan, or that from the whole frontier where this is faster: it is made, if it can
-        be, where own plans lead to none, or to one whose gap is above `FAR_GAP`. `total` are the
-        bytes of the budget where these are another's. Raises ConfigError where the frontier is
-        of another graph, ArtifactError where what it is made of cannot be read."""
+    def read_frontier(self) -> Frontier:
+        """The frontier of the file. Raises ConfigError where it is of another graph, ArtifactError
+        where what the whole one is made of cannot be read."""
         from tightfit.schemas.frontier import read_frontier
         from tightfit.schemas.graph.training_graph import GRAPH
         from tightfit.schemas.store import read
@@ -97,17 +95,40 @@ class SelectionRequest:
         strategy_of(frontier.strategy)
         if self.makings is not None:
             self.makings.check()
-        found = self._from(frontier, progress, total)
+        return frontier
+
+    def chosen(self, progress: StageProgress, total: int | None = None) -> _SelectedPlan:
+        """The plan, or that from the whole frontier where this is faster: it is made, if it can
+        be, where own plans lead to none, or to one whose gap is above `FAR_GAP`. `total` are the
+        bytes of the budget where these are another's. Raises as `read_frontier` does."""
+        frontier = self.read_frontier()
+        found = self.choose_from(frontier, progress, total)
         if self.makings is None or not self.search or _is_near_bound(found.plan):
             return found
         whole = self.makings.frontier(frontier.strategy, progress)
-        further = self._from(whole, progress, total)
+        further = self.choose_from(whole, progress, total)
         slower = not found.plan.feasible or _predicted_seconds(further.plan) < _predicted_seconds(
             found.plan
         )
         return further if slower else found
 
-    def _from(
+    def smallest(self, progress: StageProgress) -> tuple[Frontier, int]:
+        """The whole frontier, if it can be made and searched, else the file's, and the bytes in all
+        that its smallest plan takes. Raises as `read_frontier` does."""
+        from tightfit.schemas.costs import read_costs
+        from tightfit.schemas.graph.training_graph import read_graph
+        from tightfit.stages.combine.memory_budget import BudgetAccounting
+        from tightfit.stages.simulate.planning_graph import build_planning_graph
+
+        frontier = self.read_frontier()
+        if self.makings is not None and self.search:
+            frontier = self.makings.frontier(frontier.strategy, progress)
+        graph, costs = read_graph(self.graph), read_costs(self.costs)
+        problem = build_planning_graph(graph, costs)
+        accounting = BudgetAccounting.of_step(graph, costs, problem, frontier.link)
+        return frontier, accounting.budget(MIN_BUDGET, frontier)
+
+    def choose_from(
         self, frontier: Frontier, progress: StageProgress, total: int | None
     ) -> _SelectedPlan:
         """The plan of one frontier."""
@@ -148,27 +169,28 @@ def _predicted_seconds(plan: Plan) -> float:
 class SelectionTask:
     """What a plan is chosen from, and the folder to write it into. With an `eager` request of a
     graph with eager's kernels the better plan of the two is chosen; eager's is written into
-    `eager_out` either way."""
+    `eager_out` either way. If eager's is required, the smallest budget is one that both fit."""
 
     stage: ClassVar[str] = "select"
     request: SelectionRequest
     out: Path
     eager: SelectionRequest | None = None
     eager_out: Path | None = None
+    eager_required: bool = False
 
     def run(self, progress: StageProgress) -> Plan:
         """Writes sequence.arrow, schedule.arrow and plan.json and returns the plan. Raises
         ConfigError where a frontier is of another graph."""
         from tightfit.schemas.costs import read_profile_device
-        from tightfit.stages.combine.local_search.anneal import anneal_epoch
+        from tightfit.schemas.store import read_header
+        from tightfit.stages.combine.local_search.precompile import compile_search
         from tightfit.stages.combine.select_plan import choose_kernels, competing_plan_of
-        from tightfit.util.code_cache import note_compilation
 
-        if self.request.budget != NO_BUDGET:
-            note_compilation(anneal_epoch, progress.note)
-        found = self.request.chosen(progress, self.request.joint_total())
-        if self.eager is not None and self.eager_out is not None:
-            other = self.eager.chosen(progress, found.plan.budget_total)
+        if self.request.budget != NO_BUDGET and self.request.search:
+            link = read_header(self.request.frontier).metadata.get("link")
+            compile_search(progress.note, transfers=link is not None)
+        found, other = self._choose(progress)
+        if other is not None and self.eager_out is not None:
             rival = competing_plan_of(found.plan)
             replace(other, plan=replace(other.plan, competing_plan=rival)).write(self.eager_out)
             plan = choose_kernels(found.plan, other.plan)
@@ -177,6 +199,21 @@ class SelectionTask:
         if read_profile_device(self.request.costs).described:
             _forget_measurement(self.out)
         return found.plan
+
+    def _choose(self, progress: StageProgress) -> tuple[_SelectedPlan, _SelectedPlan | None]:
+        """The plan, and that of eager's kernels, if one is asked for, within the same bytes."""
+        if self.request.budget != MIN_BUDGET:
+            found = self.request.chosen(progress, self.request.joint_total())
+            if self.eager is None:
+                return found, None
+            return found, self.eager.chosen(progress, found.plan.budget_total)
+        frontier, total = self.request.smallest(progress)
+        if self.eager is None:
+            return self.request.choose_from(frontier, progress, total), None
+        other, least = self.eager.smallest(progress)
+        total = (max if self.eager_required else min)(total, least)
+        found = self.request.choose_from(frontier, progress, total)
+        return found, self.eager.choose_from(other, progress, total)
 
     def lineage_entries(self) -> list[LineageEntry]:
         """What `run` made of what."""
@@ -187,6 +224,7 @@ class SelectionTask:
             outputs += [self.eager_out / name for name in OUTPUT_FILES]
             read = list(dict.fromkeys([*read, *self.eager.files]))
         more = {} if asked.search else {"search": False}
+        more |= {"eager_required": True} if self.eager_required else {}
         settings = {"budget": asked.budget, "solver": asked.engine, **more}
         return [LineageEntry(outputs, read, settings)]
 

@@ -23,7 +23,7 @@ class TreeDecomposition:
     parent: Sequence[int]
 
     @cached_property
-    def home(self) -> dict[int, int]:
+    def first_bag(self) -> dict[int, int]:
         """For each node the first of its bags."""
         found: dict[int, int] = {}
         for place, bag in enumerate(self.bags):
@@ -35,7 +35,7 @@ class TreeDecomposition:
         """The bag without which no rest of a part, cut by it, has more than half of its weight."""
         below = [0.0] * len(self.bags)
         for node in part:
-            below[self.home[node]] += weight[node]
+            below[self.first_bag[node]] += weight[node]
         total = sum(below)
         largest = [0.0] * len(self.bags)
         for place in reversed(range(1, len(self.bags))):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tightfit.stages.generate.task import PackageTask
 from tightfit.stages.torch_utils.operators_option import add_operators_argument
-from tightfit.util.command_line import LineageEntry
+from tightfit.util.command_line import LineageEntry, print_status
 from tightfit.util.progress import StageProgress
 
 
@@ -60,8 +60,13 @@ class _LibraryPrinter(StageProgress):
 
 
 def run(options: argparse.Namespace) -> None:
-    """Writes the package; where the plan is infeasible, one whose `load` says so."""
-    _parse_task(options).run(_LibraryPrinter())
+    """Writes the package; where the plan is infeasible, one whose `load` says so, which is printed,
+    too. The exit code is 0 then: of several plans others may fit."""
+    message = _parse_task(options).run(_LibraryPrinter())
+    if message:
+        print_status(
+            "infeasible", f"{options.out} has no step, and load raises: {message}", options
+        )
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:

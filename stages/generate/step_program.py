@@ -25,7 +25,7 @@ class SourceProgram:
     and outputs that it reads, `overwritten` the tangents that it writes over or sends. `taken` says
     of each tangent how it is taken where it arrives in other strides. `remote` are the parameters
     that live in an offload target, by their numbers there: where there are some, the program takes
-    their home first, and what it does behind the last gradients is the last slice.
+    their store first, and what it does behind the last gradients is the last slice.
     """
 
     text: str

@@ -39,8 +39,9 @@ class PackageTask:
     operators: Sequence[str] = ()
     search_path: Sequence[str] = ()
 
-    def run(self, progress: StageProgress) -> None:
-        """Writes the package; where the plan is infeasible, one whose `load` says so.
+    def run(self, progress: StageProgress) -> str:
+        """Writes the package; where the plan is infeasible, one whose `load` says so. Returns what
+        that says, "" for a package with a step.
 
         Raises ModelError where libraries of its groups cannot be compiled, ConfigError or
         ArtifactError where the files are not of one plan.
@@ -52,18 +53,21 @@ class PackageTask:
             raise ConfigError("generate takes either a --schedule or a --pipeline")
         if self.pipeline is not None and len(self.graphs) > 1:
             raise ConfigError("generate takes one --graph with --pipeline")
+        message = ""
         with register_operators(self.operators, self.search_path):
             if self.pipeline is not None:
                 files, sources = self._pipeline_files(self.pipeline)
             else:
                 assert self.schedule is not None
-                files, sources = self._plan_files(self.schedule, progress)
+                files, sources, message = self._plan_files(self.schedule, progress)
         write_directory(self.out, add_lineage_file(files, *sources))
+        return message
 
     def _plan_files(
         self, schedule: Path, progress: StageProgress
-    ) -> tuple[dict[str, bytes], tuple[str, str, str]]:
-        """The files of the package of one plan, and the digests of what it is made of."""
+    ) -> tuple[dict[str, bytes], tuple[str, str, str], str]:
+        """The files of the package of one plan, the digests of what it is made of, and the message
+        of an infeasible plan."""
         from tightfit.schemas.graph.training_graph import GRAPH
         from tightfit.schemas.plan import plan_digest
         from tightfit.schemas.schedule import SCHEDULE, find_schedule_graph
@@ -74,8 +78,9 @@ class PackageTask:
 
         write = find_backend(self.backend)
         graph = find_schedule_graph(schedule, self.graphs)
-        planned = _read_plan(graph, schedule, self.plan)
+        planned, message = _read_plan(graph, schedule, self.plan), ""
         if planned.plan["status"] == "infeasible":
+            message = str(planned.plan["message"])
             files = infeasible_package(planned.plan)
         else:
             try:
@@ -92,7 +97,7 @@ class PackageTask:
             except (CompilerError, KernelError) as error:
                 raise ModelError(str(error)) from error
         digests = read(graph, GRAPH).digest, read(schedule, SCHEDULE).digest
-        return files, (*digests, plan_digest(self.plan))
+        return files, (*digests, plan_digest(self.plan)), message
 
     def _read_eager_plan(self) -> PlannedGraph | None:
         """The plan of eager's kernels to put beside, None where none is asked for."""

@@ -73,14 +73,14 @@ def _block_label(graph: Graph, facts: GradientFlow, division: BlockDivision, ind
     """The submodule that a block's forward comes from, and the part of it with most nodes, the
     slowest where several have as many."""
     forward = division.blocks[index].forward
-    home = common_module_path(facts.modules[position] for position in forward)
+    common = common_module_path(facts.modules[position] for position in forward)
     parts: dict[str, tuple[int, float]] = {}
     for position in forward:
-        for part in facts.modules[position][len(home) : len(home) + 1]:
+        for part in facts.modules[position][len(common) : len(common) + 1]:
             count, seconds = parts.get(part, (0, 0.0))
             parts[part] = (count + 1, seconds + facts.problem.nodes[position].seconds)
     largest = [max(parts, key=lambda part: parts[part])] if parts else []
-    return ".".join([*home, *largest]) or graph.model
+    return ".".join([*common, *largest]) or graph.model
 
 
 def _number_labels(blocks: list[Block]) -> list[Block]:

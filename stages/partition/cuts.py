@@ -138,8 +138,10 @@ def _count_repeatable_ops(facts: GradientFlow, start: int, end: int) -> int:
 
 def _same_module(facts: GradientFlow, block: _Piece, following: _Piece) -> bool:
     """Whether ops come from within the innermost submodule that contains the block before."""
-    home = common_module_path(_modules(facts, block))
-    return bool(home) and all(path[: len(home)] == home for path in _modules(facts, following))
+    common = common_module_path(_modules(facts, block))
+    return bool(common) and all(
+        path[: len(common)] == common for path in _modules(facts, following)
+    )
 
 
 def _modules(facts: GradientFlow, piece: _Piece) -> list[tuple[str, ...]]:
@@ -173,16 +175,16 @@ def _backward_cuts(facts: GradientFlow, cuts: dict[int, int]) -> dict[int, tuple
     """For each forward cut its place in the backward and the gradient that passes there; None for
     a cut that must be given up. `cuts` gives the activation that passes each cut."""
     places = list(cuts)
-    homes = _block_ranges(facts, places)
-    refused = {places[c] for low, high in homes.values() for c in range(high, low)}
+    ranges = _block_ranges(facts, places)
+    refused = {places[c] for low, high in ranges.values() for c in range(high, low)}
     result: dict[int, tuple[int, int] | None] = dict.fromkeys(places)
     if refused:
         return {place: None if place in refused else (0, NO_VALUE) for place in places}
     flows = _gradient_spans(facts)
     first, passed = facts.problem.loss + 1, NO_VALUE
     for cut in reversed(range(len(places))):
-        after = [position for position, (low, _) in homes.items() if low > cut]
-        before = [position for position, (_, high) in homes.items() if high <= cut]
+        after = [position for position, (low, _) in ranges.items() if low > cut]
+        before = [position for position, (_, high) in ranges.items() if high <= cut]
         first = max([first, *(position + 1 for position in after)])
         found = _find_backward_cut(
             facts, flows, range(first, min(before, default=0) + 1), cuts[places[cut]]
@@ -205,7 +207,7 @@ def _block_ranges(facts: GradientFlow, places: list[int]) -> dict[int, tuple[int
     last_block: dict[int, int] = {}
     for position, node in enumerate(problem.nodes[: problem.loss]):
         last_block.update((storage, block[position]) for storage in node.inputs)
-    homes = {}
+    ranges = {}
     for position in range(problem.loss + 1, len(problem.nodes)):
         low, high = 0, len(places)
         node = problem.nodes[position]
@@ -217,8 +219,8 @@ def _block_ranges(facts: GradientFlow, places: list[int]) -> dict[int, tuple[int
             if users:
                 low, high = max(low, block[users[0]]), min(high, block[users[0]])
         if (low, high) != (0, len(places)):
-            homes[position] = (low, high)
-    return homes
+            ranges[position] = (low, high)
+    return ranges
 
 
 def _gradient_spans(facts: GradientFlow) -> list[tuple[int, int, int]]:

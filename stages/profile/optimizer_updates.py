@@ -191,24 +191,26 @@ def _add_host_update_cost(
     # What begins at a multiple of 64 is computed where it is, where a memory allows that.
     places = [-(-size // 64) * 64 * number for number in range(4)]
     memory = create_offload_target(like.device, places[3] + states, folder)
-    bench = UpdateWorkspace(updates, [0], TargetSlice(memory, places[3], states), True, CHUNK_BYTES)
+    workspace = UpdateWorkspace(
+        updates, [0], TargetSlice(memory, places[3], states), True, CHUNK_BYTES
+    )
 
     def update() -> None:
-        _run_on_host(memory, bench.update(0, group_settings(own), places[0], places[1], None))
+        _run_on_host(memory, workspace.update(0, group_settings(own), places[0], places[1], None))
 
     def add() -> None:
-        _run_on_host(memory, bench.add(0, places[1], places[2], first=False))
+        _run_on_host(memory, workspace.add(0, places[1], places[2], first=False))
 
     try:
-        # What the thread takes beside the bench, in this one.
+        # What the thread takes beside the workspace, in this one.
         with memory_session("cpu") as running, running.section("first"):
             reaching = memory.reach()
-            bench.update(0, group_settings(own), places[0], places[1], None)(reaching)
+            workspace.update(0, group_settings(own), places[0], places[1], None)(reaching)
         updates.ring.stored.update(
             (piece, TransferHandle(None, None)) for piece in updates.pieces[0] if piece.size
         )
         with memory_session("cpu") as again, again.section("again"):
-            bench.update(0, group_settings(own), places[0], places[1], None)(reaching)
+            workspace.update(0, group_settings(own), places[0], places[1], None)(reaching)
         peak = max(running.section_usage("first").peak, again.section_usage("again").peak)
         spent = [
             time_calls(

@@ -10,17 +10,17 @@ from urllib.parse import quote
 from tightfit.stages.report.axes import AxisScale, fit_scale, staircase_path
 from tightfit.stages.report.load import MODEL_PAGE_FILE, NOT_PLANNED_YET, ModelResults, PlanResult
 from tightfit.stages.report.model_page import panel_id
+from tightfit.stages.report.outcomes import (
+    Severity,
+    optimality_label,
+    plan_outcome,
+    reason_not_validated,
+)
 from tightfit.stages.report.tradeoff_plot import (
     model_frontiers,
     relative_points,
     strategy_colors,
     strategy_order,
-)
-from tightfit.stages.report.verdicts import (
-    Severity,
-    optimality_label,
-    plan_outcome,
-    reason_not_validated,
 )
 from tightfit.util.budget import NO_BUDGET
 
@@ -113,7 +113,7 @@ def _build_sparkline(
 
 
 def _predicted_place(result: PlanResult) -> tuple[int, float] | None:
-    """The predicted peak of a plan and its predicted time beside the unplanned step's, None where
+    """The predicted peak of a plan and its predicted time beside the eager step's, None where
     there is no plan."""
     plan, relative = result.plan, result.relative
     if not plan.feasible or plan.peak is None or relative is None:
@@ -132,10 +132,10 @@ def _model_rows(
     rows = []
     if model.error:
         rows.append(_failure_row(model.name, "", "", link, 0, model.error))
-    for folder, sentence in sorted(model.failures.items()):
+    for folder, message in sorted(model.failures.items()):
         strategy, _, budget = folder.partition("/")
         rows.append(
-            _failure_row(model.name, strategy, budget, link, colors.get(strategy, 0), sentence)
+            _failure_row(model.name, strategy, budget, link, colors.get(strategy, 0), message)
         )
     plans = sorted(
         model.plans,
@@ -150,7 +150,7 @@ def _model_rows(
 
 
 def _failure_row(
-    model: str, strategy: str, budget: str, link: str, ink: int, sentence: str
+    model: str, strategy: str, budget: str, link: str, ink: int, message: str
 ) -> IndexRow:
     return IndexRow(
         model=model,
@@ -160,13 +160,13 @@ def _failure_row(
         link=link,
         ink=ink,
         state="bad",
-        word="not planned" if sentence == NOT_PLANNED_YET else "failed",
+        word="not planned" if message == NOT_PLANNED_YET else "failed",
         predicted=None,
         measured=None,
         ratio=None,
         scattered=False,
         gap=None,
-        words=sentence,
+        words=message,
         spark="",
         dot=None,
     )
@@ -199,7 +199,7 @@ def _plan_row(
         ratio=found.ratio,
         scattered=found.scattered,
         gap=plan.gap if plan.feasible else None,
-        words=found.sentence if found.state == "bad" else _row_note(result),
+        words=found.message if found.state == "bad" else _row_note(result),
         spark=spark,
         dot=dot,
     )

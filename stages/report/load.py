@@ -54,9 +54,9 @@ NOT_PLANNED_YET = (
 @dataclass(frozen=True)
 class PlanResult:
     """One point of a run: a plan with what was made of it. `folder` is strategy/budget; `error` is
-    the sentence of the stage that failed for it, or of one before it that failed since; `described`
+    the message of the stage that failed for it, or of one before it that failed since; `described`
     is the device that it was planned for without being run there. `link` and `updates` are those of
-    its schedule. Where the kernels of a plan are `fused`, `pace` is what their step takes unplanned
+    its schedule. Where the kernels of a plan are `fused`, `pace` is what their keep-all step takes
     of the original's time, as measured, 1 where it is not."""
 
     plan: Plan
@@ -82,7 +82,7 @@ class PlanResult:
 
 @dataclass(frozen=True)
 class ModelResults:
-    """All that a run found out about one model. `error` is the sentence of a stage that failed for
+    """All that a run found out about one model. `error` is the message of a stage that failed for
     the whole model, `failures` those for a strategy or a point that has no plan, by folder;
     `digests` are those of the artifacts by file. Where kernels are fused, `beside` is what was
     planned with eager's. It is `shown` where it has a page."""

@@ -65,7 +65,7 @@ class MemoryPlot:
     under the pointer, as JSON data."""
 
     areas: list[OwnerArea]
-    unplanned: str
+    keep_all: str
     measured: str
     budget: float | None
     boundary: float
@@ -81,17 +81,17 @@ def plot_memory(
     graph: Graph,
     line: StepTimeline,
     budget: int | None,
-    unplanned: StepTimeline | None,
+    keep_all: StepTimeline | None,
     measured: Sequence[TimelinePoint] | None,
 ) -> MemoryPlot:
-    """The memory line of a plan. `unplanned` is the line of the step that recomputes nothing, on
+    """The memory line of a plan. `keep_all` is the line of the step that recomputes nothing, on
     the same axes; `measured` has its clock set by the prediction, since measuring takes time.
     """
     seconds = max(line.seconds, 1e-12)
     ran = [(point.seconds, point.live) for point in measured or [] if point.run == "planned"]
     ran = align_timeline(ran, line.levels, seconds)
     tops = [line.peak, *(level for _, level in ran)]
-    tops += [unplanned.peak] if unplanned else []
+    tops += [keep_all.peak] if keep_all else []
     reach = max(tops)
     if budget is not None and budget <= 1.3 * reach:
         reach = max(reach, budget)
@@ -99,7 +99,7 @@ def plot_memory(
     cells = peak_segments(line.segments, seconds)
     return MemoryPlot(
         areas=_owner_areas(cells, y),
-        unplanned=_outline_path(peak_segments(unplanned.segments, seconds), y) if unplanned else "",
+        keep_all=_outline_path(peak_segments(keep_all.segments, seconds), y) if keep_all else "",
         measured=_steps_path([(x.at(when), y.at(level)) for when, level in ran]),
         budget=y.at(budget) if budget is not None and 0 <= budget <= reach else None,
         boundary=x.at(line.boundary),

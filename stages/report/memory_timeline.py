@@ -89,7 +89,7 @@ def build_timeline(
     updates: OptimizerPlan | None = None,
 ) -> StepTimeline:
     """The memory line of a schedule of a graph (peaks, times and live bytes filled in), as it was
-    replayed, with `accumulate` and `updates` or without."""
+    simulated, with `accumulate` and `updates` or without."""
     owners = _schedule_independent_owners(graph)
     walked = list(schedule_effects(graph, steps, accumulate or resident_gradients(graph, updates)))
     forward = takewhile(lambda effect: not isinstance(effect.step.action, ComputeLoss), walked)
@@ -124,11 +124,11 @@ def _memory_levels(steps: Sequence[ScheduleStep], memory: str) -> list[tuple[flo
     """The bytes of a memory from each step on. What a transfer takes is there from where it stands
     in the order, however late it begins."""
     levels: list[tuple[float, int]] = []
-    lane, now = steps[0].lane if steps else "", 0.0
+    stream, now = steps[0].stream if steps else "", 0.0
     for step in steps:
         if step.memory == memory:
-            levels.append((step.start if step.lane == lane else now, step.live))
-        now = step.end if step.lane == lane else now
+            levels.append((step.start if step.stream == stream else now, step.live))
+        now = step.end if step.stream == stream else now
     return levels
 
 

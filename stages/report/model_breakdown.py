@@ -19,8 +19,8 @@ from tightfit.stages.report.memory_timeline import StepTimeline
 class BlockCell:
     """One block under one plan: bytes kept to the backward, ops run again and their seconds.
 
-    `actions` are the strategy's own words for the block, before polish, and `option` the label of
-    the option that they choose, "" where there is none.
+    `actions` are the strategy's own words for the block, before local search, and `option` the
+    label of the option that they choose, "" where there is none.
     """
 
     kept: int

@@ -27,15 +27,7 @@ from tightfit.stages.report.model_breakdown import (
     build_module_tree,
     find_recomputed_ops,
 )
-from tightfit.stages.report.stream_plot import StreamPlot, plot_streams
-from tightfit.stages.report.tradeoff_plot import (
-    TradeoffPlot,
-    plan_name,
-    plot_tradeoff,
-    strategy_colors,
-    strategy_order,
-)
-from tightfit.stages.report.verdicts import (
+from tightfit.stages.report.outcomes import (
     BudgetCard,
     PlanOutcome,
     build_cards,
@@ -43,6 +35,14 @@ from tightfit.stages.report.verdicts import (
     optimality_label,
     plan_outcome,
     reason_not_validated,
+)
+from tightfit.stages.report.stream_plot import StreamPlot, plot_streams
+from tightfit.stages.report.tradeoff_plot import (
+    TradeoffPlot,
+    plan_name,
+    plot_tradeoff,
+    strategy_colors,
+    strategy_order,
 )
 from tightfit.stages.simulate.simulate import simulate
 
@@ -62,7 +62,7 @@ class PlanPanel:
     proof: str
     bound: str
     memory: MemoryPlot | None
-    lanes: StreamPlot | None
+    streams: StreamPlot | None
     repeated: list[RecomputedOps]
     facts: list[Fact]
 
@@ -80,8 +80,8 @@ class ModelPage:
     """A model's page.
 
     `subtitle` says where it was planned. `ids` names the panels, `first` is the panel that is open
-    at first, and `outcomes` has the verdicts by the folder of their plan. `failures` are points
-    that have no plan, with the sentence of what went wrong; `notes` say what is missing.
+    at first, and `outcomes` has the statuses by the folder of their plan. `failures` are points
+    that have no plan, with the message of what went wrong; `notes` say what is missing.
     """
 
     title: str
@@ -108,7 +108,7 @@ def build_model_page(results: ModelResults) -> ModelPage:
     lines = _plan_timelines(results, plans)
     ids = {result.folder: panel_id(result.folder) for result in plans}
     colors = strategy_colors(strategies)
-    keep_all = _unplanned_timeline(plans, lines)
+    keep_all = _keep_all_timeline(plans, lines)
     panels = [
         _build_panel(
             results, result, ids[result.folder], colors, lines.get(result.folder), keep_all
@@ -155,10 +155,10 @@ def _plan_timelines(results: ModelResults, plans: Sequence[PlanResult]) -> dict[
     return lines
 
 
-def _unplanned_timeline(
+def _keep_all_timeline(
     plans: Sequence[PlanResult], lines: dict[str, StepTimeline]
 ) -> StepTimeline | None:
-    """The memory line of the unplanned step, where the run has it."""
+    """The memory line of the keep-all step, where the run has it."""
     found = [lines.get(plan.folder) for plan in plans if plan.plan.strategy == "keep_all"]
     return next((line for line in found if line is not None), None)
 
@@ -186,14 +186,14 @@ def _build_panel(
         proof=optimality_label(plan),
         bound=describe_bound(result),
         memory=memory,
-        lanes=_plan_streams(results, result),
+        streams=_plan_streams(results, result),
         repeated=find_recomputed_ops(graph, line) if graph is not None and line is not None else [],
         facts=[*_plan_facts(result), *_measured_facts(result.measurement, result.fused)],
     )
 
 
 def _plan_streams(results: ModelResults, result: PlanResult) -> StreamPlot | None:
-    """The lanes of a plan that has several. States that pass are seen where costs are there."""
+    """The streams of a plan that has several. States that pass are seen where costs are there."""
     graph, costs, steps = results.graph_of(result), results.costs_of(result), result.steps
     if steps is None or graph is None:
         return None
@@ -229,9 +229,8 @@ def _plan_facts(result: PlanResult) -> list[Fact]:
         facts += _gpu_facts(plan.gpu)
     if plan.before_local_search is not None and plan.time is not None:
         before = plan.before_local_search
-        facts.append(
-            ("Before polish", f"{format_exact_bytes(before.peak)}, {format_duration(before.time)}")
-        )
+        cost = f"{format_exact_bytes(before.peak)}, {format_duration(before.time)}"
+        facts.append(("Before local search", cost))
     keep_all = plan.keep_all
     facts.append(
         (
@@ -332,7 +331,7 @@ def _measured_facts(found: Measurement | None, fused: bool) -> list[Fact]:
     if found.measured_time is not None and found.original_time is not None:
         planned, original = map(format_duration, (found.measured_time, found.original_time))
         pair = f"{planned} against {original}"
-        facts.append(("Measured time", f"{pair} unplanned"))
+        facts.append(("Measured time", f"{pair} eager"))
     if found.time_ratio is not None:
         words = f"{found.time_ratio:.3f} over {format_count(found.pairs, 'run')} of each"
         low, high = found.time_ratio_first_quartile, found.time_ratio_third_quartile
@@ -353,7 +352,7 @@ def _describe_difference(extra: int) -> str:
 
 def _describe_equality(found: Measurement, fused: bool) -> str:
     if found.bits_equal:
-        those = " those of the same kernels unplanned" if fused else ""
+        those = " those of the keep-all step with the same kernels" if fused else ""
         return f"outputs, gradients and buffers are equal{those} bit for bit"
     parts = [
         f"{name} {value:.2g}"
@@ -432,7 +431,7 @@ def _notes(results: ModelResults) -> list[str]:
         (results.blocks is None, "There are no blocks, so what they keep is not shown."),
         (not results.plans, "No plan was chosen yet."),
     ]
-    notes += [sentence for absent, sentence in missing if absent]
+    notes += [message for absent, message in missing if absent]
     unmeasured = [
         plan_name(result.plan)
         for result in results.plans

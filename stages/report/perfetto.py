@@ -44,23 +44,25 @@ def build_trace(
     passing: Sequence[tuple[str, float, float]] = (),
     ran: Sequence[TimelinePoint] = (),
 ) -> dict[str, Any]:
-    """The trace document of a replayed schedule: JSON-ready, events by rising time.
+    """The trace document of a simulated schedule: JSON-ready, events by rising time.
 
-    Lanes are threads, in the order they are first used; above them lies one with the phases. Each
+    Streams are threads, in the order they are first used; above them lies one with the phases. Each
     memory is a counter of its live bytes, at its most while an op runs. An op that ran before is of
     the category "recomputation". `passing` are the transfers of states
     (`SimulationResult.passing`). The lines of a step that `ran` are a process of their own:
-    counters of both memories, and its lanes."""
-    lanes = list(dict.fromkeys((*(step.lane for step in steps), *(lane for lane, *_ in passing))))
-    threads = {lane: _FIRST_LANE + index for index, lane in enumerate(lanes)}
+    counters of both memories, and its streams."""
+    streams = list(
+        dict.fromkeys((*(step.stream for step in steps), *(stream for stream, *_ in passing)))
+    )
+    threads = {stream: _FIRST_LANE + index for index, stream in enumerate(streams)}
     events = [
-        *_phase_events(graph, steps),
+        *_phase_events(steps),
         *_step_events(graph, steps, threads),
         *_memory_events(steps),
     ]
     events += [
-        _complete_event("states", "transfer", start, end, threads[lane], {})
-        for lane, start, end in passing
+        _complete_event("states", "transfer", start, end, threads[stream], {})
+        for stream, start, end in passing
     ]
     measured = list(_measured_events(steps, ran))
     events.sort(key=lambda event: event["ts"])
@@ -89,7 +91,7 @@ def _metadata_event(name: str, args: dict[str, Any], thread: int) -> TraceEvent:
     }
 
 
-def _phase_events(graph: Graph, steps: Sequence[ScheduleStep]) -> Iterator[TraceEvent]:
+def _phase_events(steps: Sequence[ScheduleStep]) -> Iterator[TraceEvent]:
     loss = next((step for step in steps if isinstance(step.action, ComputeLoss)), None)
     end = max((step.end for step in steps), default=0.0)
     if loss is None:
@@ -108,7 +110,7 @@ def _step_events(
 ) -> Iterator[TraceEvent]:
     for effect in schedule_effects(graph, steps):
         step, op = effect.step, effect.op
-        thread = threads[step.lane]
+        thread = threads[step.stream]
         args = {**_step_arguments(graph, step), "step": effect.position}
         if effect.runs and op is not None:
             again = effect.repeated and not graph.is_view(op)
@@ -173,13 +175,13 @@ def _measured_events(
     other = next((step.memory for step in steps if step.memory != own), "")
     names = {"planned": own, "offloaded": other or "offload target"}
     points = [point for point in ran if point.run in names]
-    lanes = measured_stream_spans(steps, ran, 0.0)
-    if not points and not lanes:
+    streams = measured_stream_spans(steps, ran, 0.0)
+    if not points and not streams:
         return
     known: TraceEvent = {"ph": "M", "ts": 0, "pid": _MEASURED_PROCESS, "tid": 0}
     yield {**known, "name": "process_name", "args": {"name": "measured"}}
-    for thread, (lane, kinds) in enumerate(lanes.items(), start=1):
-        yield {**known, "name": "thread_name", "tid": thread, "args": {"name": lane}}
+    for thread, (stream, kinds) in enumerate(streams.items(), start=1):
+        yield {**known, "name": "thread_name", "tid": thread, "args": {"name": stream}}
         for kind, spans in kinds.items():
             for start, stop in spans:
                 event = _complete_event(kind, "measured", start, stop, thread, {})

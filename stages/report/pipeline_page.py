@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tightfit.schemas.pipeline import BACKWARD, FORWARD, LOSS, PipelineSchedule
-from tightfit.schemas.pipeline_measurement import FAILED_VERDICT, MeasuredRank, PipelineMeasurement
+from tightfit.schemas.pipeline_measurement import FAILED_STATUS, MeasuredRank, PipelineMeasurement
 from tightfit.schemas.pipeline_pattern import PipelinePattern
 from tightfit.schemas.pipeline_plan import PipelinePlan
 from tightfit.stages.report.formatting import format_duration
@@ -98,8 +98,8 @@ class PipelinePage:
 
     model: str
     strategy: str
-    verdict: str
-    sentence: str
+    status: str
+    message: str
     microbatches: int
     pictures: list[GanttChart]
     memories: list[RankMemoryPlot]
@@ -116,13 +116,13 @@ def build_pipeline_page(
     pictures = [build_gantt_chart("As planned", planned_spans(pattern, pipeline.microbatches))]
     if measured is not None:
         pictures.append(build_gantt_chart("As it ran", measured_spans(pipeline, measured)))
-    failed = measured is not None and measured.status == FAILED_VERDICT
+    failed = measured is not None and measured.status == FAILED_STATUS
     said = plan.message if measured is None else f"{plan.message} {measured.message}."
     return PipelinePage(
         model=pipeline.model,
         strategy=plan.strategy,
-        verdict=FAILED_VERDICT if failed else plan.status,
-        sentence=said,
+        status=FAILED_STATUS if failed else plan.status,
+        message=said,
         microbatches=pipeline.microbatches,
         pictures=pictures,
         memories=[_plot_rank_memory(pipeline, rank) for rank in range(pipeline.ranks)],

@@ -1,4 +1,4 @@
-"""The lanes of a plan with an offload target as a picture: what each is busy with, over time, and
+"""The streams of a plan with an offload target as a picture: what each is busy with, over time, and
 the bytes of that memory below."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tightfit.stages.report.formatting import format_bytes, format_duration, tri
 from tightfit.stages.report.memory_timeline import align_timeline
 
 PLOT_CELLS = 960
-"""Widths that the step is cut into; a lane that is busy in one of them has a mark there."""
+"""Widths that the step is cut into; a stream that is busy in one of them has a mark there."""
 
 ACTIVITY_NAMES = {
     "computing": "computations",
@@ -34,17 +34,17 @@ ACTIVITY_NAMES = {
 }
 
 MEASURED_LINES = ("offload", "prefetch", "wait")
-"""The lines of a measured step that say what its lanes were busy with."""
+"""The lines of a measured step that say what its streams were busy with."""
 MEASURED_SUFFIX = ", measured"
-"""What the name of a measured lane ends with."""
+"""What the name of a measured stream ends with."""
 
 StateTransfer = tuple[str, float, float]
-"""A lane, and from when to when states are on their way in it."""
+"""A stream, and from when to when states are on their way in it."""
 
 
 @dataclass(frozen=True)
 class StreamActivity:
-    """Spans of one kind in a lane, as path data in thousandths of the plot's width."""
+    """Spans of one kind in a stream, as path data in thousandths of the plot's width."""
 
     kind: str
     path: str
@@ -52,7 +52,7 @@ class StreamActivity:
 
 @dataclass(frozen=True)
 class StreamRow:
-    """A lane with its marks; `busy` is the part of the step in percent, without waiting."""
+    """A stream with its marks; `busy` is the part of the step in percent, without waiting."""
 
     name: str
     marks: list[StreamActivity]
@@ -61,12 +61,12 @@ class StreamRow:
 
 @dataclass(frozen=True)
 class StreamPlot:
-    """The lanes in the order of their first use, then those of a step that was measured, and the
+    """The streams in the order of their first use, then those of a step that was measured, and the
     line of the offload target: `other` is its name, `peak` its most bytes, `line` path data, and
     `ran` that of the measured step, whose most bytes are `ran_peak`, on the clock of the
     prediction. Places are percent."""
 
-    lanes: list[StreamRow]
+    streams: list[StreamRow]
     kinds: dict[str, str]
     other: str
     peak: int
@@ -84,16 +84,16 @@ def plot_streams(
     ran: Sequence[TimelinePoint] = (),
     took: float = 0.0,
 ) -> StreamPlot | None:
-    """The picture of a schedule as it was replayed; None where all of it is in one lane. `passing`
-    are the transfers of states, which are no steps of their own; `stays` are the bytes that are in
-    the offload target before the step and after it. `ran` are the lines of a measured step, which
-    `took` so many seconds."""
+    """The picture of a schedule as it was simulated; None where all of it is in one stream.
+    `passing` are the transfers of states, which are no steps of their own; `stays` are the bytes
+    that are in the offload target before the step and after it. `ran` are the lines of a measured
+    step, which `took` so many seconds."""
     spans: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for lane, kind, start, end in (
+    for stream, kind, start, end in (
         *_step_spans(steps),
         *((n, "passing", s, e) for n, s, e in passing),
     ):
-        spans.setdefault(lane, {}).setdefault(kind, []).append((start, end))
+        spans.setdefault(stream, {}).setdefault(kind, []).append((start, end))
     if len(spans) < 2:
         return None
     predicted = max(end for kinds in spans.values() for every in kinds.values() for _, end in every)
@@ -109,7 +109,7 @@ def plot_streams(
     places = [(x.at(when), y.at(level)) for when, level in levels]
     used = {kind for kinds in spans.values() for kind in kinds}
     return StreamPlot(
-        lanes=[_build_stream_row(name, kinds, seconds) for name, kinds in spans.items()],
+        streams=[_build_stream_row(name, kinds, seconds) for name, kinds in spans.items()],
         kinds={kind: name for kind, name in ACTIVITY_NAMES.items() if kind in used},
         other=next((step.memory for step in steps if step.memory != own), ""),
         peak=peak,
@@ -124,7 +124,7 @@ def plot_streams(
 def measured_stream_spans(
     steps: Sequence[ScheduleStep], ran: Sequence[TimelinePoint], took: float
 ) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """What the lanes of a measured step were busy with, by lane and kind; none where it was not
+    """What the streams of a measured step were busy with, by stream and kind; none where it was not
     measured. Its computations went on wherever they did not wait."""
     found = {
         run: list(_busy_spans([point for point in ran if point.run == run]))
@@ -133,17 +133,17 @@ def measured_stream_spans(
     if not any(found.values()):
         return {}
     names = {"offload": Offload, "prefetch": Prefetch}
-    lanes: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    streams: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for run, kind in names.items():
-        lane = next((step.lane for step in steps if isinstance(step.action, kind)), "")
-        if lane and found[run]:
-            lanes[f"{lane}{MEASURED_SUFFIX}"] = {"moving": found[run]}
+        stream = next((step.stream for step in steps if isinstance(step.action, kind)), "")
+        if stream and found[run]:
+            streams[f"{stream}{MEASURED_SUFFIX}"] = {"moving": found[run]}
     waits = found["wait"]
     end = max(took, *(stop for spans in found.values() for _, stop in spans))
     edges = [0.0, *(edge for span in waits for edge in span), end]
     computing = [span for span in zip(edges[::2], edges[1::2], strict=True) if span[0] < span[1]]
-    own = next(step.lane for step in steps if isinstance(step.action, Compute | ComputeLoss))
-    return {f"{own}{MEASURED_SUFFIX}": {"computing": computing, "waiting": waits}} | lanes
+    own = next(step.stream for step in steps if isinstance(step.action, Compute | ComputeLoss))
+    return {f"{own}{MEASURED_SUFFIX}": {"computing": computing, "waiting": waits}} | streams
 
 
 def _busy_spans(line: Sequence[TimelinePoint]) -> Iterator[tuple[float, float]]:
@@ -154,7 +154,7 @@ def _busy_spans(line: Sequence[TimelinePoint]) -> Iterator[tuple[float, float]]:
 
 
 def _step_spans(steps: Sequence[ScheduleStep]) -> Iterator[tuple[str, str, float, float]]:
-    """What takes time: lane, kind, begin and end."""
+    """What takes time: stream, kind, begin and end."""
     for step in steps:
         if step.end <= step.start:
             continue
@@ -165,7 +165,7 @@ def _step_spans(steps: Sequence[ScheduleStep]) -> Iterator[tuple[str, str, float
             kind = "updating"
         elif isinstance(step.action, Wait):
             kind = "waiting"
-        yield step.lane, kind, step.start, step.end
+        yield step.stream, kind, step.start, step.end
 
 
 def _build_stream_row(

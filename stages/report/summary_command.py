@@ -27,7 +27,7 @@ from tightfit.stages.report.load import (
     read_error,
     upstream_error_log,
 )
-from tightfit.stages.report.verdicts import plan_outcome, reason_not_validated
+from tightfit.stages.report.outcomes import plan_outcome, reason_not_validated
 from tightfit.util.budget import NO_BUDGET
 from tightfit.util.errors import ConfigError
 from tightfit.util.processes import is_file_locked
@@ -151,13 +151,13 @@ STATE_COLORS = {"good": "green", "warning": "yellow", "bad": "red"}
 @dataclass(frozen=True)
 class SummaryRow:
     """One line of the table, as text; `gap` is that of the plan to its bound, `state` is "good",
-    "warning" or "bad", `note` a sentence that belongs below the table. `kernels` are told where a
-    model's are fused, and `judged` is the verdict of the plan itself, as it was measured."""
+    "warning" or "bad", `note` a message that belongs below the table. `kernels` are told where a
+    model's are fused, and `judged` is the status of the plan itself, as it was measured."""
 
     model: str
     strategy: str
     budget: str
-    verdict: str
+    status: str
     predicted: str
     measured: str
     time: str
@@ -168,7 +168,7 @@ class SummaryRow:
     gpu: GpuRow | None = None
     slow: OffloadRow | None = None
     kernels: str = ""
-    plan_verdict: str = ""
+    plan_status: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -180,7 +180,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the table and, below it, a sentence for each plan that failed, with the log that has
+    """Prints the table and, below it, a message for each plan that failed, with the log that has
     it. Returns the exit code: 1 where the configuration asks for that (`fail_on`)."""
     config = read_config(options.configuration) if options.configuration else None
     if options.results is None and config is None:
@@ -192,12 +192,12 @@ def run(options: argparse.Namespace) -> int:
         for line in _summary_rows(folder / name, config)
     ]
     print_summary(lines, folder)
-    return int(config is not None and any(line.plan_verdict in config.fail_on for line in lines))
+    return int(config is not None and any(line.plan_status in config.fail_on for line in lines))
 
 
 def print_summary(lines: list[SummaryRow], folder: Path) -> None:
     """Prints lines as a table, what they take of a GPU and send to an offload target as others,
-    sentences and the path of the index below."""
+    messages and the path of the index below."""
     from rich.console import Console
     from rich.table import Table
 
@@ -214,7 +214,7 @@ def print_summary(lines: list[SummaryRow], folder: Path) -> None:
         ("strategy", "left"),
         ("budget", "right"),
         *told,
-        ("verdict", "left"),
+        ("status", "left"),
         ("predicted peak", "right"),
         ("measured peak", "right"),
         ("time", "right"),
@@ -232,7 +232,7 @@ def print_summary(lines: list[SummaryRow], folder: Path) -> None:
             line.strategy,
             line.budget,
             *([line.kernels] if told else []),
-            f"[{STATE_COLORS[line.state]}]{line.verdict}[/]",
+            f"[{STATE_COLORS[line.state]}]{line.status}[/]",
             line.predicted,
             line.measured,
             line.time,
@@ -249,29 +249,27 @@ def print_summary(lines: list[SummaryRow], folder: Path) -> None:
     sending = [line.slow for line in lines if line.slow is not None]
     if sending:
         console.print(build_rich_table(OFFLOAD_TITLE, OFFLOAD_HEADS, sending))
-    for sentence, places in _group_notes(lines).items():
+    for message, places in _group_notes(lines).items():
         console.print(
-            f"{', '.join(places)}: {sentence}", markup=False, highlight=False, soft_wrap=True
+            f"{', '.join(places)}: {message}", markup=False, highlight=False, soft_wrap=True
         )
     if (folder / "index.html").exists():
         console.print(f"All reports: {folder / 'index.html'}", markup=False, highlight=False)
 
 
 def _group_notes(lines: list[SummaryRow]) -> dict[str, list[str]]:
-    """The plans that each sentence is about; the model alone where it is about all of them."""
+    """The plans that each message is about; the model alone where it is about all of them."""
     notes: dict[str, list[SummaryRow]] = {}
     for line in lines:
         if line.note:
             notes.setdefault(line.note, []).append(line)
     places = {}
-    for sentence, about in notes.items():
+    for message, about in notes.items():
         model = about[0].model
         if len(about) > 1 and about == [line for line in lines if line.model == model]:
-            places[sentence] = [model]
+            places[message] = [model]
         else:
-            places[sentence] = [
-                " ".join([line.model, line.strategy, line.budget]) for line in about
-            ]
+            places[message] = [" ".join([line.model, line.strategy, line.budget]) for line in about]
     return places
 
 
@@ -326,7 +324,7 @@ def _plan_summary(folder: Path, result: PlanResult, report: str) -> SummaryRow:
     log = None
     if result.error:
         log = latest_error_log(place) or upstream_error_log(place) or model_error_log(place)
-    note, runs = found.sentence if found.state == "bad" else "", is_file_locked(log)
+    note, runs = found.message if found.state == "bad" else "", is_file_locked(log)
     if runs:
         note = ""
     elif result.error:

@@ -1,4 +1,4 @@
-"""The trade-off curve: time relative to the unplanned step against the step's peak."""
+"""The trade-off curve: time relative to the eager step against the step's peak."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tightfit.stages.report.axes import (
 )
 from tightfit.stages.report.formatting import format_bytes, format_ratio, trim_decimals
 from tightfit.stages.report.load import ModelResults, PlanResult
-from tightfit.stages.report.verdicts import reason_not_validated
+from tightfit.stages.report.outcomes import reason_not_validated
 from tightfit.util.budget import NO_BUDGET
 from tightfit.util.strategies import baseline_names
 
@@ -68,7 +68,7 @@ class BudgetLine:
 @dataclass(frozen=True)
 class TradeoffPlot:
     """The plot, all places in percent. `floor` is where the least possible peak lies, `unit` the
-    height of the unplanned step's time."""
+    height of the eager step's time."""
 
     series: list[Series]
     budgets: list[BudgetLine]
@@ -242,7 +242,7 @@ def _predicted_marks(
         PlanMark(
             x.at(p),
             y.at(t),
-            f"{name}, predicted\n{format_bytes(p)}, {format_ratio(t)} the unplanned step",
+            f"{name}, predicted\n{format_bytes(p)}, {format_ratio(t)} the eager step",
         )
         for p, t in points
     ]
@@ -252,7 +252,7 @@ def _plan_mark(dot: PlotPoint, x: AxisScale, y: AxisScale, panels: Mapping[str, 
     plan = dot.result.plan
     lines = [
         f"{plan_name(plan)}, {'predicted' if dot.result.measurement is None else 'measured'}",
-        f"{format_bytes(dot.peak)}, {format_ratio(dot.ratio)} the unplanned step",
+        f"{format_bytes(dot.peak)}, {format_ratio(dot.ratio)} the eager step",
     ]
     if dot.quartiles:
         lines.append(f"quartiles {dot.quartiles[0]:.3f} to {dot.quartiles[1]:.3f}")

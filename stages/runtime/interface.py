@@ -69,37 +69,52 @@ class OutputGradientSpec:
 
 @dataclass(frozen=True)
 class Interface:
-    """How the step meets the model.
+    """How the step meets the model. Positions are indices into `tensors`, unless it says otherwise.
 
-    `tensors` are the arguments of the step in order. `leaves` are the leaves of the call's (args,
-    kwargs), whose structure is `input_tree`: positions in `tensors`, or plain. `output_gradients`
-    are, for each differentiable output, the layout of its gradient, or None where the plan was made
-    for a loss that gives it none. `backward_segments` lists, for each part of the backward in
-    order, the positions in `tensors` that its gradients belong to, a position repeated where its
-    gradient arrives in parts. `eager_gradient_strides` are the strides that these gradients have in
-    eager before they are accumulated, None where they are their own. `version_checked_tensors` are,
-    for each part, the positions of tensors, `version_checked_outputs` of outputs of the step, that
-    it reads and that nothing may change before. `assigned_buffers` are the buffers that the forward
-    puts another tensor in the place of. `aliased` are outputs that share memory with another output
-    or a tensor, `intermediate_outputs` outputs that the step goes on from, `unwritable` outputs
-    that nobody may write into, as one of several views of one function. `stride_flexible_inputs`
-    are the inputs that may come with other gaps between their elements, of which the step takes a
-    copy; `copyable_inputs` those that may come in any strides where the caller asks for copies.
-    `backward_order` is the one in which autograd comes to the outputs. `same_object_inputs` has for
-    each input the first one that is the same object, where the forward asks for that;
-    `tensor_queries` what else it asks, of inputs (True) or of the model's own. `all_ones_inputs`
-    are inputs that the step rests on being nothing but ones, `not_all_ones_inputs` those of which
-    it takes none that is. `requires_all_output_gradients` says that Python ran in the backward
-    which is not that of the model where the gradient of an output is absent. `eval_modules` are the
-    submodules that were in evaluation mode. `autocast` is, by device type, the dtype that autocast
-    was on with, or None, and `autocast_cache` whether it kept its casts. `cached_autocast_tensors`
-    are the positions of the tensors that are cast as autocast would, `autocast_invariant_dtypes`
-    the dtypes of autocast under which the backward is what it is without autocast. `constants` is
-    the SHA-256 of `constants.bin`, "" where there is none. `file_prefix` is what the names of the
-    plan's own files begin with. `offloaded_parameters` are the positions of the parameters that
-    live in another
-    memory, in the order of their numbers
-    there."""
+    Attributes:
+        model: Name of the model's class.
+        device: Device of the step.
+        tensors: Tensors that the step takes, in order.
+        leaves: Leaves of the call's (args, kwargs): positions, or plain arguments.
+        input_tree: Structure of these leaves.
+        outputs: Leaves of the model's output.
+        output_tree: Their structure.
+        output_gradients: For each differentiable output the layout of its gradient; None if the
+            plan was made for a loss that gives it none.
+        backward_segments: For each segment of the backward, in order, the positions whose gradients
+            it gives, a position repeated if its gradient arrives in parts.
+        eager_gradient_strides: Strides that these gradients have in eager before they are
+            accumulated; None for the tensor's own.
+        version_checked_tensors: For each segment the positions of tensors that it reads and that
+            nothing may change before.
+        version_checked_outputs: The same of outputs of the step.
+        assigned_buffers: Positions of buffers that the forward replaces by another tensor.
+        aliased: Outputs that share memory with another output or a tensor.
+        intermediate_outputs: Outputs that the step continues from.
+        unwritable: Outputs that may not be written, as one of several views of one function.
+        stride_flexible_inputs: Inputs that may have other gaps between their elements: the step
+            takes a copy.
+        copyable_inputs: Inputs that may have any strides if the caller asks for copies.
+        backward_order: Order in which autograd comes to the outputs.
+        same_object_inputs: Pairs of an input and the first input that is the same object, if the
+            forward asks for that.
+        tensor_queries: What else the forward asks, with True for inputs and False for the model's
+            own tensors.
+        all_ones_inputs: Inputs that hold only ones in calls of this plan.
+        not_all_ones_inputs: Inputs that do not hold only ones in calls of this plan.
+        requires_all_output_gradients: Whether Python code in the backward would run otherwise if
+            the gradient of an output were absent.
+        eval_modules: Submodules that were in evaluation mode.
+        autocast: By device type the dtype of autocast, None if it was off.
+        autocast_cache: Whether autocast kept its casts.
+        cached_autocast_tensors: Positions of tensors that are cast as autocast would.
+        autocast_invariant_dtypes: Dtypes of autocast under which the backward is the same as
+            without autocast.
+        constants: SHA-256 of `constants.bin`, "" if there is none.
+        file_prefix: How the names of the plan's own files begin.
+        offloaded_parameters: Positions of the parameters that live in the offload target, in the
+            order of their numbers there.
+    """
 
     model: str
     device: str

@@ -50,8 +50,8 @@ class DeviceCapacity:
 
 @dataclass(frozen=True)
 class PatternResult:
-    """What replay says: the most bytes of each device, the most batches in flight of each stage,
-    and the periods from the first forward of a batch to its last backward."""
+    """What the simulator says: the most bytes of each device, the most batches in flight of each
+    stage, and the periods from the first forward of a batch to its last backward."""
 
     peaks: dict[str, int]
     in_flight: list[int]

@@ -63,13 +63,13 @@ def pause_gc() -> Iterator[None]:
 class SimulationResult:
     """What a schedule costs.
 
-    `steps` are the schedule's with times, lanes and memory filled in. `peak` is bytes on the device
-    above what was allocated when the step began and `peak_step` where it occurs; `saved` is live
-    when the forward has ended. `seconds` last until all lanes are through, `forward_seconds` until
-    the loss begins. `repeated` counts computations that had been done before, `repeated_seconds`
-    what they take. `transfers` is what leaves and comes back, None where nothing does, and
-    `overhead` the seconds that this takes of the compute lane; `passing` are the transfers of
-    states, which are no steps: lane, begin and end.
+    `steps` are the schedule's with times, streams and memory filled in. `peak` is bytes on the
+    device above what was allocated when the step began and `peak_step` where it occurs; `saved` is
+    live when the forward has ended. `seconds` last until all streams are through, `forward_seconds`
+    until the loss begins. `repeated` counts computations that had been done before,
+    `repeated_seconds` what they take. `transfers` is what leaves and comes back, None where nothing
+    does, and `overhead` the seconds that this takes of the compute stream; `passing` are the
+    transfers of states, which are no steps: stream, begin and end.
     """
 
     steps: list[ScheduleStep]
@@ -168,7 +168,7 @@ def _simulate_step(state: SimulatorState, effect: Effect) -> ScheduleStep:
     peak = rule.play(state, effect)
     found = ScheduleStep(
         action,
-        lane=f"{state.graph.device}/compute",
+        stream=f"{state.graph.device}/compute",
         memory=device_memory_name(state.graph),
         start=start,
         end=state.clock,
@@ -179,16 +179,16 @@ def _simulate_step(state: SimulatorState, effect: Effect) -> ScheduleStep:
 
 
 def _transfer_step(state: SimulatorState, step: ScheduleStep) -> ScheduleStep:
-    """The step of a transfer in its lane, and the bytes of the memory that changes: what it sends
+    """The step of a transfer in its stream, and the bytes of the memory that changes: what it sends
     takes them in the other one, what it brings back on the device."""
     link, away = state.link, state.away
     assert link is not None
     if isinstance(step.action, Offload | Prefetch | UpdateOnHost | AccumulateOnHost):
         start, end = away.span
-        lane = link.lane(isinstance(step.action, Offload))
+        stream = link.stream(isinstance(step.action, Offload))
         if isinstance(step.action, UpdateOnHost | AccumulateOnHost):
-            lane = f"{link.to}/compute"
-        step = replace(step, lane=lane, start=start, end=end)
+            stream = f"{link.to}/compute"
+        step = replace(step, stream=stream, start=start, end=end)
     if isinstance(step.action, Offload | FreeHostCopy | UpdateOnHost | AccumulateOnHost):
         step = replace(step, memory=link.other, live=away.bytes, peak=away.bytes)
     return step

@@ -30,14 +30,15 @@ class OffloadTargetState:
     """The offload target: the storages that it has `copies` of, their `bytes` and the most so far.
 
     `moving` says of each storage whose transfer has not been waited for when that ends; those of
-    them that are `coming` are on the device. `free_at` is when each lane of transfers is free and
+    them that are `coming` are on the device. `free_at` is when each stream of transfers is free and
     `span` the start and end of the last transfer. `left` and `returned` are bytes, `waited` the
-    seconds for which the compute lane stood still, and `overhead` those that transfers took of it.
+    seconds for which the compute stream stood still, and `overhead` those that transfers took of
+    it.
 
     The storages of parameters that live there: `stale` are those whose copy is older than what is
     on the device, `old` those that were updated there since they came to it, `dropped` those that
     left it. `ready` says when each that was updated there can be brought. `passing` are the
-    transfers of states: lane, begin and end.
+    transfers of states: stream, begin and end.
     """
 
     copies: set[int] = field(default_factory=set)
@@ -69,9 +70,9 @@ class SimulatorState:
     `states` are the ops whose random state is saved, `restoring` the one that draws from it next,
     `last_draw` the last one that drew for the first time, `last_once` the last one of the forward
     that may run only once. `asleep` are the values that come back with a storage. `clock` is when
-    the compute lane is free; what concerns the `link` and the memory behind it is in `away`. Of
+    the compute stream is free; what concerns the `link` and the memory behind it is in `away`. Of
     `updates`, the optimizer, `updated` are the parameters that have been updated; `remote` the
-    storages of those that live in the offload target, in whose lane `beside` they may be updated.
+    storages of those that live in the offload target, in whose stream `beside` they may be updated.
     """
 
     graph: Graph
@@ -151,26 +152,26 @@ class SimulatorState:
         return sum(self.graph.storages[storage] for storage in storages)
 
     def transfer(self, size: int, leaves: bool, after: float = 0.0) -> tuple[float, float]:
-        """The begin and end of a transfer that goes into its lane, not before a moment, once the
-        compute lane is through with its overhead."""
+        """The begin and end of a transfer that goes into its stream, not before a moment, once the
+        compute stream is through with its overhead."""
         assert self.link is not None
         speed = None if self.updates is None else self.updates.speed
         seconds = self.link.seconds(size) if speed is None else speed.seconds(size, leaves)
         overhead = (speed or self.link).overhead_of(size)
         self.clock += overhead
         self.away.overhead += overhead
-        lanes = TransferStreams(self.link, self.away.free_at)
-        return lanes.begin(leaves, max(self.clock, after), seconds)
+        streams = TransferStreams(self.link, self.away.free_at)
+        return streams.begin(leaves, max(self.clock, after), seconds)
 
     def transfer_states(self, size: int, leaves: bool, after: float) -> tuple[float, float]:
         """A transfer of states."""
         span = self.transfer(size, leaves, after)
         assert self.link is not None
-        self.away.passing.append((self.link.lane(leaves), *span))
+        self.away.passing.append((self.link.stream(leaves), *span))
         return span
 
     def wait(self, moment: float) -> None:
-        """The compute lane stands still until a moment."""
+        """The compute stream stands still until a moment."""
         end = max(self.clock, moment)
         self.away.waited += end - self.clock
         self.clock = end

@@ -1,7 +1,7 @@
-"""Plays the lanes of a chain with a link again, from what is written of them alone.
+"""Plays the streams of a chain with a link again, from what is written of them alone.
 
 Whether a sequence can run at true sizes is for the chain simulator, which knows the chain. Here
-each lane does one thing at a time, memory changes only where the law of lanes has it change, and
+each stream does one thing at a time, memory changes only in the order of issue, and
 nothing reads what has not come back.
 """
 
@@ -19,7 +19,7 @@ _STREAM_PREFIXES: dict[StorageMove | None, str] = {"offload": "to-", "prefetch":
 
 @dataclass(frozen=True)
 class StreamTotals:
-    """What all lanes come to: `seconds` until the last one is through, the seconds that
+    """What all streams come to: `seconds` until the last one is through, the seconds that
     computations `waited`, the most bytes seen on the device after a step (`live`) and on the host,
     and the bytes that `left` and `returned`."""
 
@@ -32,7 +32,7 @@ class StreamTotals:
 
 
 def check_streams(steps: Sequence[TimedOperation]) -> StreamTotals:
-    """What the lanes come to; raises ScheduleError naming the first step that cannot be so."""
+    """What the streams come to; raises ScheduleError naming the first step that cannot be so."""
     player = _StreamSimulator()
     for index, step in enumerate(steps):
         player.play(f"step {index} ({step.operation})", step, index == 0)
@@ -42,8 +42,8 @@ def check_streams(steps: Sequence[TimedOperation]) -> StreamTotals:
 
 
 class _StreamSimulator:
-    """`ends` is when each lane is through; `sent` and `back` when each store is on the host and on
-    the device again, and `sizes` its bytes."""
+    """`ends` is when each stream is through; `sent` and `back` when each store is on the host and
+    on the device again, and `sizes` its bytes."""
 
     def __init__(self) -> None:
         self.ends: dict[str, float] = {}
@@ -63,7 +63,7 @@ class _StreamSimulator:
             f"{where} is in {step.stream}, not in {wanted}",
         )
         begun = self.ends.get(step.stream, 0.0)
-        _require(step.start >= begun, f"{where} begins before its lane is free")
+        _require(step.start >= begun, f"{where} begins before its stream is free")
         if operation.transfers:
             change = 0 if first else step.live - self.live
             self._transfer(where, step, change)

@@ -1,5 +1,5 @@
-"""The lanes of a link, as clocks see them: a transfer begins when the one before it in its lane has
-ended; where the link is shared, when those of both lanes have."""
+"""The streams of a link, as clocks see them: a transfer begins when the one before it in its stream
+has ended; where the link is shared, when those of both streams have."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from tightfit.schemas.optimizer_plan import OptimizerPlan, ParameterUpdateCost
 
 @dataclass
 class TransferStreams:
-    """When each lane of a `link` is free, by name, and those that others count with them."""
+    """When each stream of a `link` is free, by name, and those that others count with them."""
 
     link: HostLink
     free_at: dict[str, float] = field(default_factory=dict)
 
     def begin(self, leaves: bool, ready: float, seconds: float) -> tuple[float, float]:
-        """The begin and end of a transfer that goes into its lane, `ready` at a moment."""
-        lanes = [self.link.lane(leaves), *([self.link.lane(not leaves)] * self.link.shared)]
-        start = max(ready, *(self.free(lane) for lane in lanes))
-        self.free_at[lanes[0]] = start + seconds
+        """The begin and end of a transfer that goes into its stream, `ready` at a moment."""
+        streams = [self.link.stream(leaves), *([self.link.stream(not leaves)] * self.link.shared)]
+        start = max(ready, *(self.free(stream) for stream in streams))
+        self.free_at[streams[0]] = start + seconds
         return start, start + seconds
 
-    def free(self, lane: str) -> float:
-        """When a lane is free."""
-        return self.free_at.get(lane, 0.0)
+    def free(self, stream: str) -> float:
+        """When a stream is free."""
+        return self.free_at.get(stream, 0.0)
 
     def through(self, clock: float) -> float:
-        """When all lanes are through, and the compute lane at its `clock`."""
+        """When all streams are through, and the compute stream at its `clock`."""
         return max([clock, *self.free_at.values()])
 
 
@@ -81,41 +81,41 @@ class StagingTimeline:
 
 @dataclass
 class HostUpdateStream:
-    """The lane `name` of the offload target, in which parameters are updated there; states of some
-    come from a second offload tier through `staging` and go back, in `lanes`. `passing` are these
-    transfers: lane, begin and end."""
+    """The stream `name` of the offload target, in which parameters are updated there; states of
+    some come from a second offload tier through `staging` and go back, in `streams`. `passing` are
+    these transfers: stream, begin and end."""
 
     name: str
     updates: OptimizerPlan
     free_at: dict[str, float]
     staging: StagingTimeline | None = None
-    lanes: TransferStreams | None = None
+    streams: TransferStreams | None = None
     passing: list[tuple[str, float, float]] = field(default_factory=list)
 
     @classmethod
     def of(
         cls, name: str, updates: OptimizerPlan, order: Iterable[int], free_at: dict[str, float]
     ) -> HostUpdateStream:
-        """The lane before a step that updates parameters there in this order; the first states are
-        on their way. `free_at` is when each lane is free."""
+        """The stream before a step that updates parameters there in this order; the first states
+        are on their way. `free_at` is when each stream is free."""
         found, far = cls(name, updates, free_at), updates.second_tier
         values = [value for value in order if value in updates.second_tier_parameters]
         sizes = [size for value in values for size in updates.costs[value].pieces]
         if far is not None and sizes:
-            found.lanes = TransferStreams(far.link, free_at)
+            found.streams = TransferStreams(far.link, free_at)
             found.staging = StagingTimeline.of(found.transfer, updates.first, far.buffers, sizes)
             found.staging.ahead()
         return found
 
     def transfer(self, size: int, leaves: bool, after: float) -> tuple[float, float]:
         """A transfer of states between the offload target and the third one."""
-        assert self.lanes is not None
-        link = self.lanes.link
+        assert self.streams is not None
+        link = self.streams.link
         own = self.free_at.get(self.name, 0.0) + link.overhead_of(size)
         self.free_at[self.name] = own
         ready = max(own, after)
-        span = self.lanes.begin(leaves, ready, link.seconds(size))
-        self.passing.append((link.lane(leaves), *span))
+        span = self.streams.begin(leaves, ready, link.seconds(size))
+        self.passing.append((link.stream(leaves), *span))
         return span
 
     def seconds(self, cost: ParameterUpdateCost) -> float:

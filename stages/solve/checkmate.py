@@ -94,7 +94,7 @@ class BlockCheckmate:
         """Builds the program for limits in bytes, counted as in `schemas.block_options`."""
         self.problem = problem
         self.stages = list(stages)
-        self.home = {k: t for t, stage in enumerate(stages) for k in stage.tail}
+        self.stage_of = {k: t for t, stage in enumerate(stages) for k in stage.tail}
         self.forms = [
             {
                 **{k: problem.nodes[k].form(True) for k in stage.candidates},
@@ -161,8 +161,8 @@ class BlockCheckmate:
         stored = self.problem.storages[storage]
         if stored.producer < 0:
             return 1
-        home = self.home[stored.producer]
-        if t <= home:
+        own_stage = self.stage_of[stored.producer]
+        if t <= own_stage:
             return 0
         if stored.stays:
             return 1

@@ -31,7 +31,7 @@ class OptionGrid:
     gained. A solve takes at most `nodes` of the search tree and `checks` of HiGHS, and `seconds` as
     the last guard. Programs of up to `variables` binary variables may recompute any node, larger
     ones forward nodes only. There is no ILP beyond `largest`, where a solve takes most of a minute
-    and a block a quarter of an hour: the polish finds there what the ILPs would.
+    and a block a quarter of an hour: the local search finds there what the ILPs would.
     """
 
     peaks: int = 4
@@ -136,12 +136,12 @@ def _search_grid(
         if known:
             ilp.start_from(known.run)
         limits = PulpLimits(slack / ilp.scale, grid.nodes, grid.checks, grid.seconds)
-        verdict = solve(ilp.program, engine, limits, warm=known is not None)
-        clock += verdict.limit == "clock"
-        bounds.append(RunBound(peak, save, base + verdict.bound * ilp.scale))
-        if verdict.outcome == "solved":
+        result = solve(ilp.program, engine, limits, warm=known is not None)
+        clock += result.limit == "clock"
+        bounds.append(RunBound(peak, save, base + result.bound * ilp.scale))
+        if result.outcome == "solved":
             label = f"ILP ({name}), peak {peak}, save {save}"
-            found.append(_simulate_run(problem, label, ilp.solution(), verdict.limit))
+            found.append(_simulate_run(problem, label, ilp.solution(), result.limit))
     return clock
 
 

@@ -105,8 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--module", required=True, help="directory of the planned module")
     parser.add_argument(
-        "--unplanned",
-        help="directory of the module that runs fused kernels unplanned; not for eager's",
+        "--keep-all",
+        help="directory of the module that keeps everything with fused kernels; not for eager's",
     )
     parser.add_argument(
         "--reference",
@@ -131,12 +131,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the stage, prints the verdict, and returns the exit code: 1 for a plan that failed,
-    unless many are validated at a time. Of a plan without a program (verdict "infeasible") nothing
-    is built."""
+    """Runs the stage, prints what was measured in one line, and returns the exit code: 1 for a plan
+    that failed, unless many are validated at a time. Of an infeasible plan nothing is built, and
+    the line says so."""
     from tightfit.schemas.package_manifest import find_package_graph
     from tightfit.stages.validate.predictions import predicted_measurement, read_predictions
-    from tightfit.util.command_line import is_standalone, print_verdict
+    from tightfit.stages.validate.result_line import describe_measurement
+    from tightfit.util.command_line import is_standalone, print_status
 
     if options.pipeline is not None:
         _run_pipeline(options)
@@ -146,9 +147,9 @@ def run(options: argparse.Namespace) -> int:
     check_package_sources(options.module, store.read_header(path).digest, plan_digest(options.plan))
     if options.pairs < 0:
         raise ConfigError(f"--pairs {options.pairs}: must be 0 or more")
-    if any(map(has_fused_kernels, options.graph)) != (options.unplanned is not None):
+    if any(map(has_fused_kernels, options.graph)) != (options.keep_all is not None):
         raise ConfigError(
-            "--unplanned: is for graphs of fused kernels, and needed there (the module of the "
+            "--keep-all: is for graphs of fused kernels, and needed there (the module of the "
             "strategy keep_all)"
         )
     if plan.get("gpu") and graph.device == "cpu":
@@ -165,7 +166,8 @@ def run(options: argparse.Namespace) -> int:
         write_memory_timeline(memory_line_path(options), result.line)
         found = result.measurement
     write_measurement(options.out, found, digest)
-    print_verdict(found.status, found.message, options)
+    said = describe_measurement(found, str(plan.get("message", "")))
+    print_status(found.status, said, options)
     return int(found.status == "failed" and is_standalone(options))
 
 
@@ -204,7 +206,7 @@ def _run_validation(
             options.pairs,
             options.plan_seconds,
             options.device,
-            options.unplanned if has_fused_kernels(path) else None,
+            options.keep_all if has_fused_kernels(path) else None,
             printer.report,
             _load_original(options),
         )
@@ -250,11 +252,11 @@ def _add_eager_fallback(
     options: argparse.Namespace, built: BuiltModel, result: Validation
 ) -> Validation:
     """The result with what is found of a plan of eager's kernels that the module carries."""
-    from tightfit.schemas.measurement import FAILED_VERDICT
+    from tightfit.schemas.measurement import FAILED_STATUS
     from tightfit.stages.validate.eager_fallback import check_eager_fallback, has_eager_fallback
 
     found = result.measurement
-    if found.status == FAILED_VERDICT or not has_eager_fallback(options.module):
+    if found.status == FAILED_STATUS or not has_eager_fallback(options.module):
         return result
     own = [path for path in options.graph if not has_fused_kernels(path)]
     if not own:
@@ -263,7 +265,7 @@ def _add_eager_fallback(
         )
     wrong, told = check_eager_fallback(read_graph(own[0]), built, options.module, options.device)
     if wrong:
-        return replace(result, measurement=replace(found, status=FAILED_VERDICT, message=wrong))
+        return replace(result, measurement=replace(found, status=FAILED_STATUS, message=wrong))
     said = f"{found.message} {told}".strip()
     return replace(result, measurement=replace(found, message=said))
 
@@ -272,7 +274,7 @@ def _run_pipeline(options: argparse.Namespace) -> None:
     """Runs the ranks of a pipeline on this machine."""
     from tightfit.schemas.graph.training_graph import GRAPH
     from tightfit.schemas.pipeline import PIPELINE_FILE, read_pipeline
-    from tightfit.schemas.pipeline_measurement import FAILED_VERDICT, write_pipeline_measurement
+    from tightfit.schemas.pipeline_measurement import FAILED_STATUS, write_pipeline_measurement
     from tightfit.schemas.pipeline_plan import read_pipeline_plan
     from tightfit.stages.torch_utils.custom_operators import register_operators
     from tightfit.stages.validate.load import load_package
@@ -293,7 +295,7 @@ def _run_pipeline(options: argparse.Namespace) -> None:
         measured = validate_pipeline(source, pipeline, plan, Path(options.module), printer.report)
     write_pipeline_measurement(options.out, measured)
     print(measured.message)
-    if measured.status == FAILED_VERDICT:
+    if measured.status == FAILED_STATUS:
         raise ModelError(measured.message)
 
 
@@ -306,9 +308,7 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     if options.pipeline is None:
         graph = find_package_graph(options.module, options.graph)
     read = [graph, options.plan, options.module]
-    read += (
-        [options.unplanned] if options.unplanned is not None and has_fused_kernels(graph) else []
-    )
+    read += [options.keep_all] if options.keep_all is not None and has_fused_kernels(graph) else []
     read += [] if options.reference is None else [options.reference]
     if options.pipeline is not None:
         from tightfit.schemas.pipeline import PIPELINE_FILE

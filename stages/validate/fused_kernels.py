@@ -1,5 +1,5 @@
-"""Judges a planned module of fused kernels: the bits of the same kernels unplanned, and no further
-from exact numbers than a few times what eager is."""
+"""Judges a planned module of fused kernels: the bits of the keep-all step with the same kernels,
+and no further from exact numbers than a few times what eager is."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class StepTimes:
     nothing, and `runs` are the seconds of the planned runs."""
 
     planned: CallTiming
-    unplanned: CallTiming | None
+    original: CallTiming | None
     ratio: CallTiming | None
     waited: float | None = None
     runs: Sequence[float] = ()
@@ -163,11 +163,11 @@ def time_steps(
     runs: int,
     device: str,
     told: LabeledProgressCounter | None = None,
-    unplanned: Sequence[float] = (),
+    original: Sequence[float] = (),
 ) -> StepTimes:
     """Times steps of one module that has run, each of which is `told`; `.grad` is None before each.
     The ratio is that to the steps of the other one in a process of its own, where these are known:
-    all quotients of one of its steps and one of `unplanned`."""
+    all quotients of one of its steps and one of `original`."""
     told, clock = told or LabeledProgressCounter(), HostClock()
     gc.collect()
     gc.disable()
@@ -180,16 +180,16 @@ def time_steps(
     finally:
         gc.enable()
     planned = replace(summarize_timings(seconds), lost=clock.share)
-    if not unplanned:
+    if not original:
         return StepTimes(planned, None, None, _median(waits), seconds)
-    quotients = summarize_timings([mine / other for mine in seconds for other in unplanned])
+    quotients = summarize_timings([mine / other for mine in seconds for other in original])
     ratio = replace(quotients, repeats=runs)
-    return StepTimes(planned, summarize_timings(list(unplanned)), ratio, _median(waits), seconds)
+    return StepTimes(planned, summarize_timings(list(original)), ratio, _median(waits), seconds)
 
 
 def time_step_pairs(
     planned: nn.Module,
-    unplanned: nn.Module,
+    original: nn.Module,
     stepper: StepRunner,
     sample: Sample,
     pairs: int,
@@ -199,7 +199,7 @@ def time_step_pairs(
     """Times pairs of steps of modules that have run, the planned one first in every other pair,
     each of which is `told`; `.grad` is None before each."""
     told, clock = told or LabeledProgressCounter(), HostClock()
-    modules = [planned, unplanned]
+    modules = [planned, original]
     gc.collect()
     gc.disable()
     try:
@@ -293,11 +293,11 @@ def add_measured_results(
         return found
     lost = max(times.planned.lost, known.lost if known else 0.0)
     found = replace(found, measured_time=times.planned.median, preemption_fraction=lost)
-    if times.unplanned is None or times.ratio is None:
+    if times.original is None or times.ratio is None:
         return found
     return replace(
         found,
-        original_time=times.unplanned.median,
+        original_time=times.original.median,
         time_ratio=times.ratio.median,
         time_ratio_first_quartile=times.ratio.first_quartile,
         time_ratio_third_quartile=times.ratio.third_quartile,

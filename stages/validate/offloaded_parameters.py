@@ -16,7 +16,7 @@ from torch import nn
 
 from tightfit.schemas.graph.training_graph import Graph
 from tightfit.schemas.measurement import (
-    FAILED_VERDICT,
+    FAILED_STATUS,
     Measurement,
     TimelinePoint,
     downsample_timeline,
@@ -173,7 +173,7 @@ def validate_offloaded_step(
     """Runs a planned step beside a plain one with an optimizer of `torch.optim`, on copies of the
     model, and measures both; `report` is told of each step.
 
-    The verdict is "failed" where a bit differs, or the first or a later step takes other bytes than
+    The status is "failed" where a bit differs, or the first or a later step takes other bytes than
     predicted, or the offload target others. Raises ModelError where there is no such optimizer, and
     ConfigError where the plan has states in a second offload tier, and no folder is named for it.
     """
@@ -215,7 +215,7 @@ def validate_offloaded_step(
         raise
     except Exception as error:
         failed = f"The planned step fails with {describe_error(error)}."
-        return Validation(replace(base, status=FAILED_VERDICT, message=failed), [])
+        return Validation(replace(base, status=FAILED_STATUS, message=failed), [])
 
 
 def _measure_steps(
@@ -234,7 +234,7 @@ def _measure_steps(
     slow = ours.optimizer.slow_bytes
     theirs.run()
     plain = theirs.microbatch_usages(device)
-    unplanned = max(plain, key=lambda usage: usage.peak)
+    original = max(plain, key=lambda usage: usage.peak)
     times, waited = _time_steps(ours, theirs, pairs, device)
     wrong = [
         f"{which} {found} bytes where {foretold} were predicted"
@@ -251,7 +251,7 @@ def _measure_steps(
     filled = replace(
         base,
         measured_peak=most,
-        original_peak=unplanned.peak,
+        original_peak=original.peak,
         accumulate_peak=max((usage.peak for usage in later[:-1]), default=None),
         original_accumulate_peak=max((usage.peak for usage in plain[:-1]), default=None),
         within_budget=base.budget_bytes is None or most <= base.budget_bytes,
@@ -267,14 +267,14 @@ def _measure_steps(
     filled = _add_times(filled, times) if times else filled
     if complaints:
         filled = replace(
-            filled, status=FAILED_VERDICT, message=format_sentence("; ".join(complaints))
+            filled, status=FAILED_STATUS, message=format_sentence("; ".join(complaints))
         )
     else:
         told = [filled.message, *_describe_measurement(filled, offload_plan, uncompared)]
         filled = replace(filled, message="; ".join(told))
     lines = [
         TimelinePoint(run, seconds, live)
-        for run, usage in (("planned", later[-1]), ("original", unplanned))
+        for run, usage in (("planned", later[-1]), ("original", original))
         for seconds, live in downsample_timeline(usage.line)
     ]
     return Validation(filled, lines)

@@ -19,7 +19,7 @@ from torch.multiprocessing.spawn import ProcessException, spawn
 
 from tightfit.schemas.pipeline import PipelineSchedule
 from tightfit.schemas.pipeline_measurement import (
-    FAILED_VERDICT,
+    FAILED_STATUS,
     MeasuredRank,
     PipelineMeasurement,
     TimedAction,
@@ -304,7 +304,7 @@ def _build_measurement(
     return PipelineMeasurement(
         model=pipeline.model,
         strategy=plan.strategy,
-        status=FAILED_VERDICT if wrong else plan.status,
+        status=FAILED_STATUS if wrong else plan.status,
         message=wrong or said,
         microbatches=pipeline.microbatches,
         single_process_seconds=seconds,

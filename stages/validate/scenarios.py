@@ -29,7 +29,7 @@ so that what depends on them differs somewhere."""
 
 UNKNOWN_CAUSE = (
     "what was captured is not what the model does, for none of the reasons that are looked for: "
-    "plan its layers one by one to find the one that differs, and leave that one unplanned"
+    "plan its layers one by one to find the one that differs, and leave that one out of the plan"
 )
 STATEFUL_FORWARD_CAUSE = (
     "the forward may keep something from call to call, such as a counter, an attribute or a "

@@ -18,7 +18,7 @@ from tightfit.stages.validate.training_step import StepRunner, clear_gradients, 
 from tightfit.util.command_line import format_duration
 
 TRANSFER_LINES = ("offload", "prefetch")
-"""The lines of the lanes, in the order of what a run counts."""
+"""The lines of the streams, in the order of what a run counts."""
 
 
 def offload_target_name(device: str) -> str:
@@ -97,12 +97,12 @@ def add_transfers(
 
 def transfer_lines(moved: Any) -> Iterator[TimelinePoint]:
     """The lines of what a run moved: the bytes in the offload target, those on their way in each
-    lane, and when it waited."""
+    stream, and when it waited."""
     if moved is None:
         return
     levels = [(moved.since(moment), there) for moment, there in moved.line]
     yield from _thin_line("offloaded", [(0.0, 0), *levels])
-    for name, spans in zip((*TRANSFER_LINES, "wait"), (*moved.lanes, moved.waits), strict=True):
+    for name, spans in zip((*TRANSFER_LINES, "wait"), (*moved.streams, moved.waits), strict=True):
         points = [
             point
             for begin, end, size in spans

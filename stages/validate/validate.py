@@ -14,7 +14,7 @@ from torch import nn
 
 from tightfit.schemas.graph.training_graph import Graph
 from tightfit.schemas.measurement import (
-    FAILED_VERDICT,
+    FAILED_STATUS,
     Measurement,
     TimelinePoint,
     downsample_timeline,
@@ -81,7 +81,7 @@ from tightfit.util.progress import LabeledProgressCounter, ProgressCallback
 
 PAIRS = 15
 ORIGINAL_MODEL = "the original model"
-UNPLANNED_KERNELS = "its own kernels unplanned"
+KEEP_ALL_KERNELS = "the keep-all step of its own kernels"
 """What plans of fused kernels are compared with, in place of the original."""
 
 
@@ -101,7 +101,7 @@ def validate(
     pairs: int = PAIRS,
     plan_seconds: float | None = None,
     device: str = "",
-    unplanned: Path | str | None = None,
+    keep_all: Path | str | None = None,
     report: ProgressCallback | None = None,
     original: OriginalMeasurement | None = None,
 ) -> Validation:
@@ -111,18 +111,18 @@ def validate(
     gradients and buffers are compared over two steps on every sample, on other contents, and with
     two forwards before their backwards, each with other random numbers in Python and NumPy. Memory
     follows, and the time of `pairs` alternating pairs of steps (none where 0), on the first sample.
-    The verdict "failed" is for a plan that differs by one bit on the CPU, misses its budget or its
-    predicted peak, or fails to run. The sentence of the verdict says so, and what that is likely to
+    The status "failed" is for a plan that differs by one bit on the CPU, misses its budget or its
+    predicted peak, or fails to run. The message says so, and what that is likely to
     come from. Where the original model's own results differ from run to run, a plan may differ by
     ten times as much, and its sentence says so. Where the original runs kernels of a library that
     the plan does not have, a plan may differ within the tolerance of its dtypes, and its sentence
     names them. Where the original's step does not fit on the device, the plan is measured alone,
     and the sentence says what was not compared. A plan of fused kernels is compared, bit for bit,
-    with the module in the directory `unplanned`, which runs them unplanned, and by its distance
+    with the module in the directory `keep_all`, which keeps everything, and by its distance
     from float64 with the original; memory and time stand beside the original's. Where an `original`
     was measured before, in a process of its own, its figures are taken and the model is run again
     only in rounds in which the plan gives something else. Nothing is run for a plan without a
-    program (verdict "infeasible"). Raises ArtifactError when the plan lacks a key.
+    program (status "infeasible"). Raises ArtifactError when the plan lacks a key.
     """
     base = predicted_measurement(graph, plan, plan_seconds)
     if base.status == "infeasible" or base.predicted_peak is None:
@@ -134,8 +134,8 @@ def validate(
     if original is not None:
         pair = pair.with_original(original)
     try:
-        if unplanned is not None:
-            pair = pair.with_fused_kernels(load_planned_module(unplanned, built.model))
+        if keep_all is not None:
+            pair = pair.with_fused_kernels(load_planned_module(keep_all, built.model))
         planned = (
             module if isinstance(module, nn.Module) else load_planned_module(module, built.model)
         )
@@ -145,7 +145,7 @@ def validate(
         raise
     except Exception as error:
         said = f"The planned step fails with {describe_error(error)}."
-        return Validation(replace(base, status=FAILED_VERDICT, message=said), [])
+        return Validation(replace(base, status=FAILED_STATUS, message=said), [])
 
 
 def check_planned_module(
@@ -204,15 +204,16 @@ def check_fused_module(
     graph: Graph,
     built: BuiltModel,
     planned: nn.Module,
-    unplanned: nn.Module,
+    keep_all: nn.Module,
     report: ProgressCallback | None = None,
     full: bool = True,
 ) -> str:
-    """Compares a planned module with the same kernels `unplanned`, bit for bit, as `check` does
-    with the original, and with the original; "" where all is as it should be, else a sentence."""
-    said = check_planned_module(graph, replace(built, model=unplanned), planned, report, full)
+    """Compares a planned module with those of its kernels that keep everything, `keep_all`, bit for
+    bit, as `check` does with the original, and with the original; "" where all is as it should be,
+    else a sentence."""
+    said = check_planned_module(graph, replace(built, model=keep_all), planned, report, full)
     return (
-        said.replace(ORIGINAL_MODEL, UNPLANNED_KERNELS)
+        said.replace(ORIGINAL_MODEL, KEEP_ALL_KERNELS)
         if said
         else try_compare_with_eager(graph, built, planned)[0]
     )
@@ -238,7 +239,7 @@ def measure_original_peak(graph: Graph, built: BuiltModel) -> int | None:
 @dataclass(frozen=True)
 class _PlanValidator:
     """The original model, and how its planned modules are judged: `comparer` has what they are
-    compared with, `beside` what they are measured beside. `unplanned` is the module of their
+    compared with, `beside` what they are measured beside. `keep_all` is the module of their
     kernels, where these are fused, and `foretold` what a plan says of its transfers. `original` is
     what is known of the model's own step."""
 
@@ -248,7 +249,7 @@ class _PlanValidator:
     built: BuiltModel
     device: str
     nondeterministic_ops: list[str]
-    unplanned: nn.Module | None = None
+    keep_all: nn.Module | None = None
     predicted: TransferTotals | None = None
     told: LabeledProgressCounter = field(default_factory=LabeledProgressCounter)
     original: OriginalMeasurement | None = None
@@ -270,18 +271,18 @@ class _PlanValidator:
         comparer = replace(self.comparer, known=original.reference.rounds)
         return replace(self, comparer=comparer, original=original)
 
-    def with_fused_kernels(self, unplanned: nn.Module) -> _PlanValidator:
+    def with_fused_kernels(self, keep_all: nn.Module) -> _PlanValidator:
         """The same for plans of fused kernels."""
         known = self.comparer
         comparer = Comparer.of(
-            unplanned,
+            keep_all,
             self.stepper,
             known.samples,
             known.nondeterministic,
             known.device,
             known.graph,
         )
-        return replace(self, comparer=comparer, unplanned=unplanned)
+        return replace(self, comparer=comparer, keep_all=keep_all)
 
     def judge(self, base: Measurement, planned: nn.Module, pairs: int) -> Validation:
         """Fills in a measurement."""
@@ -330,8 +331,8 @@ class _PlanValidator:
         filled = add_transfers(
             filled, self.predicted, moved, None if times is None else times.waited
         )
-        judged = self.verdict(filled, compared, moved)
-        if self.unplanned is not None:
+        judged = self.conclude(filled, compared, moved)
+        if self.keep_all is not None:
             judged = self.add_eager_comparison(judged, base.message, planned)
         return Validation(judged, lines)
 
@@ -340,13 +341,11 @@ class _PlanValidator:
     ) -> Measurement:
         """The measurement of a plan of fused kernels, with how far it is from eager instead of the
         `plans` own sentence."""
-        if judged.status == FAILED_VERDICT:
-            return replace(
-                judged, message=judged.message.replace(ORIGINAL_MODEL, UNPLANNED_KERNELS)
-            )
+        if judged.status == FAILED_STATUS:
+            return replace(judged, message=judged.message.replace(ORIGINAL_MODEL, KEEP_ALL_KERNELS))
         wrong, told = try_compare_with_eager(self.comparer.graph, self.built, planned)
         if wrong:
-            return replace(judged, status=FAILED_VERDICT, message=wrong)
+            return replace(judged, status=FAILED_STATUS, message=wrong)
         more = "" if judged.message == plans else judged.message
         return replace(judged, message=f"{more} {format_sentence(told)}".strip())
 
@@ -396,8 +395,8 @@ class _PlanValidator:
         worse, told = compare_with_self_checkpointing(planned, own)
         return ("", worse) if measured.budget_bytes is None else (worse, told)
 
-    def verdict(self, measured: Measurement, compared: Comparison, moved: Any) -> Measurement:
-        """The measurement with the verdict "failed" where it contradicts the plan; `moved` is what
+    def conclude(self, measured: Measurement, compared: Comparison, moved: Any) -> Measurement:
+        """The measurement with the status "failed" where it contradicts the plan; `moved` is what
         its last step sent."""
         complaints = [compared.complaint] if compared.complaint else []
         if not measured.within_budget:
@@ -412,7 +411,7 @@ class _PlanValidator:
         complaints += [said for said in (sent, worse) if said]
         if complaints:
             return replace(
-                measured, status=FAILED_VERDICT, message=format_sentence("; ".join(complaints))
+                measured, status=FAILED_STATUS, message=format_sentence("; ".join(complaints))
             )
         if self.predicted is not None and measured.wait_seconds is not None:
             words = describe_transfers(

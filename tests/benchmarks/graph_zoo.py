@@ -132,10 +132,10 @@ def _plan(graph: Graph, built: BuiltModel, budget: str, store: Path) -> str:
         )
     except tightfit.TightfitError as error:
         least = re.search(r"smallest budget known to work .*?([0-9.]+%)", str(error))
-        floor = re.search(r"no plan takes less than ([0-9.]+%).*?, which (.*)", str(error))
+        floor = re.search(r"no plan takes less(?: than ([0-9.]+%))?, which (.*)", str(error))
         if least is None or floor is None:
             raise
-        return f"least {least[1]}, none below {floor[1]}: {_named(floor[2])}"
+        return f"least {least[1]}, none below {floor[1] or least[1]}: {_named(floor[2])}"
     sample = detach_sample(built.samples[0])
     measured, _ = measure_memory(fitted, StepRunner.of(graph, built), sample, "cpu")
     time, gap = made.time or 0.0, made.gap or 0.0

@@ -97,7 +97,7 @@ class _Maker:
         directory = self.folder / "modules" / f"peak_{played.peak}_{in_place}"
         facts = {
             "strategy": self.frontier.strategy, "budget": name, "budget_bytes": played.peak,
-            "verdict": "feasible", "sentence": name, "peak": played.peak, "time": played.seconds,
+            "status": "feasible", "message": name, "peak": played.peak, "time": played.seconds,
         }  # fmt: skip
         write_package(directory, self.graph, played.steps, facts)
         module = _package(directory).load(copy.deepcopy(self.model))

@@ -1,4 +1,4 @@
-"""What each strategy is worth by depth: its own plans, and what polish makes of them."""
+"""What each strategy is worth by depth: its own plans, and what local search makes of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEPTHS = (6, 24, 48)
 STRATEGIES = ("rotor", "rockmate", "tw_remat", "hiremate")
 MACHINE = "schemas/machines/rtx3060.json"
 HEAD = (
-    "| GPT-2, 384 wide | strategy | own plans | smallest | CPU s | polished | smallest | CPU s |\n"
+    "| GPT-2, 384 wide | strategy | own plans | smallest | CPU s | searched | smallest | CPU s |\n"
     "|---|---|---|---|---|---|---|---|"
 )
 

@@ -70,8 +70,8 @@ class Trial:
         names = sorted({*self.plans, *found})
         wrong = [f"{name} differs" for name in names if self.plans.get(name) != found.get(name)]
         wrong += audited.stdout.splitlines() if audited.returncode else []
-        verdict = "; ".join(wrong) or "the same plans"
-        print(f"{what}: the next run took {seconds:.1f} s, {verdict}", flush=True)
+        outcome = "; ".join(wrong) or "the same plans"
+        print(f"{what}: the next run took {seconds:.1f} s, {outcome}", flush=True)
         return not wrong
 
     def killed(self, anew: bool) -> str:

@@ -221,7 +221,7 @@ def told(module: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     plan: dict[str, Any] = {}
     if module:
         plan = json.loads((Path(module).parent / "plan.json").read_text())
-    if plan.get("verdict") == "infeasible":
+    if plan.get("status") == "infeasible":
         return {"infeasible": plan["message"]}
     predicted = {name: plan.get(name) for name in ("budget_bytes", "peak", "seconds", "gpu")}
     try:

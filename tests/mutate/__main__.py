@@ -50,10 +50,10 @@ def main() -> int:
                 print(f"{outcome} ({time.monotonic() - started:.0f} s)  {mutant}", flush=True)
                 found[room.name][outcome] += 1
                 survivors += [mutant] if outcome == SURVIVED else []
-    return verdict(found, survivors)
+    return exit_code(found, survivors)
 
 
-def verdict(found: dict[str, Counter[str]], survivors: list[Mutant]) -> int:
+def exit_code(found: dict[str, Counter[str]], survivors: list[Mutant]) -> int:
     """Prints a table by room and a line for each survivor; 1 where these are too many."""
     print("\n" + "".join(f"{word:>11}" for word in ("", *OUTCOMES)))
     for name, counts in found.items():

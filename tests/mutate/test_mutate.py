@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from cosmic_ray.operators.operator import Operator
 
-from tests.mutate.__main__ import verdict
+from tests.mutate.__main__ import exit_code
 from tests.mutate.mutants import EQUIVALENT, equivalent, mutant, sample, sites_of
 from tests.mutate.operators import Omit, ReplaceMembership
 from tests.mutate.rooms import ROOMS, Capacity
@@ -101,6 +101,6 @@ def test_a_fault_is_killed_and_the_copy_is_whole_again(line: str, copy: Copy) ->
 def test_fewer_than_nine_in_ten_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     [survivor] = sample(ROOT, ["schemas/sequence.py"], 1, "0")
     found = {"room": Counter({KILLED: 8, TIMED_OUT: 1, SURVIVED: 1})}
-    assert verdict(found, [survivor]) == 0
+    assert exit_code(found, [survivor]) == 0
     assert str(survivor) in capsys.readouterr().out
-    assert verdict({"room": Counter({KILLED: 8, SURVIVED: 1})}, [survivor]) == 1
+    assert exit_code({"room": Counter({KILLED: 8, SURVIVED: 1})}, [survivor]) == 1

@@ -21,7 +21,7 @@ from tests.pipelines import replicas
 from tests.stages.validate.pipelines import machine
 from tightfit.__main__ import STAGES
 from tightfit.schemas.pipeline import read_pipeline
-from tightfit.schemas.pipeline_measurement import FAILED_VERDICT, read_pipeline_measurement
+from tightfit.schemas.pipeline_measurement import FAILED_STATUS, read_pipeline_measurement
 from tightfit.schemas.pipeline_plan import read_pipeline_plan
 from tightfit.util.errors import ScheduleError, TightfitError
 
@@ -156,7 +156,7 @@ def run(case: Case, place: Path, source: Path) -> bool:
         for rank in range(pipeline.ranks)
     ]
     sizes = ", ".join(f"{row.measured_peak:,}" for row in measured.ranks)
-    equal = "equal" if measured.status != FAILED_VERDICT else said
+    equal = "equal" if measured.status != FAILED_STATUS else said
     step = max(row.seconds for row in measured.ranks)
     print(
         f"| {case.title} | {pipeline.ranks} | {', '.join(stages)} | {equal} | {sizes} | "

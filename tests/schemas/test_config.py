@@ -94,6 +94,10 @@ def test_a_model_may_have_its_own_device_solver_and_pairs() -> None:
     [
         ({"device": "gpu"}, 'models.own.device: "gpu" was found, expected cpu, cuda'),
         ({"joint": True}, "models.own.joint: true was found, expected samples beside it"),
+        (
+            {"joint": True, "samples": [{}], "budgets": ["min"]},
+            "models.own.joint: true was found, expected budgets without min",
+        ),
         ({"pairs": 0}, "models.own.pairs: 0 was found, expected a whole number from 1 to 1000"),
         ({"solver": {"peaks": 0}}, "models.own.solver.peaks: 0 was found, expected a whole"),
         ({"solver": {"peak": 1}}, "models.own.solver.peak: is no known key, did you mean peaks"),
@@ -109,6 +113,19 @@ def test_the_own_keys_of_a_model_are_checked(keys: dict[str, Any], said: str) ->
     document["models"]["own"] = {"factory": "a.b:c", **keys}
     [problem] = problems(document)
     assert problem.startswith(said)
+
+
+def test_the_smallest_budget_is_one_to_ask_for() -> None:
+    config = parse_config(minimal(budgets=["min", "50%"], strategies=["rotor"]))
+    assert [(asked.budget, asked.directory) for asked in config.requests("small")] == [
+        ("min", "min"),
+        ("50%", "50pct"),
+    ]
+    [said] = problems(minimal(budgets=["max"]))
+    assert said == (
+        "budgets[0]: 'max' is no size, expected a size such as '8GiB' or '145MB', a percentage "
+        "such as '50%', or a number of bytes, or 'min'"
+    )
 
 
 def test_samples_of_several_shapes_are_planned_each_for_itself() -> None:
@@ -135,7 +152,7 @@ def test_defaults_are_not_shared_between_configurations() -> None:
     assert parse_config(minimal()).search_path == ["."]
 
 
-def test_fused_kernels_are_planned_beside_themselves_unplanned() -> None:
+def test_fused_kernels_are_planned_beside_their_keep_all_step() -> None:
     model = {"factory": "a:b", "budgets": ["50%"], "strategies": ["rotor"]}
     eager = {**model, "kernels": "eager"}
     config = parse_config({"models": {"one": model, "other": eager}, "kernels": "fused"})
@@ -372,9 +389,21 @@ def test_a_percentage_is_of_what_is_not_fixed() -> None:
 
 
 @pytest.mark.parametrize(
+    "written", ["12,368,390 bytes", "12,368,390", "12368390 bytes", "12368390B", "12,368.390kB"]
+)
+def test_sizes_as_messages_write_them(written: str) -> None:
+    budget = parse_budget(written)
+    assert (budget.size, "," in budget.directory) == (12_368_390, False)
+
+
+@pytest.mark.parametrize(
     "written",
     [
         "",
+        "1,5GB",
+        "1,23,456",
+        ",123",
+        "12bytesize",
         "MB",
         "8 gigs",
         "0",

@@ -13,7 +13,8 @@ from tightfit.schemas import store
 from tightfit.schemas.lineage import lineage_path, path_digest, read_lineage
 from tightfit.schemas.package_manifest import module_digest, module_file_digests, read_manifest
 from tightfit.schemas.plan import read_plan
-from tightfit.stages.audit.audit import ARTIFACT_READERS, audit
+from tightfit.stages.audit.artifact_kinds import ARTIFACT_READERS
+from tightfit.stages.audit.audit import audit
 from tightfit.util.errors import ArtifactError
 
 

@@ -28,7 +28,7 @@ def test_a_link_is_its_text() -> None:
     for link in (LINK, dear, HostLink(math.inf), HostLink(0.0)):
         assert parse_host_link(link.text(), "file") == link
     assert "overhead" not in LINK.text() and dear.overhead_of(10**6) == pytest.approx(1.2e-4)
-    assert (LINK.lane(True), LINK.lane(False)) == ("cuda/to-disk", "cuda/from-disk")
+    assert (LINK.stream(True), LINK.stream(False)) == ("cuda/to-disk", "cuda/from-disk")
     assert LINK.other == "disk/memory" and '"memory": null' in LINK.text()
 
 

@@ -1,4 +1,4 @@
-"""The artifact of lanes."""
+"""The artifact of streams."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ({"operation": ChainOperation("magic", 1)}, "unknown action 'magic'"),  # type: ignore[arg-type]
         ({"operation": ChainOperation("offload_all", 0)}, "names no position"),
         ({"operation": ChainOperation("prefetch", 1, branch=2)}, "names no branch"),
-        ({"stream": ""}, "is in no lane"),
+        ({"stream": ""}, "is in no stream"),
         ({"end": 1.0, "start": 2.0}, "ends early"),
         ({"start": -1.0}, "negative or not finite"),
         ({"end": float("inf")}, "negative or not finite"),

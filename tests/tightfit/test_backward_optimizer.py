@@ -98,7 +98,7 @@ def test_states_stay_on_the_device_in_what_a_budget_leaves(
     )  # fmt: skip
     own, optimizer = made.optimizer_step, cast(Any, made.optimizer)
     assert own is not None and own.total <= budget
-    assert 0 < own.resident == optimizer.resident_bytes
+    assert 0 < own.resident == optimizer._updates.resident.bytes
     assert (own.slow > 0) == (own.moved > 0) == some
     assert f"{own.resident:,} of them for states that stay there" in made.message
     check_three_steps(fitted, optimizer, plain, adamw(plain), args, own)

@@ -94,19 +94,19 @@ def graph_of(store: Path) -> Graph:
     return read_graph(path)
 
 
-def unplanned(store: Path) -> nn.Module:
+def keep_all_module(store: Path) -> nn.Module:
     [folder] = store.rglob("keep_all/*/module")
     return load_planned_module(folder, net())
 
 
-def test_a_plan_has_the_bits_of_its_kernels_unplanned(
+def test_a_plan_has_the_bits_of_the_keep_all_step(
     planned: tuple[nn.Module, tightfit.ChosenPlan, Path],
 ) -> None:
     fitted, made, store = planned
     assert made.peak is not None
     assert made.peak < made.keep_all.peak
     for x in (ROWS, ROWS.flip(0)):
-        assert all(map(torch.equal, step(fitted, x), step(unplanned(store), x)))
+        assert all(map(torch.equal, step(fitted, x), step(keep_all_module(store), x)))
 
 
 def test_a_plan_is_close_to_eager_and_says_how_close(
@@ -294,7 +294,8 @@ def test_what_are_no_kernels(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_an_optimizer_may_step_in_the_backward(tmp_path: Path) -> None:
-    """The parameters are those of the same kernels unplanned with the optimizer after them."""
+    """The parameters are those of the same kernels in a keep-all step with the optimizer after
+    them."""
     model = net()
     own = torch.optim.AdamW(model.parameters(), 0.1)
     fitted, made = tightfit.plan(
@@ -308,7 +309,7 @@ def test_an_optimizer_may_step_in_the_backward(tmp_path: Path) -> None:
         **SETTINGS,
     )
     assert made.optimizer is not None
-    alone = unplanned(tmp_path)
+    alone = keep_all_module(tmp_path)
     other = torch.optim.AdamW(alone.parameters(), 0.1)
     for module, steps in ((fitted, made.optimizer), (alone, other)):
         for _ in range(3):

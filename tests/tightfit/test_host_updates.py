@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("traced_once")
 
 @pytest.fixture(autouse=True, scope="module")
 def _slow_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Updates on the device are said to take long, so that the disk's lane does them."""
+    """Updates on the device are said to take long, so that the disk's stream does them."""
     known = parameter_offload.measure_optimizer
 
     def measured(*args: Any, **kwargs: Any) -> Any:
@@ -72,7 +72,7 @@ def test_updates_on_disk_are_those_of_torch_in_the_bytes_predicted(
     fitted, made = made_of(model, args, kind, budget, store)
     optimizer: Any = made.optimizer
     whole = made.optimizer_step
-    assert whole is not None and whole.total <= budget and whole.away > 10_000 and whole.bench
+    assert whole is not None and whole.total <= budget and whole.away > 10_000 and whole.workspace
     check_three_steps(fitted, optimizer, plain, expected, args, whole)
     optimizer.close()
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
@@ -215,7 +215,7 @@ def test_each_microbatch_takes_the_bytes_predicted(microbatches: tuple[Path, Any
     stays = whole.parameters + whole.buffers + whole.inputs + whole.resident + whole.gradients
     first = whole.first_microbatch_peak - whole.gradients
     most = max(whole.peak, whole.first_peak, whole.microbatch_peak, first)
-    assert whole.total == stays + whole.staging + whole.bench + most and whole.gradients > 0
+    assert whole.total == stays + whole.staging + whole.workspace + most and whole.gradients > 0
 
 
 def test_microbatches_that_could_not_be_are_refused(microbatches: tuple[Path, Any]) -> None:

@@ -57,8 +57,16 @@ def test_what_cannot_be_a_pipeline_is_told(
     machine(path, 2, 10**6)
     with pytest.raises(tightfit.ModelError, match="gives not one scalar for its backward"):
         tightfit.plan_pipeline(model, args, progress=False, **given)
-    with pytest.raises(tightfit.ConfigError, match="expected 1 to 4096"):
-        tightfit.plan_pipeline(model, args, loss=loss, microbatches=0, progress=False, **given)
+    for wrong, said in (
+        ({"microbatches": 0}, "microbatches is 0, expected a number from 1 to 4096"),
+        ({"weight_copies": 1001}, "weight_copies is 1001, expected a number from 0 to 1000"),
+        (
+            {"stage_recompute": "rotor", "strategy": "pipedream"},
+            "stage_recompute is 'rotor', which only the strategies .*madpipe.* take",
+        ),
+    ):
+        with pytest.raises(tightfit.ConfigError, match=f"plan_pipeline: {said}"):
+            tightfit.plan_pipeline(model, args, loss=loss, **{**given, **wrong})
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
     with pytest.raises(tightfit.ArtifactError, match="is no pipeline, but for one device"):

@@ -84,7 +84,7 @@ def test_three_steps_are_those_of_torch_in_the_bytes_predicted(made: Any, folder
     own: Any = optimizer
     check_three_steps(fitted, own, plain, expected, args, whole)
     far = own._updates.far.behind.disk.file.fileno()
-    near = own._updates.home.memory.memory.file.fileno()
+    near = own._updates.parameter_store.memory.memory.file.fileno()
     assert (os.fstat(near).st_size, os.fstat(far).st_size) == (whole.slow, whole.far)
     assert own.far_bytes == whole.far
     with own.gathered():

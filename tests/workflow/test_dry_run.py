@@ -48,7 +48,7 @@ def test_the_engine_solves_blocks_and_whole_steps(commands: list[str]) -> None:
 def test_frontiers_share_the_cores(
     quick: Workplace, tiny: dict[str, Any], commands: list[str]
 ) -> None:
-    """A frontier alone is polished by both cores, three by one each."""
+    """A frontier alone is searched by both cores, three by one each."""
     combined = [line for line in commands if "-m tightfit combine " in line]
     many = [line for line in combined if " --no-local-search " not in line]
     assert len(many) == 3 and all(" --workers 1 " in line for line in many)
@@ -56,8 +56,8 @@ def test_frontiers_share_the_cores(
     quick.configure({"models": {"one": tiny}, "strategies": ["checkpoint_all", "auto"]})
     result = quick.snakemake("--dry-run", "--printshellcmds", logger="")
     said = (result.stdout + result.stderr).splitlines()
-    polished = [line for line in said if "-m tightfit combine " in line and " auto " in line]
-    assert sorted(" --workers 2 " in line for line in polished) == [False, True]
+    searched = [line for line in said if "-m tightfit combine " in line and " auto " in line]
+    assert sorted(" --workers 2 " in line for line in searched) == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_frontiers_are_as_fine_as_is_asked(
     result = quick.snakemake("--dry-run", "--printshellcmds", logger="")
     said = (result.stdout + result.stderr).splitlines()
     combined = [line for line in said if "-m tightfit combine " in line and " rotor " in line]
-    polished = [line for line in combined if f" --budgets {budgets} " in line]
-    assert len(polished) == len(combined) - 1 == (0 if budgets is None else 1)
+    searched = [line for line in combined if f" --budgets {budgets} " in line]
+    assert len(searched) == len(combined) - 1 == (0 if budgets is None else 1)
     assert any("-m tightfit combine " in line and " checkpoint_all " in line for line in said)
     pages = [line for line in said if "-m tightfit report --" in line and "perfetto" not in line]
     assert len(pages) == 2

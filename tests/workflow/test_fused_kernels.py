@@ -60,7 +60,7 @@ def model(finished: Workplace) -> Path:
     return finished.folder / "results/fused"
 
 
-def test_fused_kernels_are_compared_with_themselves_unplanned_and_with_eager(model: Path) -> None:
+def test_fused_kernels_are_compared_with_their_keep_all_step_and_with_eager(model: Path) -> None:
     targets = [op.target for op in read_graph(model / "graph.arrow").ops]
     assert any(map(is_fused_group, targets))
     assert not any(is_fused_group(op.target) for op in read_graph(model / "eager.arrow").ops)
@@ -70,7 +70,7 @@ def test_fused_kernels_are_compared_with_themselves_unplanned_and_with_eager(mod
     assert found.message.startswith("Fused kernels are ")
     page = (model / "report.html").read_text().replace("&#39;", "'")
     assert found.message in page
-    assert "of the same kernels unplanned bit for bit" in page
+    assert "of the keep-all step with the same kernels bit for bit" in page
     assert read_measurement(model / "keep_all/none/measurement.arrow").bits_equal
 
 

@@ -99,7 +99,7 @@ def test_a_strategy_that_failed_is_a_row_and_stops_no_page(finished: Finished, t
     for page in ("index.html", "tiny/report.html"):
         assert said in (folder / page).read_text()
     rows = re.findall(
-        r'<tr data-model="tiny" data-strategy="offload" data-verdict="(\w+)".*?</tr>',
+        r'<tr data-model="tiny" data-strategy="offload" data-status="(\w+)".*?</tr>',
         (folder / "index.html").read_text(),
         re.DOTALL,
     )
@@ -138,7 +138,7 @@ def test_a_plan_within_its_budget_is_as_predicted(finished: Finished) -> None:
     assert 'custom_operator("mine.scaled.default")' in (point / "module/step.py").read_text()
 
 
-def test_a_budget_that_is_too_small_is_a_verdict_and_stops_no_other_point(
+def test_a_budget_that_is_too_small_is_a_status_and_stops_no_other_point(
     finished: Finished,
 ) -> None:
     point = finished[0].folder / "results/tiny/rockmate/1kB"

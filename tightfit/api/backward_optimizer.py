@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PredictedOptimizerStep:
-    """The replay of a step with its updates, and that of the first one, which makes the states."""
+    """The simulation of a step with its updates, and that of the first one, which makes the
+    states."""
 
     graph: Graph
     costs: Costs

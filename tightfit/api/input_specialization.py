@@ -23,7 +23,7 @@ from tightfit.schemas.frontier import (
 )
 from tightfit.schemas.lineage import write_lineage
 from tightfit.schemas.plan import Plan
-from tightfit.util.budget import EXPECTED_BUDGET, MIN_BUDGET, NO_BUDGET, parse_user_budget
+from tightfit.util.budget import MIN_BUDGET, NO_BUDGET, parse_plan_budget
 from tightfit.util.command_line import LineageEntry
 from tightfit.util.errors import ConfigError, ModelError, TightfitError
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def partial_frontier(runner: StageRunner, graph: Path, costs: Path) -> Path | None:
     """The path of a frontier of what is known without the rest of the work: the strategy's
-    plans before polish, the baselines, and what other strategies found for this step.
+    plans before local search, the baselines, and what other strategies found for this step.
 
     None where there is none. An interruption of this leaves out what it had not come to.
     """
@@ -45,7 +45,7 @@ def partial_frontier(runner: StageRunner, graph: Path, costs: Path) -> Path | No
     with contextlib.suppress(KeyboardInterrupt):
         found += _known_frontiers(place)
         for name in ("keep_all", "checkpoint_all", runner.strategy):
-            found += _unpolished_frontiers(name, graph, costs, place, runner)
+            found += _strategy_frontiers(name, graph, costs, place, runner)
     if not found:
         return None
     points: list[ParetoPoint] = [point for frontier in found for point in frontier.points]
@@ -74,7 +74,7 @@ def _known_frontiers(place: Path) -> list[Frontier]:
     return found
 
 
-def _unpolished_frontiers(
+def _strategy_frontiers(
     name: str, graph: Path, costs: Path, place: Path, runner: StageRunner
 ) -> list[Frontier]:
     """The frontier of a strategy's own plans, none where what it plans from is not there yet."""
@@ -134,10 +134,7 @@ class InputSpecialization:
 
     def bytes_of(self, written: str) -> int:
         """A budget as written, or the smallest that works, in bytes of the whole step."""
-        in_all = _budget_accounting(self.graph, self.costs)
-        if written == MIN_BUDGET:
-            return in_all.of(in_all.least(self.frontier))
-        return in_all.budget(written, self.frontier)
+        return _budget_accounting(self.graph, self.costs).budget(written, self.frontier)
 
     def made(self, runner: StageRunner, budget: str) -> ChosenPlan:
         """The plan for a budget; raises ConfigError where none fits."""
@@ -182,9 +179,7 @@ def budget_text(budget: str | int | FrontierEntry) -> str:
     """A budget as text; raises ConfigError where it is none."""
     if isinstance(budget, FrontierEntry):
         return str(budget.budget)
-    if budget == MIN_BUDGET:
-        return MIN_BUDGET
-    return parse_user_budget(budget, expected=f"{EXPECTED_BUDGET}, or '{MIN_BUDGET}'").text
+    return parse_plan_budget(budget).text
 
 
 def sample_shapes(built: BuiltModel) -> str:

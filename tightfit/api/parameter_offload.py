@@ -314,10 +314,10 @@ def _predict_step(
     from tightfit.stages.generate.transfers import host_updated_parameters
     from tightfit.stages.simulate.simulate import simulate
 
-    graph, updates, steps = task.graph, found.updates, found.replay.steps
+    graph, updates, steps = task.graph, found.updates, found.simulation.steps
     own = sum(graph.storages[storage] for storage in task.remote)
     there = sum(graph.storages[graph.values[value].storage] for value in updates.resident)
-    fixed, transfers = baseline_bytes(graph), found.replay.transfers
+    fixed, transfers = baseline_bytes(graph), found.simulation.transfers
     here = found.adding is None and not host_updated_parameters(steps)
     adds = accumulation_peaks(graph, task.costs, steps, task.link, updates) if here else None
     last = simulate(graph, task.costs, steps, True, task.link, updates)
@@ -352,7 +352,7 @@ def _predict_step(
         schedule=schedule,
         remote=own,
         away=sum(task.size(value) for value in host_updated_parameters(steps)),
-        bench=updates.workspace_bytes,
+        workspace=updates.workspace_bytes,
         microbatches=task.microbatches,
         microbatch_peak=adding,
         first_microbatch_peak=first_adding,

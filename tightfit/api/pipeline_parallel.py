@@ -109,6 +109,7 @@ def plan_pipeline(
         known = ", ".join(ALLOCATORS)
         raise ConfigError(f"plan_pipeline: strategy is {strategy!r}, expected one of {known}")
     _check_engine(solver.engine, strategy, stage_recompute)
+    _check_pipeline_settings(strategy, microbatches, stage_recompute, weight_copies)
     place = default_store_path() if store is None else Path(store)
     telling = ProgressReporter(progress, stages=PIPELINE_STAGE_LABELS)
     with (
@@ -144,6 +145,29 @@ def _check_engine(engine: str, strategy: str, stage_recompute: str) -> None:
     if engine != "none" and not ALLOCATORS[strategy].solves and stage_recompute != "rockmate":
         raise ConfigError(
             f"plan_pipeline: engine is {engine!r}, and {strategy} solves no integer program"
+        )
+
+
+def _check_pipeline_settings(
+    strategy: str, microbatches: int, stage_recompute: str, weight_copies: int
+) -> None:
+    """Raises ConfigError for what no pipeline is planned with, before anything is measured."""
+    from tightfit.schemas.pipeline import MAX_MICROBATCHES
+    from tightfit.stages.combine.pipeline.plan_task import MAX_WEIGHT_COPIES
+
+    for name, value, least, most in (
+        ("microbatches", microbatches, 1, MAX_MICROBATCHES),
+        ("weight_copies", weight_copies, 0, MAX_WEIGHT_COPIES),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ConfigError(
+                f"plan_pipeline: {name} is {value!r}, expected a number from {least} to {most}"
+            )
+    if stage_recompute and not ALLOCATORS[strategy].inside:
+        able = ", ".join(name for name, about in ALLOCATORS.items() if about.inside)
+        raise ConfigError(
+            f"plan_pipeline: stage_recompute is {stage_recompute!r}, which only the strategies "
+            f"{able} take"
         )
 
 

@@ -31,6 +31,10 @@ class SolverOptions:
         save_levels: Number of bounds on the bytes that a block saves for its backward.
         jobs: Number of processes that solve blocks at a time; None for one per CPU core.
 
+    Raises:
+        ConfigError: `jobs` is no whole number of at least 1. `tightfit.plan` checks the other
+            fields.
+
     Example:
         >>> tightfit.plan(model, (x,), solver=SolverOptions(engine="highs", jobs=8))
     """
@@ -64,6 +68,9 @@ class OffloadOptions:
         machine: Path of a `tightfit.machine/1` document (.json) with the link's bandwidth in bytes
             per second; None to measure the link of this machine once.
 
+    Raises:
+        ConfigError: `path` is no path of a folder.
+
     Example:
         >>> tightfit.plan(model, (x,), strategy="offload", offload=OffloadOptions("/mnt/nvme"))
     """
@@ -92,6 +99,10 @@ class ParameterOffloadOptions:
         microbatches: Number of microbatches of a step, each of the sample's shape. All but the
             last run within `plan.optimizer.accumulating()`; their gradients add up there. With a
             sequence, one number for each shape of the samples, the fastest plan is taken.
+
+    Raises:
+        ConfigError: A path is no path of a folder, `limit` is no number of bytes or size, or a
+            number of microbatches is no whole number of at least 1.
 
     Example:
         >>> offload = ParameterOffloadOptions("/mnt/nvme", limit="200GB", microbatches=4)
@@ -146,6 +157,9 @@ class GradientOptions:
         keep: Gradients stay on the device until `plan.optimizer.step()`, which updates the
             parameters: for clipping by norm, for a gradient scaler, or to read them.
 
+    Raises:
+        ConfigError: A field is neither True nor False.
+
     Example:
         >>> tightfit.plan(model, (x,), optimizer=adamw, gradients=GradientOptions(keep=True))
     """
@@ -172,6 +186,9 @@ class FusedKernelOptions:
             `eager_fallback`. Not with an optimizer.
         libraries: The package has the compiled libraries of the groups, for
             `load(..., libraries=True)`. On the CPU only.
+
+    Raises:
+        ConfigError: A field is neither True nor False.
 
     Example:
         >>> tightfit.plan(model, (x,), fused_kernels=FusedKernelOptions(eager_fallback=True))

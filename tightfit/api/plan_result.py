@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, overload
 from tightfit.schemas.frontier import Frontier
 from tightfit.schemas.optimizer_plan import OptimizerStepPrediction
 from tightfit.schemas.plan import Plan
-from tightfit.util.command_line import format_duration, format_verdict
+from tightfit.util.command_line import format_duration, format_status
 
 if TYPE_CHECKING:
     import torch
@@ -222,12 +222,12 @@ class ChosenPlan(Plan):
         return self, *self.other_shapes
 
     def summary(self) -> str:
-        """The plan for people, a line for each figure: verdict, memory in bytes, time in seconds.
+        """The plan for people, a line for each figure: status, memory in bytes, time in seconds.
 
         Example:
             >>> print(plan.summary())
         """
-        lines = [format_verdict(self.status, self.message)]
+        lines = [format_status(self.status, self.message)]
         if self.optimizer_step is not None:
             lines += [
                 f"memory: {self.optimizer_step.total:,} bytes with all updates",

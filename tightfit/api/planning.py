@@ -135,9 +135,9 @@ def plan(
             `ParameterOffloadOptions` parameters are, too.
         gradients: Whether gradients stay on the device, in a plan with an `optimizer`.
         fused_kernels: If given, groups of small operators run as single compiled kernels. `check`
-            holds the step to the bits of these kernels unplanned, and to a few times eager's
-            distance from float64. Where eager's kernels take less time in the same bytes, the plan
-            is one of these and says so.
+            holds the step to the bits of the keep-all step with these kernels, and to a few times
+            eager's distance from float64. Where eager's kernels take less time in the same bytes,
+            the plan is one of these and says so.
 
     Returns:
         The module that takes the place of `model`, with its parameters, and the plan.

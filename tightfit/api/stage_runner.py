@@ -137,7 +137,7 @@ class StageRunner:
             self.run(task)
         return path
 
-    def unplanned(self, graph: Path, costs: Path) -> Path:
+    def keep_all_package(self, graph: Path, costs: Path) -> Path:
         """The folder of the module that runs a graph as it was captured."""
         runner = self.without_libraries("keep_all")
         _, point = runner.choose(graph, costs, runner.frontier(graph, costs), NO_BUDGET)
@@ -304,10 +304,10 @@ class StageRunner:
         return measure_original_peak(traced, built) if is_self_checkpointing(traced) else None
 
     def check_fused(
-        self, graph: Path, built: BuiltModel, planned: nn.Module, unplanned: nn.Module
+        self, graph: Path, built: BuiltModel, planned: nn.Module, keep_all: nn.Module
     ) -> str:
         """How far the planned module of fused kernels is from eager, for people; raises ModelError
-        where that is too far, or it has other bits than the same kernels unplanned."""
+        where that is too far, or it has other bits than the keep-all step with the same kernels."""
         from tightfit.schemas.graph.training_graph import read_graph
         from tightfit.stages.validate.fused_kernels import compare_with_eager
         from tightfit.stages.validate.validate import check_fused_module
@@ -315,7 +315,7 @@ class StageRunner:
         self.progress.stage("check")
         traced = read_graph(graph)
         done, full = self.progress.report, self.full_check
-        said = check_fused_module(traced, built, planned, unplanned, done, full)
+        said = check_fused_module(traced, built, planned, keep_all, done, full)
         if said:
             raise ModelError(said)
         return compare_with_eager(traced, built, planned)[1]

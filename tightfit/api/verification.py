@@ -1,4 +1,5 @@
-"""Plans compared with what they were made from: the model, or its fused kernels unplanned."""
+"""Plans compared with what they were made from: the model, or the keep-all step with its fused
+kernels."""
 
 from __future__ import annotations
 
@@ -82,8 +83,8 @@ def check_plan(
     if runner.fused_kernels is None:
         runner.check(variant.graph, built, planned)
     else:
-        unplanned = _unplanned_loader(runner, variant)(built.model, "error")
-        said = runner.check_fused(variant.graph, built, planned, unplanned)
+        keep_all = _keep_all_loader(runner, variant)(built.model, "error")
+        said = runner.check_fused(variant.graph, built, planned, keep_all)
         made = made.with_note(said)
     if said := runner.check_transfers(variant.graph, built, planned, made):
         made = made.with_note(said)
@@ -119,7 +120,7 @@ def check_updates(
 
     Raises ModelError where they differ."""
     original = (
-        _load_strictly(_unplanned_loader(runner, variant))
+        _load_strictly(_keep_all_loader(runner, variant))
         if runner.fused_kernels is not None
         else None
     )
@@ -132,10 +133,10 @@ def _load_strictly(load: LoadPlanned) -> Callable[[nn.Module], nn.Module]:
     return lambda model: load(model, "error")
 
 
-def _unplanned_loader(runner: StageRunner, variant: InputSpecialization) -> LoadPlanned:
+def _keep_all_loader(runner: StageRunner, variant: InputSpecialization) -> LoadPlanned:
     from tightfit.api.pickling import package_loader
 
-    return package_loader(runner.unplanned(variant.graph, variant.costs))
+    return package_loader(runner.keep_all_package(variant.graph, variant.costs))
 
 
 def check_optimizer_steps(

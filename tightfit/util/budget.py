@@ -50,7 +50,8 @@ EXPECTED_BUDGET = (
 
 @dataclass(frozen=True)
 class Budget:
-    """A parsed budget: `size` in bytes, or the `share` (0 to 1) of what is not fixed."""
+    """A parsed budget: `size` in bytes, or the `share` (0 to 1) of what is not fixed; neither for
+    the smallest that is known to work."""
 
     text: str
     size: int | None = None
@@ -71,6 +72,13 @@ class Budget:
         return f"{self.text}B" if self.text.isdigit() else self.text
 
 
+def parse_plan_budget(written: str | int, key: str = "budget") -> Budget:
+    """As `parse_user_budget`, or "min": the smallest budget that a plan is known for."""
+    if written == MIN_BUDGET:
+        return Budget(MIN_BUDGET)
+    return parse_user_budget(written, key, f"{EXPECTED_BUDGET}, or '{MIN_BUDGET}'")
+
+
 def parse_user_budget(
     written: str | int, key: str = "budget", expected: str = EXPECTED_BUDGET
 ) -> Budget:
@@ -87,14 +95,14 @@ def parse_user_budget(
 def parse_budget(
     written: str | int, key: str = "budget", expected: str = EXPECTED_BUDGET
 ) -> Budget:
-    """A budget from what the user wrote; `key` is where, and `expected` what could be there, for
-    the message.
+    """A budget from what the user wrote, also as messages write sizes ("12,368,390 bytes"); `key`
+    is where, and `expected` what could be there, for the message.
 
     Raises ConfigError when it is no size, not positive, or a percentage above 100.
     """
     if isinstance(written, bool) or not isinstance(written, str | int):
         raise ConfigError(f"{key}: {written!r} is no size, expected {expected}")
-    text = re.sub(r"\s+", "", str(written))
+    text = _remove_separators(re.sub(r"\s+", "", str(written)))
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(%|[A-Za-z]*)", text)
     if match is None or len(text) > MAX_BUDGET_CHARACTERS:
         told = (
@@ -122,3 +130,11 @@ def parse_budget(
     if size >= MAX_BUDGET_BYTES:
         raise ConfigError(f"{key}: {written!r} is more than any device has")
     return Budget(text, size=int(size))
+
+
+def _remove_separators(text: str) -> str:
+    """A size without separators of thousands and the word for bytes."""
+    number = re.fullmatch(r"([0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(bytes?|[.%A-Za-z0-9]*)", text)
+    if number is None:
+        return text
+    return number[1].replace(",", "") + re.sub(r"^bytes?$", "", number[2])

@@ -88,12 +88,8 @@ def _parse(data: bytes, package: str) -> ModuleSyntax:
         return ModuleSyntax(hashlib.sha256(data).hexdigest(), ())
 
 
-def normalize_source(source: str) -> str:
-    """Source code as its syntax tree, written without positions, comments and docstrings."""
-    return _dump_tree(ast.parse(source))
-
-
 def _dump_tree(tree: ast.AST) -> str:
+    """A syntax tree as text, without positions, comments and docstrings."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [line for line in node.body if not _is_docstring(line)]

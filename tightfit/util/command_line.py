@@ -62,9 +62,9 @@ def to_single_line(text: str, kept: str = "") -> str:
     return "".join(part if part.isprintable() or part in kept else " " for part in text)
 
 
-def format_verdict(verdict: str, sentence: str) -> str:
-    """What a command says of its plan: the sentence on one line, with the verdict before it."""
-    said = sentence if sentence.startswith(f"{verdict}:") else f"{verdict}: {sentence}"
+def format_status(status: str, sentence: str) -> str:
+    """What a command says of its plan: the sentence on one line, with the status before it."""
+    said = sentence if sentence.startswith(f"{status}:") else f"{status}: {sentence}"
     return to_single_line(said)
 
 
@@ -74,10 +74,10 @@ def is_standalone(options: argparse.Namespace) -> bool:
     return getattr(options, "error_file", None) is None
 
 
-def print_verdict(verdict: str, sentence: str, options: argparse.Namespace) -> None:
+def print_status(status: str, sentence: str, options: argparse.Namespace) -> None:
     """Prints what a command that is run by itself says of its plan."""
     if is_standalone(options):
-        print(format_verdict(verdict, sentence))
+        print(format_status(status, sentence))
 
 
 T = TypeVar("T")

@@ -49,4 +49,4 @@ class ModelError(TightfitError):
 
 
 class ScheduleError(TightfitError):
-    """Replay refuses a schedule; the message names the step and the rule it breaks."""
+    """The simulator refuses a schedule; the message names the step and the rule it breaks."""

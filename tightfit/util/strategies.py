@@ -21,14 +21,14 @@ class StrategyInfo:
     `summary` is a line for people, and `optimal_in` names the class that its plans are optimal in,
     "" for none; those of an allocator where its bound is reached.
 
-    A `baseline` takes no budget and is not polished. One that is kept `apart` is no part of `auto`:
-    once polished its plans are seldom better. One with `uses_solved_options` takes the options that
-    integer programs found, and hangs on how these ended. One that takes `clusters` is given a
-    hierarchy of them (`HIERARCHY_LIMITS` says how large). One that plans `chains` takes chains that
-    come as files, and one that `plans_joins` several that end in one loss. One with `links` takes
-    the link to an offload target, to which plans may send what waits; one with `uses_link_options`
-    takes options of blocks that were made for that link, too. Plans of one that `recomputes` may
-    compute again.
+    A `baseline` takes no budget and has no local search. One that is kept `apart` is no part of
+    `auto`: after local search its plans are seldom better. One with `uses_solved_options` takes the
+    options that integer programs found, and hangs on how these ended. One that takes `clusters` is
+    given a hierarchy of them (`HIERARCHY_LIMITS` says how large). One that plans `chains` takes
+    chains that come as files, and one that `plans_joins` several that end in one loss. One with
+    `links` takes the link to an offload target, to which plans may send what waits; one with
+    `uses_link_options` takes options of blocks that were made for that link, too. Plans of one that
+    `recomputes` may compute again.
 
     A `contiguous` allocator gives each device one stage, so that only neighbors need a link. One
     with `turns` makes k-periodic patterns and takes k. One with `inside` can compute again inside

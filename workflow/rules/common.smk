@@ -185,7 +185,8 @@ def given_rival(wildcards, input, output):
     files = [(f"--eager-{name}", input.get(f"eager_{name}")) for name in names]
     plan = output.get("eager_plan")
     files.append(("--eager-out", plan and Path(plan).parent))
-    return [word for name, file in files if file for word in (name, file)]
+    required = ["--eager-required"] if carries(wildcards, "with_eager") else []
+    return required + [word for name, file in files if file for word in (name, file)]
 
 
 def joint_plans(wildcards):
@@ -226,15 +227,15 @@ def given_carried(wildcards, input):
     return words
 
 
-def kernels_unplanned(wildcards):
-    """The module that runs fused kernels unplanned, which plans of them are compared with."""
+def kernels_keep_all(wildcards):
+    """The module that runs fused kernels and keeps everything, which plans of them are compared with."""
     fused = wildcards.model in FUSED
     return expand(f"{KEEP_ALL_POINT}/module", model=wildcards.model) if fused else []
 
 
-def given_unplanned(wildcards, input):
+def given_keep_all(wildcards, input):
     """Names that module as options of a stage."""
-    return [word for folder in input.unplanned for word in ("--unplanned", folder)]
+    return [word for folder in input.keep_all for word in ("--keep-all", folder)]
 
 
 def measured_line(wildcards):
@@ -271,14 +272,14 @@ def options_for(wildcards, model=MODEL):
 
 
 def share_of_cores(wildcards):
-    """How many threads polish a frontier: its share of the cores among all that are polished."""
-    polished = [
+    """How many threads search for a frontier: its share of the cores among all that are searched for."""
+    searched = [
         strategy
         for name in [*SETTINGS.models, *FUSED]
         for strategy in SETTINGS.models[name].strategies
         if not STRATEGIES[strategy].baseline
     ]
-    return max(1, workflow.cores // max(1, len(polished)))
+    return max(1, workflow.cores // max(1, len(searched)))
 
 
 def given_clusters(wildcards, input):

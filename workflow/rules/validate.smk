@@ -37,7 +37,7 @@ rule validate:
         module=f"{POINT}/module",
         reference=f"{MODEL}/reference.arrow",
         own_line=f"{MODEL}/memory_timeline.arrow",
-        unplanned=kernels_unplanned,
+        keep_all=kernels_keep_all,
     output:
         measurement=f"{POINT}/measurement.arrow",
         line=f"{POINT}/memory_timeline.arrow",
@@ -54,12 +54,12 @@ rule validate:
         device=of_model("device"),
         threads=threads_of_cpu("validate"),
         pairs=of_model("pairs"),
-        unplanned=given_unplanned,
+        keep_all=given_keep_all,
         code=code_of("validate"),
     message:
         "{wildcards.model}: running {wildcards.strategy} {wildcards.budget} against the model"
     shell:
         "python -m tightfit validate {params.source:q} {params.operators:q} --graph {input.graph:q}"
-        " --plan {input.plan:q} --module {input.module:q} {params.unplanned:q} --device {params.device:q}"
+        " --plan {input.plan:q} --module {input.module:q} {params.keep_all:q} --device {params.device:q}"
         " {params.threads:q} --pairs {params.pairs:q} --reference {input.reference:q}"
         " --timeline {output.line:q} --out {output.measurement:q} --error-file {log:q}"

@@ -29,9 +29,9 @@ from tightfit.stages.simulate.transfer_streams import TransferStreams
 
 @dataclass(frozen=True)
 class StreamClocks:
-    """When all lanes are through (`seconds`), the `most` bytes in the offload target, when each run
-    begins, when what leaves has been `sent`, and what computations are busy with for the `overhead`
-    of transfers."""
+    """When all streams are through (`seconds`), the `most` bytes in the offload target, when each
+    run begins, when what leaves has been `sent`, and what computations are busy with for the
+    `overhead` of transfers."""
 
     seconds: float
     overhead: float
@@ -43,8 +43,8 @@ class StreamClocks:
 @dataclass(frozen=True)
 class PlacedTransfers:
     """A sequence of node positions with the stays of what leaves and the order in which it is sent;
-    the clocks of the lanes, and the seconds for which computations or the end of the step `waited`
-    for transfers."""
+    the clocks of the streams, and the seconds for which computations or the end of the step
+    `waited` for transfers."""
 
     sequence: list[int]
     stays: list[OffloadInterval]
@@ -55,7 +55,7 @@ class PlacedTransfers:
 
     @property
     def seconds(self) -> float:
-        """The seconds that the lanes take, but for views that every plan makes once."""
+        """The seconds that the streams take, but for views that every plan makes once."""
         return self.clocks.seconds
 
 
@@ -185,7 +185,7 @@ class TransferPlacer:
         found: Sequence[OffloadInterval],
         order: list[OffloadedStore],
     ) -> StreamClocks:
-        """The clocks of the lanes; `seconds` are those of the runs."""
+        """The clocks of the streams; `seconds` are those of the runs."""
         before, after = _transfer_events(found, order)
         link, sizes = self.link, self.problem.storages
         awaited: dict[int, list[OffloadInterval]] = {}
@@ -193,7 +193,7 @@ class TransferPlacer:
         for stay in found:
             awaited.setdefault(stay.gap.last + 1, []).append(stay)
             left[stay.gap.store] = left.get(stay.gap.store, 0) + 1
-        clock, overhead, lanes = 0.0, 0.0, TransferStreams(link)
+        clock, overhead, streams = 0.0, 0.0, TransferStreams(link)
         sent: dict[tuple[bool, int], float] = {}
         # By the identity of a stay: its hash takes as long as all else of a transfer.
         comes: dict[int, float] = {}
@@ -204,7 +204,7 @@ class TransferPlacer:
             nonlocal clock, overhead
             clock += link.overhead_of(size)
             overhead += link.overhead_of(size)
-            return lanes.begin(leaves, clock, link.seconds(size))[1]
+            return streams.begin(leaves, clock, link.seconds(size))[1]
 
         for place, own in enumerate(seconds):
             for stay, back in before.get(place, []):
@@ -225,7 +225,7 @@ class TransferPlacer:
                     sent[store] = transfer(size, True)
                     other += size
                     most = max(most, other)
-        return StreamClocks(lanes.through(clock), overhead, most, begins, sent)
+        return StreamClocks(streams.through(clock), overhead, most, begins, sent)
 
     def _seconds(self, played: Sequence[Execution]) -> list[float]:
         """What each run takes, with the views that are made for it."""

@@ -2,9 +2,10 @@
 
 Where some makers may bring back what they made, for a price a byte, the search of
 `stages.combine.local_search` decides it on the problem with prices (`priced`), as if transfers took
-no time. Then transfers are placed and the clocks of the lanes say what the plan takes (`placing`).
-How many may is looked for by halving: fewer where computations wait for the link, else more. First
-may leave what takes the longest a byte to run again; the least of these rates is the price."""
+no time. Then transfers are placed and the clocks of the streams say what the plan takes
+(`placing`). How many may is looked for by halving: fewer where computations wait for the link, else
+more. First may leave what takes the longest a byte to run again; the least of these rates is the
+price."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ class SearchEffort:
     """How hard is looked for a plan. Makers of the first `parts` of the forward's time alone are
     tried, since what is made late has little time to leave. Then: how often what may leave is
     halved, how often a share beside the best so far is tried, and from how many sequences all of
-    that starts. Last: how many `moves` for each node a search with the clocks of the lanes makes,
+    that starts. Last: how many `moves` for each node a search with the clocks of the streams makes,
     0 for none, how often it goes on from the best at most, and, where what it found is far from the
     bound, how many a patient one makes from each start (`patience`), and it makes `further`, each 0
     for none."""
@@ -83,7 +84,7 @@ class SearchEffort:
 
 
 PRICE_EFFORT = SearchEffort((0.7,), 4, 3, 1)
-"""Without the clocks of the lanes, by the price alone."""
+"""Without the clocks of the streams, by the price alone."""
 SWEEP_EFFORT = SearchEffort((0.7,), 4, 3, 1, 100, 2)
 """For one of many budgets."""
 SWEEP_WORK, MIN_SWEEP_MOVES = 200_000_000, 20
@@ -125,7 +126,7 @@ class TransferSearch:
 
     @cached_property
     def timed_search(self) -> TimedTransferSearch:
-        """The search with the clocks of the lanes."""
+        """The search with the clocks of the streams."""
         return TimedTransferSearch(self.problem, self.placer)
 
     @cached_property
@@ -167,7 +168,7 @@ class TransferSearch:
     ) -> Iterator[PlacedTransfers]:
         """Plans for a grid of budgets from below the `highest` peak down to the `least`; `start`
         gives the sequence to start from for a budget, and `linked` plans with transfers, from which
-        the clocks of the lanes are searched with. None of this depends on `workers`; `report` is
+        the clocks of the streams are searched with. None of this depends on `workers`; `report` is
         told how many budgets are done."""
         if self.idle:
             return
@@ -259,7 +260,7 @@ class _BudgetTransferSearch:
             waits(_bisect_share(tried))
 
     def move(self) -> None:
-        """Searches with the clocks of the lanes, and with more moves where what is found is far
+        """Searches with the clocks of the streams, and with more moves where what is found is far
         from the bound."""
         drafts = self.linker.moments.transfer_warm_starts(self.budget)
         seeds = [self.linker.timed_search.drafted(*draft) for draft in drafts] + self.seeds
@@ -317,8 +318,8 @@ class _BudgetTransferSearch:
         price = 0.0 if share == 0 or rate == math.inf else rate * PRICE_FACTOR
         found = price_prefetches(linker.problem, chosen, price)
         views = linker.placer.views.with_prices(found.brings)
-        polished = LocalSearch(found.problem, views).improve({0: start}, self.budget)
-        placed = linker.placer.place(*split_prefetches(found, polished.sequence), self.budget)
+        annealed = LocalSearch(found.problem, views).improve({0: start}, self.budget)
+        placed = linker.placer.place(*split_prefetches(found, annealed.sequence), self.budget)
         self._searched(placed)
         return placed
 
@@ -357,7 +358,8 @@ def neighboring_points(points: Iterable[ParetoPoint], budget: int) -> list[Paret
 def transfer_point(
     source: ParetoPoint, actions: Sequence[Action], ceiling: int, cost: PlanCost
 ) -> ParetoPoint:
-    """The point of a plan with transfers, found from one without, with what replay says of it."""
+    """The point of a plan with transfers, found from one without, with what the simulator says of
+    it."""
     return replace(
         source,
         peak=cost.peak,

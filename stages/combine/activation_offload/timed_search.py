@@ -1,5 +1,5 @@
-"""The search with the clocks of the lanes: it decides together what is kept, run again or sent, and
-where transfers are issued (`stages.combine.local_search.anneal`).
+"""The search with the clocks of the streams: it decides together what is kept, run again or sent,
+and where transfers are issued (`stages.combine.local_search.anneal`).
 
 Behind the nodes of the step it has two for each storage that may leave: one reads it, up to
 which it is there at least, and one makes it, with which it begins to come back.
@@ -45,7 +45,7 @@ class TimedTransferSearch:
             again_start=plain.again_start, again_item=plain.again_item
         )
         self.size_weighted_arrays = weight_by_size(self.arrays)
-        self.lanes = build_stream_timing(nodes, problem.sizes, self.moved_storages, placer.link)
+        self.streams = build_stream_timing(nodes, problem.sizes, self.moved_storages, placer.link)
         self.leaves = {each: nodes + 2 * i for i, each in enumerate(self.moved_storages)}
 
     def moved(
@@ -62,7 +62,7 @@ class TimedTransferSearch:
         count = min(max(share * nodes, MIN_MOVES), MAX_WORK // nodes)
         steps = np.array(start, np.int32)
         # Threads that search at a time have clocks of their own.
-        own = self.lanes
+        own = self.streams
         timing = own._replace(sent=own.sent.copy(), back=own.back.copy(), viewed=own.viewed.copy())
         a = self.arrays if pace == FAST else self.size_weighted_arrays
         return anneal(a, steps, budget, count, seed, pace, timing).tolist()

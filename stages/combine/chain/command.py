@@ -51,9 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Writes sequence.arrow and plan.json of a chain or a join into the folder `options.out`, or
-    pattern.arrow and plan.json of a pipeline, and prints the verdict.
+    pattern.arrow and plan.json of a pipeline, and prints the status.
 
-    A budget too small gives the verdict "infeasible" and an empty sequence. Raises ConfigError or
+    A budget too small gives the status "infeasible" and an empty sequence. Raises ConfigError or
     ArtifactError when an option or a file is not what it should be.
     """
     if options.strategy in OFFLOADERS:
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
     from tightfit.schemas.plan import write_plan
     from tightfit.schemas.sequence import write_sequence
     from tightfit.util.budget import parse_budget
-    from tightfit.util.command_line import format_verdict
+    from tightfit.util.command_line import format_status
 
     strategy = _load_strategy(options)
     chains = [read_chain(path) for path in options.chain]
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> None:
     digests = " ".join(store.read(path, CHAIN).digest for path in options.chain)
     write_sequence(options.out / "sequence.arrow", chosen.sequence if chosen else [], digests)
     write_plan(options.out / "plan.json", plan)
-    print(format_verdict(plan.status, plan.message))
+    print(format_status(plan.status, plan.message))
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:

@@ -85,7 +85,7 @@ def discretize_chain(
     `slots` slots. Nothing is rounded where the limit has no more bytes than slots, or no more
     multiples of a number that divides all sizes. Elsewhere there are up to half as many slots more,
     or as many as keeping everything takes where that is less. Rounding makes sequences look larger
-    than they are: these may fit the limit when they are replayed."""
+    than they are: these may fit the limit when they are simulated."""
     needs = SegmentMemory(ways)
     limit = max(limit, 0)
     unit, exact = choose_slot_size(needs.stored(), needs.other_sizes(), limit, slots)

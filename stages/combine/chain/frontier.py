@@ -1,7 +1,7 @@
 """The plans of a chain or a join from most to least memory, which any budget is then picked from.
 
 One table of the dynamic program gives sequences for all budgets. The program rounds up what is
-stored, so its sequences need less than they were made for. Each is replayed at true sizes and kept
+stored, so its sequences need less than they were made for. Each is simulated at true sizes and kept
 at the peak it really has. Where nothing but rounding would be left of a small budget, a further
 table covers the budgets up to a half, a quarter and so on of what keeping everything takes.
 """
@@ -107,7 +107,7 @@ class DynamicProgram(Protocol):
     def has_exact_slots(self, limit: int, slots: int) -> bool:
         """Whether such a table rounds nothing."""
 
-    def replay(self, sequence: list[ChainOperation]) -> ChainSimulation:
+    def simulate(self, sequence: list[ChainOperation]) -> ChainSimulation:
         """Time and peak of a sequence at true sizes."""
 
 
@@ -144,7 +144,7 @@ class ChainProgram:
         """Whether such a table rounds nothing."""
         return has_exact_slots(self.ways, limit, slots)
 
-    def replay(self, sequence: list[ChainOperation]) -> ChainSimulation:
+    def simulate(self, sequence: list[ChainOperation]) -> ChainSimulation:
         """Time and peak of a sequence at true sizes."""
         return simulate_chain(self.ways, sequence)
 
@@ -320,7 +320,7 @@ class ProgramFrontier:
         return found
 
     def _plan(self, sequence: list[ChainOperation]) -> ChainPlan:
-        played = self.program.replay(sequence)
+        played = self.program.simulate(sequence)
         return ChainPlan(played.peak, played.seconds, played.recomputed, sequence)
 
 

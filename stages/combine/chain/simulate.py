@@ -192,7 +192,7 @@ def simulate_join(join: JoinProblem, sequence: Sequence[ChainOperation]) -> Chai
     simulator = _JoinSimulator(join)
     for step, action, following in iterate_with_next(sequence):
         simulator.play(step, action, following)
-    return simulator.verdict()
+    return simulator.result()
 
 
 class _JoinSimulator:
@@ -235,7 +235,7 @@ class _JoinSimulator:
         self.stored = loss.gradient
         self.turned = True
 
-    def verdict(self) -> ChainSimulation:
+    def result(self) -> ChainSimulation:
         for branch, player in enumerate(self.players, start=1):
             if not self.turned or player.gradient:
                 missing = f"B {player.gradient} of branch {branch}" if self.turned else "the loss"

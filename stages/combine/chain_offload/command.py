@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def run_offload(options: argparse.Namespace) -> None:
     """Writes sequence.arrow, streams.arrow and plan.json of a chain with a link to the host into
-    the folder `options.out`, and prints the verdict; a budget too small gives the verdict
+    the folder `options.out`, and prints the status; a budget too small gives the status
     "infeasible" and an empty sequence.
 
     Raises ConfigError or ArtifactError when an option or a file is not what it should be.
@@ -32,7 +32,7 @@ def run_offload(options: argparse.Namespace) -> None:
     from tightfit.stages.combine.chain.options import build_chain_problem
     from tightfit.stages.combine.chain_offload.planner import ChainOffloadPlans, load_planner
     from tightfit.util.budget import parse_budget
-    from tightfit.util.command_line import format_verdict
+    from tightfit.util.command_line import format_status
 
     _check_options(options)
     path = options.chain[0]
@@ -45,10 +45,10 @@ def run_offload(options: argparse.Namespace) -> None:
     digest = store.read(path, CHAIN).digest
     write_sequence(options.out / "sequence.arrow", chosen.sequence if chosen else [], digest)
     write_operation_timeline(
-        options.out / "streams.arrow", chosen.replay.steps if chosen else [], digest
+        options.out / "streams.arrow", chosen.simulation.steps if chosen else [], digest
     )
     write_plan(options.out / "plan.json", plan)
-    print(format_verdict(plan.status, plan.message))
+    print(format_status(plan.status, plan.message))
 
 
 def offload_lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
@@ -88,7 +88,7 @@ def plan_chain_offload(
         return refusal, None
     bound = min(plans.bound(size), chosen.seconds)
     optimal = chosen.seconds <= bound * (1 + TIME_TOLERANCE)
-    played, gap = chosen.replay, optimality_gap(chosen.seconds, bound)
+    played, gap = chosen.simulation, optimality_gap(chosen.seconds, bound)
     lost = played.waited + played.overhead
     plan = Plan(
         strategy,

@@ -54,7 +54,7 @@ class ChainOffloadProblem:
 class ChainOffloadPlan(ChainPlan):
     """A plan with transfers, as the simulator played it."""
 
-    replay: ChainOffloadSimulation
+    simulation: ChainOffloadSimulation
 
 
 class ChainOffloadPlanner(Protocol):
@@ -138,7 +138,7 @@ class ChainOffloadPlans:
                 best, source = found, (computed, gaps)
             if seconds() <= least * (1 + TIME_TOLERANCE):
                 return best
-        waits = best is not None and best.replay.waited > 0
+        waits = best is not None and best.simulation.waited > 0
         if best is not None and source is not None and waits and self.planner.reorders:
             best = self._reordered(best, *source, budget)
         return best if best is not None else self._all_leave(budget)
@@ -209,7 +209,7 @@ class ChainOffloadPlans:
                 seen.add(key)
                 steps = insert_transfers(computed, found, self.ways.loss_position, order)
                 best = _faster_plan(best, self._played(steps))
-        if best is not None and best.replay.host_peak > self.link.room:
+        if best is not None and best.simulation.host_peak > self.link.room:
             return None
         return best
 

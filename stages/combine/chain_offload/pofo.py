@@ -4,7 +4,7 @@ The forward phase is a program over labels, as in S 4.2.1, at true sizes: a posi
 on the device, what is to be sent still and what has to be back there. The backward phase is the
 table of `spans`. S keeps slots of memory in both phases. Here and there communications are
 fractional and in step with the loss (Assumptions 4). Places of transfers are found afterwards, by
-the law of lanes.
+the semantics of issue order.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Memory changes only at places in the order of the sequence: what leaves is freed where `free`
 stands, which first waits for the transfer; what comes back is there from where `prefetch` stands.
 So the peaks follow from the order alone, whatever the speed of the link, and the clocks say how
-long each lane waits. Computations run one after the other in the compute lane. A transfer begins
-when all computations before it have ended, with its own overhead, and its lane is free; both
-directions are one lane where the link is shared.
+long each stream waits. Computations run one after the other in the compute stream. A transfer
+begins when all computations before it have ended, with its own overhead, and its stream is free;
+both directions are one stream where the link is shared.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tightfit.util.errors import ScheduleError
 
 @dataclass(frozen=True)
 class ChainOffloadSimulation:
-    """`seconds` until all lanes are through, of which the compute lane `waited`, and was busy with
-    the `overhead` of transfers; the `peak` of the device in bytes, the input counted, and
+    """`seconds` until all streams are through, of which the compute stream `waited`, and was busy
+    with the `overhead` of transfers; the `peak` of the device in bytes, the input counted, and
     `host_peak`; bytes that `left` and that `returned`; how many forwards ran again
     (`recomputed`)."""
 
@@ -54,14 +54,14 @@ def simulate_chain_offload(
         player.play(step, action, following)
     if player.gradient != 0:
         raise ScheduleError(f"the sequence ends before B {player.gradient}")
-    return player.verdict()
+    return player.result()
 
 
 class ChainOffloadSimulator(ChainSimulator):
     """Plays computations as a `ChainSimulator`, and transfers beside them.
 
-    `clock` is when the compute lane is free; `lanes` are those of transfers. `sent` has what is on
-    the host or on the way to it, with when its transfer ends and, where it was kept, its way;
+    `clock` is when the compute stream is free; `streams` are those of transfers. `sent` has what is
+    on the host or on the way to it, with when its transfer ends and, where it was kept, its way;
     `leaving` what has not been freed since; `arrives` when what was prefetched is there.
     """
 
@@ -70,7 +70,7 @@ class ChainOffloadSimulator(ChainSimulator):
         self.link = link
         self.clock = self.seconds
         self.waited = self.overhead = 0.0
-        self.lanes = TransferStreams(link)
+        self.streams = TransferStreams(link)
         self.sent: dict[StoredItem, tuple[float, PositionOption | None]] = {}
         self.leaving: set[StoredItem] = set()
         self.arrives: dict[StoredItem, float] = {}
@@ -94,9 +94,9 @@ class ChainOffloadSimulator(ChainSimulator):
         else:
             self._computes(step, where, action, following)
 
-    def verdict(self) -> ChainOffloadSimulation:
+    def result(self) -> ChainOffloadSimulation:
         """What is known when all has been played."""
-        ended = self.lanes.through(self.clock)
+        ended = self.streams.through(self.clock)
         return ChainOffloadSimulation(
             ended, self.waited, self.overhead, self.peak, self.host_peak, self.left,
             self.returned, self.recomputed, self.steps,
@@ -141,11 +141,11 @@ class ChainOffloadSimulator(ChainSimulator):
         overhead = self.link.overhead_of(size)
         self.overhead += overhead
         self.clock = ready = self.clock + overhead
-        start, end = self.lanes.begin(leaves, ready, self.link.seconds(size))
+        start, end = self.streams.begin(leaves, ready, self.link.seconds(size))
         if leaves:
             self.host += size
             self.host_peak = max(self.host_peak, self.host)
-        self._step(action, self.link.lane(leaves), start, end, start - ready)
+        self._step(action, self.link.stream(leaves), start, end, start - ready)
         return end
 
     def _freed(self, step: int, where: str, action: ChainOperation) -> None:
@@ -163,7 +163,7 @@ class ChainOffloadSimulator(ChainSimulator):
         else:
             super().play(step, action, None)
         self.waited += self.clock - begun
-        self._step(action, self._compute_lane, begun, self.clock, self.clock - begun)
+        self._step(action, self._compute_stream, begun, self.clock, self.clock - begun)
 
     def _computes(
         self, step: int, where: str, action: ChainOperation, following: ChainOperation | None
@@ -184,7 +184,7 @@ class ChainOffloadSimulator(ChainSimulator):
         for store in self.read:
             if not self._there(store):
                 self.arrives.pop(store, None)
-        self._step(action, self._compute_lane, start, self.clock, waited)
+        self._step(action, self._compute_stream, start, self.clock, waited)
 
     def _ends(self, store: StoredItem) -> None:
         """The backward has used it: the host forgets it, too."""
@@ -193,14 +193,14 @@ class ChainOffloadSimulator(ChainSimulator):
             self.host -= self.size(store)
 
     @property
-    def _compute_lane(self) -> str:
+    def _compute_stream(self) -> str:
         return f"{self.link.device}/compute"
 
     def _step(
-        self, action: ChainOperation, lane: str, start: float, end: float, waited: float
+        self, action: ChainOperation, stream: str, start: float, end: float, waited: float
     ) -> None:
         live = self.stored + self.delta()
-        self.steps.append(TimedOperation(action, lane, start, end, waited, live, self.host))
+        self.steps.append(TimedOperation(action, stream, start, end, waited, live, self.host))
 
     def _forget(self, position: int) -> None:
         if (False, position) in self.leaving:

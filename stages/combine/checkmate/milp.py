@@ -48,7 +48,7 @@ class CheckmateMilp:
         self.unit = tasks.seconds or 1.0
         self.bytes = max(peak, 1)
         self.matrix = MilpBuilder()
-        self.home = {k: t for t, stage in enumerate(stages) for k in stage.tail}
+        self.stage_of = {k: t for t, stage in enumerate(stages) for k in stage.tail}
         self.backward = {task.forward: k for k, task in enumerate(tasks.tasks) if task.forward >= 0}
         self.runs: dict[tuple[int, int], list[tuple[TaskOption, LinearTerm]]] = {}
         self.kept: dict[tuple[int, int], LinearTerm] = {}
@@ -61,8 +61,8 @@ class CheckmateMilp:
         for value in range(len(tasks.values)):
             for t in range(1, len(stages) + 1):
                 self._add_kept(t, value)
-        for (task, option), size in tasks.saved.items():
-            self._add_option(task, option, size)
+        for task, option in tasks.saved:
+            self._add_option(task, option)
         for t in range(len(stages)):
             self._dependencies(t)
             self._memory(t, peak, peak if save is None else min(save, peak))
@@ -97,8 +97,8 @@ class CheckmateMilp:
 
     def _add_runs(self, t: int, k: int) -> None:
         task = self.tasks.tasks[k]
-        first = self.home[k] == t
-        late = k in self.backward and self.home[self.backward[k]] == t and bool(task.late)
+        first = self.stage_of[k] == t
+        late = k in self.backward and self.stage_of[self.backward[k]] == t and bool(task.late)
         ways = task.first if first else task.late if late else task.further
         if first and len(ways) == 1:
             self.runs[t, k] = [(ways[0], ONE_TERM)]
@@ -129,7 +129,7 @@ class CheckmateMilp:
     def _add_kept(self, t: int, value: int) -> None:
         """P, fixed where it cannot be chosen."""
         kind = self.tasks.values[value]
-        if kind.maker < 0 or t <= self.home[kind.maker]:
+        if kind.maker < 0 or t <= self.stage_of[kind.maker]:
             return
         if kind.stays:
             self.kept[t, value] = ONE_TERM
@@ -145,11 +145,11 @@ class CheckmateMilp:
                 return
         self.kept[t, value] = self.matrix.binary()
 
-    def _add_option(self, task: int, option: int, size: int) -> None:
+    def _add_option(self, task: int, option: int) -> None:
         """What an option of a cluster keeps is there from a run of its forward by it on."""
         backward = self.backward[task]
-        last = self.home[backward]
-        for t in range(self.home[task] + 1, last + 1):
+        last = self.stage_of[backward]
+        for t in range(self.stage_of[task] + 1, last + 1):
             term = self.matrix.binary()
             self.option[t, task, option] = term
             self.matrix.add_implication(term, self._begun(t - 1, task, option))
@@ -251,13 +251,13 @@ class CheckmateMilp:
         found: WeightedSum = []
         for (task, option), size in self.tasks.saved.items():
             backward = self.backward[task]
-            if k == backward or not self.home[task] <= t <= self.home[backward]:
+            if k == backward or not self.stage_of[task] <= t <= self.stage_of[backward]:
                 continue
             begins = steps.index(task) if task in steps else -1
             if step <= begins:
                 term = self.option.get((t, task, option), ZERO_TERM)
                 found.append((float(size), term))
-            elif t < self.home[backward]:
+            elif t < self.stage_of[backward]:
                 found.append((float(size), self.option.get((t + 1, task, option), ZERO_TERM)))
             elif step < steps.index(backward):
                 ways = self.runs[t, backward]

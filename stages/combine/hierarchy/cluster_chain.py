@@ -113,7 +113,7 @@ class _RunWriter:
 
     def __init__(self, tasks: TaskGraph, stages: Sequence[UnrolledStage]) -> None:
         self.tasks = tasks
-        self.home = {k: t for t, stage in enumerate(stages) for k in stage.tail}
+        self.stage_of = {k: t for t, stage in enumerate(stages) for k in stage.tail}
         self.backward = _backward_tasks(tasks)
         self.kept: dict[int, int] = {}
         self.ran: set[int] = set()
@@ -133,7 +133,7 @@ class _RunWriter:
             ends = self.tasks.loss if action.action == "loss" else self.backward.get(k)
             if ends is None:
                 continue
-            stage = self.home[ends]
+            stage = self.stage_of[ends]
             found += [run for each, keeps in pending for run in self._forward(stage, each, keeps)]
             pending = []
             option = NOTHING_KEPT if action.action == "loss" else self.kept.pop(k)
@@ -144,9 +144,9 @@ class _RunWriter:
         task = self.tasks.tasks[k]
         if k not in self.ran:
             self.ran.add(k)
-            yield self.home[k], k, option_numbered(task.first, option)
+            yield self.stage_of[k], k, option_numbered(task.first, option)
         elif task.further:
-            late = k in self.backward and self.home[self.backward[k]] == stage
+            late = k in self.backward and self.stage_of[self.backward[k]] == stage
             yield stage, k, (_immediate_option if late else _recompute_option)(task, option)
 
 

@@ -235,14 +235,14 @@ class _ClusterTaskBuilder:
         """The forward: by way 0, and by each option that keeps anything."""
         nothing = ClusterOption(self.cluster.forward, ())
         first = [self._first(NOTHING_KEPT, nothing)]
-        further = [self._again(NOTHING_KEPT, nothing, set(self.made_before))]
+        further = [self._again(NOTHING_KEPT, set(self.made_before))]
         late = list(further)
         for o, option in self.options:
             if o in self.saved:
                 first.append(self._first(o, option))
-                further.append(self._again(o, option, set(self.made_before)))
+                further.append(self._again(o, set(self.made_before)))
                 read = _external_reads(self._backward_forms(option)).intersection(self.made_before)
-                late.append(self._again(o, option, read))
+                late.append(self._again(o, read))
         if not any(way.runs for way in further):
             return StepTask(tuple(first))
         return StepTask(tuple(first), tuple(further), tuple(late))
@@ -256,7 +256,7 @@ class _ClusterTaskBuilder:
             seen.add(node)
         return _build_option(self.problem, o, option.forward, forms, set(), final)
 
-    def _again(self, o: int, option: ClusterOption, border: set[int]) -> TaskOption:
+    def _again(self, o: int, border: set[int]) -> TaskOption:
         """A further run that makes what the option keeps and, of what others read, `border`."""
         final = {*border, *self.kept.get(o, ())}
         nodes = [self.problem.nodes[node] for node in self.cluster.forward]

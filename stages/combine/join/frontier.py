@@ -136,7 +136,7 @@ class JoinProgram:
         """Whether such a table rounds nothing."""
         return has_exact_join_slots(self.join, limit, slots)
 
-    def replay(self, sequence: list[ChainOperation]) -> ChainSimulation:
+    def simulate(self, sequence: list[ChainOperation]) -> ChainSimulation:
         """Time and peak of a sequence at true sizes."""
         return simulate_join(self.join, sequence)
 

@@ -3,13 +3,15 @@ runs to load."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tightfit.schemas.graph.planning_graph import PlanningGraph, PlanningNode, PlanningStorage
 from tightfit.schemas.link import HostLink
 from tightfit.stages.combine.activation_offload.placement import TransferPlacer
 from tightfit.stages.combine.activation_offload.timed_search import TimedTransferSearch
 from tightfit.stages.combine.local_search.anneal import anneal_epoch
 from tightfit.stages.combine.local_search.search import LocalSearch
-from tightfit.util.code_cache import note_compilation
+from tightfit.util.code_cache import is_cached, note_compilation
 from tightfit.util.progress import ProgressPrinter
 
 
@@ -25,12 +27,21 @@ def _smallest_problem() -> PlanningGraph:
     return PlanningGraph(nodes, storages, state_bytes=0)
 
 
-if __name__ == "__main__":
-    note_compilation(anneal_epoch, ProgressPrinter().note)
+def compile_search(note: Callable[[str], None], transfers: bool = False) -> None:
+    """Compiles the local search, with that of `transfers` too if they are planned, unless the code
+    of an earlier run is there; `note` is told so first. Called before searches are counted, it
+    keeps the time that they take free of this."""
+    if is_cached(anneal_epoch) and not transfers:
+        return
+    note_compilation(anneal_epoch, note)
     step = _smallest_problem()
-    polisher = LocalSearch(step)
+    search = LocalSearch(step)
     for budget in (3, 4):
-        polisher.improve({}, budget)
-    TimedTransferSearch(step, TransferPlacer(step, HostLink(1.0, device="cpu"), {0: 0})).moved(
-        range(4), 3, 1, 0
-    )
+        search.improve({}, budget)
+    if transfers:
+        placer = TransferPlacer(step, HostLink(1.0, device="cpu"), {0: 0})
+        TimedTransferSearch(step, placer).moved(range(4), 3, 1, 0)
+
+
+if __name__ == "__main__":
+    compile_search(ProgressPrinter().note, transfers=True)

@@ -72,12 +72,12 @@ class LocalSearch:
         """The fastest sequence within the budget that the search finds from the starts, by index,
         and from drafts; where it finds none, the one that is least above it. Keep-all is taken
         where it fits, and is the start where there is no other. Nothing given is better."""
-        given = [self.polished(self.keep_all, budget, None)]
-        given += [self.polished(sequence, budget, index) for index, sequence in starts.items()]
+        given = [self.evaluate(self.keep_all, budget, None)]
+        given += [self.evaluate(sequence, budget, index) for index, sequence in starts.items()]
         if given[0].peak <= budget:
             return self.search(given, given[:1], budget, START_MOVES)
         given += (
-            [self.polished(sequence, budget, None) for sequence in drafts(budget)] if drafts else []
+            [self.evaluate(sequence, budget, None) for sequence in drafts(budget)] if drafts else []
         )
         return self.search(given, given[1:] or given, budget, START_MOVES)
 
@@ -86,7 +86,7 @@ class LocalSearch:
         best = min(known, key=partial(budget_rank, budget))
         return self.search(known, [best], budget, NEIGHBOR_MOVES)
 
-    def polished(self, sequence: Sequence[int], budget: int, start: int | None) -> AnnealedSequence:
+    def evaluate(self, sequence: Sequence[int], budget: int, start: int | None) -> AnnealedSequence:
         """A sequence as it is, its ops in place as the budget asks for."""
         peak, seconds = self.measure(sequence, budget)
         return AnnealedSequence(list(sequence), int(peak), float(seconds), start, budget)
@@ -114,7 +114,7 @@ class LocalSearch:
             found = anneal(a, sequence, budget, count, seed, pace)
             best = min(
                 best,
-                self.polished(found.tolist(), budget, start.start),
+                self.evaluate(found.tolist(), budget, start.start),
                 key=partial(budget_rank, budget),
             )
         return best
@@ -147,16 +147,16 @@ class LocalSearch:
         drafts: WarmStartSource | None = None,
         most: int = FRONTIER_BUDGETS,
     ) -> list[AnnealedSequence]:
-        """Polished sequences for a grid of at most so many budgets, from the smallest up, as
+        """Annealed sequences for a grid of at most so many budgets, from the smallest up, as
         `BudgetSweep` makes them: from keep-all's peak down to where none is found for some in a
         row; `least` is a peak that no sequence goes below. None of this depends on `workers`, the
         number of threads."""
         return BudgetSweep(self, starts, least, report, drafts, most).run(workers)
 
 
-def budget_rank(budget: int, polished: AnnealedSequence) -> tuple[int, float]:
+def budget_rank(budget: int, annealed: AnnealedSequence) -> tuple[int, float]:
     """What a sequence is the better for the less it is: bytes above the budget, then seconds."""
-    return max(polished.peak - budget, 0), polished.seconds
+    return max(annealed.peak - budget, 0), annealed.seconds
 
 
 CONTINUATION_MOVES = 200
@@ -194,7 +194,7 @@ class BudgetRefinement:
         what no sequence goes below, and of rounds from the best."""
         sequences = [*starts, *drafts]
         given = [
-            self.searcher.polished(sequence, self.budget, index)
+            self.searcher.evaluate(sequence, self.budget, index)
             for index, sequence in enumerate(sequences)
         ]
         best = self.searcher.search(given, given, self.budget, START_MOVES)
@@ -315,9 +315,9 @@ class BudgetSweep:
         for budget in self.budgets[len(found) :]:
             above = found[-1].sequence if found else searcher.keep_all
             start = found[-1].start if found else None
-            known = [searcher.polished(above, budget, start)]
+            known = [searcher.evaluate(above, budget, start)]
             if self.drafts and budget in self.drafted:
-                known += [searcher.polished(each, budget, None) for each in self.drafts(budget)]
+                known += [searcher.evaluate(each, budget, None) for each in self.drafts(budget)]
             found.append(self.told(searcher.search(known, known, budget, START_MOVES)))
             misses = misses + 1 if found[-1].peak > budget else 0
             if misses == MAX_MISSES:
@@ -328,7 +328,7 @@ class BudgetSweep:
         """What is found for a budget from the best of its own and of its neighbors."""
         budget = self.budgets[index]
         known = [
-            self.searcher.polished(each.sequence, budget, each.start)
+            self.searcher.evaluate(each.sequence, budget, each.start)
             for each in found[max(index - 1, 0) : index + 2]
         ]
         return self.searcher.beside(known, budget)
@@ -342,7 +342,7 @@ class BudgetSweep:
             budget, own = self.budgets[place], found[place]
             best = own
             if better:
-                above = searcher.polished(better[-1].sequence, budget, better[-1].start)
+                above = searcher.evaluate(better[-1].sequence, budget, better[-1].start)
                 best = searcher.beside([own, above], budget)
             smallest = place >= len(found) - SMALLEST_BUDGETS
             if not better or best.peak > budget or smallest:
@@ -354,7 +354,7 @@ class BudgetSweep:
         """The results from the smallest budget up, none slower than its predecessor."""
         best = [found[-1]]
         for budget, own in list(zip(self.budgets, found, strict=False))[-2::-1]:
-            below = self.searcher.polished(best[-1].sequence, budget, best[-1].start)
+            below = self.searcher.evaluate(best[-1].sequence, budget, best[-1].start)
             best.append(min(own, below, key=partial(budget_rank, budget)))
         return best
 
@@ -368,12 +368,12 @@ class _SweepProgress:
         self.done = 0
         self.lock = Lock()
 
-    def __call__(self, polished: AnnealedSequence) -> AnnealedSequence:
+    def __call__(self, annealed: AnnealedSequence) -> AnnealedSequence:
         with self.lock:
             self.done += 1
             if self.report is not None:
                 self.report(self.done // 2, self.most, "")
-        return polished
+        return annealed
 
 
 def budget_grid(highest: int, least: int, most: int = FRONTIER_BUDGETS) -> list[int]:

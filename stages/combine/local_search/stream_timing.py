@@ -52,7 +52,7 @@ def is_prefetched(s: SearchState, t: StreamTiming, storage: int) -> bool:
 
 @njit_no_refcount
 def finish_time(s: SearchState, a: ProblemArrays, t: StreamTiming) -> float:
-    """When all lanes are through; infinite where something comes back that did not leave, or what
+    """When all streams are through; infinite where something comes back that did not leave, or what
     leaves takes more than the room that there is."""
     clock = out = into = 0.0
     size = 0

@@ -114,7 +114,7 @@ class ScheduleLowering:
         sequence = [self.positions[op] for op in executions]
         moved = {place: sum(map(self._change, actions)) for place, actions in linked.items()}
         runs = executions_of(self.problem, sequence, in_place, ceiling, moved)
-        return _ScheduleBuilder(self.graph, self.problem, runs, linked, self.slices).steps()
+        return _ScheduleBuilder(self.graph, runs, linked, self.slices).steps()
 
     def _change(self, action: Offload | Prefetch | Free) -> int:
         """The bytes that an action brings to the device, negative where it takes some."""
@@ -130,13 +130,11 @@ class _ScheduleBuilder:
     def __init__(
         self,
         graph: Graph,
-        problem: PlanningGraph,
         runs: list[Execution],
         linked: dict[int, list[Offload | Prefetch | Free]],
         slices: int,
     ) -> None:
         self.graph = graph
-        self.problem = problem
         self.runs = runs
         self.linked = linked
         self.away = _OffloadedStorages(graph, linked)
@@ -151,7 +149,7 @@ class _ScheduleBuilder:
         for run in runs:
             self.runs_left[run.op] = self.runs_left.get(run.op, 0) + 1
         self.out: list[ScheduleStep] = []
-        self.handing = _GradientSegments(graph, problem, runs, slices)
+        self.handing = _GradientSegments(graph, runs, slices)
 
     def steps(self) -> list[ScheduleStep]:
         for position, run in enumerate(self.runs):
@@ -327,15 +325,13 @@ class _GradientSegments:
     """Which gradients are handed over after which position: each when it is complete and its owner
     is read no more. `parts` are, by storage, the contributions added to another one at once."""
 
-    def __init__(
-        self, graph: Graph, problem: PlanningGraph, runs: list[Execution], slices: int
-    ) -> None:
+    def __init__(self, graph: Graph, runs: list[Execution], slices: int) -> None:
         parts = partial_gradients_by_owner(graph)
         storage = [value.storage for value in graph.values]
         self.order = list(previous_partial_gradients(graph))
         self.parts = {storage[value]: value for value in self.order}
         self.first = {part: values[0] for values in parts.values() for part in values}
-        last_use = _last_uses(graph, problem, runs, {storage[owner] for owner in parts})
+        last_use = _last_uses(graph, runs, {storage[owner] for owner in parts})
         finished: dict[int, list[int]] = {}
         sizes: dict[int, int] = {}
         for owner, values in parts.items():
@@ -356,9 +352,7 @@ class _GradientSegments:
         return self.slices.get(position, [])
 
 
-def _last_uses(
-    graph: Graph, problem: PlanningGraph, runs: list[Execution], owners: set[int]
-) -> dict[int, int]:
+def _last_uses(graph: Graph, runs: list[Execution], owners: set[int]) -> dict[int, int]:
     """By storage, the last position that reads or makes it; of fixed storages those of `owners`."""
     last_use: dict[int, int] = {}
     for position, run in enumerate(runs):

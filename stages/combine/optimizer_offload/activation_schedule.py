@@ -43,7 +43,7 @@ BytesByStep = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ActivationSchedule:
-    """A schedule with, by step, its seconds in the compute lane, the most bytes ahead of it and
+    """A schedule with, by step, its seconds in the compute stream, the most bytes ahead of it and
     within it, and the parameters that it reads, as storages. The bytes are without gradients of
     parameters that were whole before; the last of them are those after the step. `touches` are the
     steps that read each parameter, `wholes` the steps at which the gradient of each (a value) is
@@ -106,7 +106,7 @@ def simulate_activation_schedule(
             if graph.values[owner].kind == "parameter":
                 wholes[owner] = position
                 gone += graph.storages[storage[step.action.value]]
-        computes = step.lane.endswith("/compute") and not isinstance(step.action, Wait)
+        computes = step.stream.endswith("/compute") and not isinstance(step.action, Wait)
         own_seconds = step.end - step.start if computes else 0.0
         seconds.append(own_seconds)
         is_view = effect.op is not None and effect.op.id in view_ops
@@ -140,13 +140,13 @@ BACKWARD_SEGMENTS = 1024
 
 @dataclass(frozen=True)
 class ActivationProblem:
-    """How activations are planned: the problem, what polishes its sequences, and what opens them.
+    """How activations are planned: the problem, its local search, and what opens them.
     `always` are the bytes of the room that they do not share; the `engine` solves the programs of
     drafts. What was found for budgets is here: the `sequences`, and the `bases`, also by the part
     of the link that they take."""
 
     problem: PlanningGraph
-    polisher: LocalSearch
+    local_search: LocalSearch
     opener: ScheduleLowering
     always: int
     engine: SolverEngine
@@ -178,7 +178,7 @@ class ActivationProblem:
     def sweep(self) -> list[AnnealedSequence]:
         """Sequences for budgets from the least that one is known for up to that of keeping all;
         they do not depend on how many threads search."""
-        return self.polisher.sweep(
+        return self.local_search.sweep(
             [], peak_lower_bound(self.problem), usable_cores(), drafts=self.drafts
         )
 
@@ -221,7 +221,7 @@ class ActivationScheduleCache:
         with ThreadPoolExecutor(usable_cores()) as pool:
             sizes = {(view, budget): choice for (view, budget, _), choice in missing.items()}
             sequences = {
-                key: pool.submit(self.polished, choice.view, choice.activations)
+                key: pool.submit(self.annealed_sequence, choice.view, choice.activations)
                 for key, choice in sizes.items()
             }
 
@@ -265,24 +265,24 @@ class ActivationScheduleCache:
 
     def _opened(self, choice: OffloadChoice) -> list[ScheduleStep] | None:
         """The schedule of the activations alone; gradients do not stay in what it may take."""
-        polished = self.polished(choice.view, choice.activations)
-        fits = polished.peak <= polished.ceiling
+        annealed = self.annealed_sequence(choice.view, choice.activations)
+        fits = annealed.peak <= annealed.ceiling
         if choice.linked and (fits or choice.close):
             link = replace(self.task.link, bandwidth=choice.linked * self.task.link.bandwidth)
-            return self._linked(polished, choice.view, link)
+            return self._linked(annealed, choice.view, link)
         if not fits:
             return None
         nodes = self.task.problem.nodes
-        ops = [nodes[position].op for position in polished.sequence]
+        ops = [nodes[position].op for position in annealed.sequence]
         opener = self.view(choice.view).opener
-        return opener.of_actions(run_actions(self.task.problem, ops), True, polished.ceiling)
+        return opener.of_actions(run_actions(self.task.problem, ops), True, annealed.ceiling)
 
     def _linked(
-        self, polished: AnnealedSequence, key: ActivationProblemKey, link: HostLink
+        self, annealed: AnnealedSequence, key: ActivationProblemKey, link: HostLink
     ) -> list[ScheduleStep] | None:
         problem, engine = self.view(key).problem, self.task.engine
         linker = TransferSearch(problem, link, self.leaving, engine=engine)
-        found = linker.plan(polished.ceiling, [polished.sequence], PRICE_EFFORT)
+        found = linker.plan(annealed.ceiling, [annealed.sequence], PRICE_EFFORT)
         if found is None or not found.stays:
             return None
         return self.view(key).opener.of_actions(linker.placer.actions(found), True, found.ceiling)
@@ -297,16 +297,16 @@ class ActivationScheduleCache:
         """The bytes of a part of the room."""
         return int(activations * (self.task.room - self.view(key).always))
 
-    def polished(self, key: ActivationProblemKey, activations: float) -> AnnealedSequence:
+    def annealed_sequence(self, key: ActivationProblemKey, activations: float) -> AnnealedSequence:
         """The sequence of a part of the room, or the least that is known above it."""
         view, close, budget = self.view(key), key[0], self.budget(key, activations)
         if budget not in view.sequences:
-            polisher = view.polisher
-            starts = [polisher.keep_all]
-            if polisher.measure(polisher.keep_all)[0] > budget:
+            local_search = view.local_search
+            starts = [local_search.keep_all]
+            if local_search.measure(local_search.keep_all)[0] > budget:
                 starts = [*view.drafts(budget), *starts]
                 fitting = [each for each in view.sweep if each.peak <= budget] if close else []
                 fastest = min(fitting, key=lambda each: each.seconds, default=None)
                 starts = starts if fastest is None else [fastest.sequence, *starts]
-            view.sequences[budget] = polisher.refine(starts, budget)
+            view.sequences[budget] = local_search.refine(starts, budget)
         return view.sequences[budget]

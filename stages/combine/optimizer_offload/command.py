@@ -77,11 +77,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Writes schedule.arrow, microbatch.arrow where there are several microbatches, and plan.json,
-    and prints the verdict. Raises ConfigError where no plan is found."""
+    and prints the status. Raises ConfigError where no plan is found."""
     from tightfit.schemas.graph.training_graph import GRAPH
     from tightfit.schemas.store import read
     from tightfit.stages.combine.optimizer_offload.plan import write_offload_plan
-    from tightfit.util.command_line import format_verdict
+    from tightfit.util.command_line import format_status
 
     found: list[tuple[OffloadProblem, OffloadSearchResult, Path]] = []
     refused = None
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> None:
         raise refused
     task, best, graph = min(found, key=lambda each: each[1].seconds)
     plan = write_offload_plan(options.out, task, best, options.budget, read(graph, GRAPH).digest)
-    print(format_verdict(plan.status, plan.message))
+    print(format_status(plan.status, plan.message))
 
 
 def parse_cases(options: argparse.Namespace) -> list[tuple[Path, Path, int]]:

@@ -29,7 +29,7 @@ def write_offload_plan(
 ) -> Plan:
     """Writes the schedule of what was found, that of the microbatches that only add where there are
     some, and the plan, which it returns; `digest` is that of the graph."""
-    steps = found.replay.steps
+    steps = found.simulation.steps
     write_schedule(folder / OUTPUTS[0], steps, digest, task.link, found.updates)
     remove_with_lineage(folder / MICROBATCH_SCHEDULE)
     if found.adding is not None:
@@ -44,7 +44,7 @@ def build_offload_plan(task: OffloadProblem, found: OffloadSearchResult, budget:
     """The plan with its bound. Parameters that live in the offload target are not fixed, and
     keeping everything means to have them on the device, with all states."""
 
-    played, fixed = found.replay, baseline_bytes(task.graph)
+    played, fixed = found.simulation, baseline_bytes(task.graph)
     groups, compiled = count_executed_groups(task.graph, (step.action for step in played.steps))
     moving = sum(task.graph.storages[storage] for storage in task.remote)
     # States that stay on the device, and sums of gradients, are there as parameters are.
@@ -106,7 +106,7 @@ def max_step_bytes(task: OffloadProblem, found: OffloadSearchResult) -> int:
     """The most bytes that budgets count of the device, above what is there all the time: in first
     steps, too, where these are known, and where gradients add up."""
     most = 0
-    several = [(found.replay, found.updates)]
+    several = [(found.simulation, found.updates)]
     if found.adding is not None:
         adds = task.played(found.updates.resident, here=False, adds=True)
         several.append((found.adding, adds))
@@ -125,7 +125,7 @@ def max_step_bytes(task: OffloadProblem, found: OffloadSearchResult) -> int:
 def _host_updates_message(task: OffloadProblem, found: OffloadSearchResult) -> str:
     """What a sentence says of updates in the offload target, which take no time of the device: with
     them a step can take less than with everything there."""
-    away = sum(isinstance(step.action, UpdateOnHost) for step in found.replay.steps)
+    away = sum(isinstance(step.action, UpdateOnHost) for step in found.simulation.steps)
     if not away:
         return ""
     return (

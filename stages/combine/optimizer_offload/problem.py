@@ -142,8 +142,9 @@ class OffloadProblem:
         self, there: frozenset[int], here: bool, adds: bool = False, away: bool = True
     ) -> OptimizerPlan:
         """The optimizer as the simulator takes it; states pass through staging buffers where some
-        parameters that live in the offload target are updated `here`, and updates take the `bench`
-        where some are updated `away`. A microbatch that is not the last one `adds`."""
+        parameters that live in the offload target are updated `here`, and updates take the
+        `host_workspace_bytes` where some are updated `away`. A microbatch that is not the last one
+        `adds`."""
         return OptimizerPlan(
             costs=self.updates,
             speed=LinkSpeed.of(self.link),
@@ -156,12 +157,12 @@ class OffloadProblem:
             second_tier=self.far,
             optimizer="" if self.measured is None else self.measured.optimizer,
             piece_bytes=0 if self.measured is None else self.measured.piece,
-            workspace_bytes=self.bench if away or self.far is not None else 0,
+            workspace_bytes=self.host_workspace_bytes if away or self.far is not None else 0,
             microbatches=self.microbatches,
         )
 
     @property
-    def bench(self) -> int:
+    def host_workspace_bytes(self) -> int:
         """The most bytes of the device that updates in the offload target take where that is a
         disk: buffers that a part of parameter, gradient, states and sum passes through, what an
         update takes beside these, and what passes between that disk and a second offload tier."""

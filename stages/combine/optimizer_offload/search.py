@@ -56,7 +56,7 @@ class OffloadSearchResult:
 
     choice: OffloadChoice
     updates: OptimizerPlan
-    replay: SimulationResult
+    simulation: SimulationResult
     adding: SimulationResult | None
     seconds: float
 

@@ -210,14 +210,14 @@ def search_resident_states(
 
 def _transfer_bytes(found: OffloadSearchResult) -> int:
     """The bytes that a plan sends and brings."""
-    moved = [each.transfers for each in (found.replay, found.adding) if each is not None]
+    moved = [each.transfers for each in (found.simulation, found.adding) if each is not None]
     return sum(each.offloaded_bytes + each.prefetched_bytes for each in moved if each is not None)
 
 
 def _state_budgets(search: OffloadSearch, best: OffloadSearchResult) -> Iterator[int]:
     """The bytes that states may have: what the plan leaves free, and parts of the room."""
     room, updates = search.task.room, best.updates
-    spare = room - best.replay.peak - updates.staging - updates.workspace_bytes
+    spare = room - best.simulation.peak - updates.staging - updates.workspace_bytes
     yield from (max(spare, 0), *(int(share * room) for share in RESIDENT_STATE_SHARES))
 
 
@@ -226,7 +226,9 @@ def _resident_states(task: OffloadProblem, best: OffloadSearchResult, most: int)
     few bytes, then some of those that the plan updates on the device, evenly along the backward."""
     far = task.far.values if task.far else frozenset()
     last = [
-        step.action.value for step in best.replay.steps if isinstance(step.action, UpdateOnDevice)
+        step.action.value
+        for step in best.simulation.steps
+        if isinstance(step.action, UpdateOnDevice)
     ]
     may = [v for v in last if v not in far and task.updates[v].states]
     if task.microbatches > 1:

@@ -1,4 +1,4 @@
-"""Places what moves parameters, gradients and states in a schedule, by the clocks of the lanes.
+"""Places what moves parameters, gradients and states in a schedule, by the clocks of the streams.
 
 One walk along the schedule decides online: parameters come in the order of their use, as early as
 there is room until their use ends, and are freed after it; a gradient that is whole is sent, or
@@ -86,7 +86,7 @@ class _TransferPlacer:
     def __post_init__(self) -> None:
         graph = self.base.graph
         updates = self.moved.updates
-        self.lanes = TransferStreams(self.link)
+        self.streams = TransferStreams(self.link)
         self.sizes = graph.storages
         self.value_of = {graph.values[value].storage: value for value in updates.offloaded}
         self.there = {graph.values[value].storage for value in updates.resident}
@@ -112,9 +112,9 @@ class _TransferPlacer:
         away = [
             value for value in order if value not in self.moved.here and not updates.accumulates
         ]
-        lane = f"{self.link.to}/compute"
+        stream = f"{self.link.to}/compute"
         self.tier_bytes = updates.host_bytes(graph)
-        self.beside = HostUpdateStream.of(lane, updates, away, self.lanes.free_at)
+        self.beside = HostUpdateStream.of(stream, updates, away, self.streams.free_at)
 
     def steps(self) -> list[ScheduleStep]:
         self.staging.ahead()
@@ -136,7 +136,7 @@ class _TransferPlacer:
             self.after(position, step.action)
         self.position = len(self.base)
         self.end()
-        if self.lanes.through(self.clock) > self.most:
+        if self.streams.through(self.clock) > self.most:
             raise PlacementTimeError
         return self.out
 
@@ -149,11 +149,11 @@ class _TransferPlacer:
         return [storage] if storage in self.value_of else []
 
     def transfer(self, size: int, leaves: bool, after: float) -> tuple[float, float]:
-        """A transfer that goes into its lane, as the simulator plays it."""
+        """A transfer that goes into its stream, as the simulator plays it."""
         speed = self.moved.updates.speed
         self.clock += speed.overhead_of(size)
         seconds = speed.seconds(size, leaves)
-        return self.lanes.begin(leaves, max(self.clock, after), seconds)
+        return self.streams.begin(leaves, max(self.clock, after), seconds)
 
     def act(self, action: Action) -> None:
         self.out.append(ScheduleStep(action))
@@ -226,14 +226,15 @@ class _TransferPlacer:
         return self.base.graph.values[value].storage
 
     def fetch(self, position: int) -> None:
-        """Brings what is used next, as long as there is room and the lane is not busy for long."""
-        lane = self.link.lane(False)
-        while self.queue and self.lanes.free(lane) <= self.clock + self.moved.slack:
+        """Brings what is used next, as long as there is room and the stream is not busy for
+        long."""
+        stream = self.link.stream(False)
+        while self.queue and self.streams.free(stream) <= self.clock + self.moved.slack:
             window = self.queue[0]
             if window.storage in self.leaves_at or not self.fits(position, window):
                 return
             self.bring(position, self.come())
-        while self.late and self.lanes.free(lane) <= self.clock:
+        while self.late and self.streams.free(stream) <= self.clock:
             storage = self.late[0]
             window = ResidencyWindow(storage, position, len(self.base))
             on_device = storage in self.leaves_at

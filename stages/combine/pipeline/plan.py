@@ -126,7 +126,7 @@ def plan_pipeline(
     allocator: Allocator,
     settings: PipelineSettings,
 ) -> tuple[PipelinePlan, PipelinePattern | None, list[ChainOperation]]:
-    """The plan of a chain on the devices of a machine with its pattern, None where the verdict is
+    """The plan of a chain on the devices of a machine with its pattern, None where the status is
     "infeasible", and what stages do with their layers, nothing where they do not compute again."""
     layers = layers_of_chain(chain, fleet.link, settings.weight_copies, settings.buffers)
     inner = StageRecomputePlanner(chain, layers, settings.options) if settings.inside else None
@@ -267,10 +267,7 @@ def _known_to_work_message(
     if devices is not None:
         return f"{said}, or {devices} devices of {instance.memory} bytes."
     if count == 1 and instance.layers.stage_options is None:
-        return (
-            f"{said}; a device can compute again instead of storing: plan with "
-            "--stage-recompute rotor."
-        )
+        return f"{said}; a device can recompute what it lacks: plan with stage recompute rotor."
     return f"{said}, and no number of devices of {instance.memory} bytes is."
 
 

@@ -6,7 +6,7 @@ import argparse
 
 from tightfit.schemas.machine import machine_path
 from tightfit.stages.combine.pipeline.plan_task import PipelineTask
-from tightfit.util.command_line import LineageEntry, format_verdict
+from tightfit.util.command_line import LineageEntry, format_status
 from tightfit.util.errors import ConfigError
 from tightfit.util.progress import StageProgress
 from tightfit.util.solver_engines import ENGINES
@@ -57,7 +57,7 @@ def check_no_pipeline(options: argparse.Namespace) -> None:
 
 
 def run_pipeline(options: argparse.Namespace) -> None:
-    """Writes the plan of a pipeline into the folder `options.out` and prints the verdict.
+    """Writes the plan of a pipeline into the folder `options.out` and prints the status.
 
     Raises ConfigError or ArtifactError when an option or a file is not what it should be.
     """
@@ -66,7 +66,7 @@ def run_pipeline(options: argparse.Namespace) -> None:
     if options.budget is not None:
         raise ConfigError("--budget is not for pipelines: the memory is that of the machine")
     plan = _parse_task(options).run(StageProgress())
-    print(format_verdict(plan.status, plan.message))
+    print(format_status(plan.status, plan.message))
 
 
 def pipeline_lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:

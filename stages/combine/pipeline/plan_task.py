@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tightfit.stages.combine.pipeline.plan import PipelineSettings
 
 PATTERN, PLAN, SEQUENCE = "pattern.arrow", "plan.json", "sequence.arrow"
+MAX_WEIGHT_COPIES = 1000
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,8 @@ class PipelineTask:
         from tightfit.stages.combine.pipeline.plan import PipelineSettings
 
         copies = 3 if self.weight_copies is None else self.weight_copies
-        if not 0 <= copies <= 1000:
-            raise ConfigError(f"--weight-copies {copies}: expected 0 to 1000")
+        if not 0 <= copies <= MAX_WEIGHT_COPIES:
+            raise ConfigError(f"--weight-copies {copies}: expected 0 to {MAX_WEIGHT_COPIES}")
         if self.k is not None and not 1 <= self.k <= 1000:
             raise ConfigError(f"--k {self.k}: expected 1 to 1000")
         period = self.period

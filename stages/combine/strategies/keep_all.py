@@ -8,7 +8,7 @@ from tightfit.stages.combine.strategies.strategy import Candidate, PlanningProbl
 from tightfit.util.strategies import STRATEGIES
 
 
-class UnplannedStrategy:
+class KeepAllStrategy:
     """The step as it was captured: every op once."""
 
     about = STRATEGIES["keep_all"]
@@ -27,4 +27,4 @@ class UnplannedStrategy:
         return [Candidate(actions, sequence, "captured order")]
 
 
-STRATEGY = UnplannedStrategy()
+STRATEGY = KeepAllStrategy()

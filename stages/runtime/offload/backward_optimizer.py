@@ -249,8 +249,8 @@ class _BackwardOptimizer(torch.optim.Optimizer):
     def _update_remaining(self) -> None:
         """Updates what still has a gradient."""
         self._settle()
-        lane = self._updates.lane
-        if lane is not None and lane.summed:
+        updater = self._updates.host_updater
+        if updater is not None and updater.summed:
             raise RuntimeError(
                 "step() comes after backwards within accumulating() alone, whose gradients wait in "
                 "an offload target: run the last backward of a step outside of it"
@@ -279,11 +279,11 @@ class _BackwardOptimizer(torch.optim.Optimizer):
     def _settle(self) -> None:
         """What a backward that was interrupted has not come to is a gradient again; raises
         RuntimeError where the memory that parameters live in has failed."""
-        home, lane = self._updates.home, self._updates.lane
-        if home is not None and not home.memory.healthy:
-            home.check()
-        if lane is not None:
-            lane.settle()
+        store, updater = self._updates.parameter_store, self._updates.host_updater
+        if store is not None and not store.memory.healthy:
+            store.check()
+        if updater is not None:
+            updater.settle()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As that of every optimizer; refused where a backward has taken gradients already."""
@@ -293,8 +293,8 @@ class _BackwardOptimizer(torch.optim.Optimizer):
                 "zero_grad() comes before optimizer.step(), and the backward has updated the "
                 "parameters already: call it after the step"
             )
-        if self._updates.lane is not None:
-            self._updates.lane.forget()
+        if self._updates.host_updater is not None:
+            self._updates.host_updater.forget()
         self._backwards.clear()
         if self._consumed.stepped and not set_to_none:
             raise RuntimeError(
@@ -332,19 +332,19 @@ class _BackwardOptimizer(torch.optim.Optimizer):
     def gathered(self) -> contextlib.AbstractContextManager[None]:
         """Within it all parameters are on the device, to be read, changed, and used by the model
         itself. At its end those that live in the offload target are sent back as they are then."""
-        home = self._updates.home
-        return contextlib.nullcontext() if home is None else home.gathered()
+        store = self._updates.parameter_store
+        return contextlib.nullcontext() if store is None else store.gathered()
 
     def close(self) -> None:
         """Stops updating, and gives the offload target its bytes back: the states are gone, and
         parameters that live there come back to the device. Where that memory has failed they are
         lost, and have no values from then on; raises RuntimeError where it fails now."""
-        home = self._updates.home
+        store = self._updates.parameter_store
         try:
-            if home is not None:
-                home.close()
+            if store is not None:
+                store.close()
         finally:
-            if home is None or home.closed:
+            if store is None or store.closed:
                 self._remove()
                 self._unswapped.clear()
                 self._updates.ring.close()
@@ -358,24 +358,19 @@ class _BackwardOptimizer(torch.optim.Optimizer):
     def waited_seconds(self) -> float:
         """Seconds for which steps have waited for states so far, on the CPU, and for parameters
         that live in the offload target."""
-        home = self._updates.home
+        store = self._updates.parameter_store
         return self._updates.ring.waited + (
-            0.0 if home is None else home.memory.waited + home.copies.waited
+            0.0 if store is None else store.memory.waited + store.copies.waited
         )
 
     @property
     def slow_bytes(self) -> int:
         """Bytes of the offload target that the states have, and parameters that live there."""
-        home = self._updates.home
+        store = self._updates.parameter_store
         own = self._updates.slow_bytes
-        lane = self._updates.lane
-        own += 0 if lane is None else lane.sums.size
-        return own if home is None else own + home.memory.size + home.copies.size
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of the device that states have which stay there."""
-        return self._updates.resident.bytes
+        updater = self._updates.host_updater
+        own += 0 if updater is None else updater.sums.size
+        return own if store is None else own + store.memory.size + store.copies.size
 
     @property
     def far_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 No other run can open the file, and nothing of it is left where a process is killed. The file's
 bytes are taken of the disk when it is made, so that a disk that is full says so before anything is
-sent. Two lanes, a thread each, do the transfers of their direction in the order of issue, and one
+sent. Two streams, a thread each, do the transfers of their direction in the order of issue, and one
 computes beside the disk.
 """
 
@@ -29,7 +29,7 @@ DISK_VARIABLE = "TIGHTFIT_DISK"
 """The environment variable that names the folder, else that of temporary files."""
 
 _unfinished: list[tuple[set[TransferHandle], IO[bytes]]] = []
-"""What the garbage collector could not end, since it ran in the lane that moved it."""
+"""What the garbage collector could not end, since it ran in the stream that moved it."""
 _MEMORY_TYPE = ctypes.c_char * (1 << 62)
 """All that an address can begin: a type for each size would be made anew for each transfer."""
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
@@ -85,13 +85,13 @@ class DiskTarget:
         self.process = os.getpid()
         self.folder = DiskFolder(disk_folder_of(folder), bool(folder), named)
         self.file = _create_file(self.folder, size)
-        self.lanes = [
+        self.threads = [
             WorkerThread(f"tightfit-{name}") for name in ("to-disk", "from-disk", "beside-disk")
         ]
         self.moving: set[TransferHandle] = set()
         self.failure = ""
         self.ended = weakref.finalize(
-            self, _close_disk, self.process, self.moving, self.lanes, self.file
+            self, _close_disk, self.process, self.moving, self.threads, self.file
         )
 
     @property
@@ -113,7 +113,7 @@ class DiskTarget:
         return self._work(2, work, after)
 
     def passing(self, leaves: bool, work: TargetWork, *after: TransferHandle) -> TransferHandle:
-        """As `beside`, in the lane of a direction: `leaves` for what is written here."""
+        """As `beside`, in the stream of a direction: `leaves` for what is written here."""
         return self._work(0 if leaves else 1, work, after)
 
     def reach(self) -> TargetAccess:
@@ -168,7 +168,7 @@ class DiskTarget:
         self.failure = self.failure or sentence
 
     def _check_process(self) -> None:
-        """A process that was forked has no lanes, and would wait for ever."""
+        """A process that was forked has no threads, and would wait for ever."""
         if os.getpid() != self.process:
             raise RuntimeError(
                 "tensors wait on a disk for the process that this one was forked from: make what "
@@ -182,18 +182,18 @@ class DiskTarget:
         self._check_process()
 
     def _work(
-        self, lane: int, work: TargetWork, after: tuple[TransferHandle, ...]
+        self, stream: int, work: TargetWork, after: tuple[TransferHandle, ...]
     ) -> TransferHandle:
         self.check_open()
         earlier = [ticket.done for ticket in after]
-        done = self.lanes[lane].submit(partial(_run_work, earlier, work, self.reach()))
+        done = self.threads[stream].submit(partial(_run_work, earlier, work, self.reach()))
         ticket = TransferHandle(done, None)
         self.moving.add(ticket)
         return ticket
 
     def _issue(
         self,
-        lane: int,
+        stream: int,
         move: Callable[[int, int, int, int], None],
         tensor: torch.Tensor,
         offset: int,
@@ -204,8 +204,8 @@ class DiskTarget:
         self.check_open()
         earlier = [ticket.done for ticket in after]
         where = (self.file.fileno(), tensor.data_ptr(), size, offset)
-        whole = self.size if lane == 0 else 0
-        done = self.lanes[lane].submit(partial(_run_transfer, earlier, move, where, whole))
+        whole = self.size if stream == 0 else 0
+        done = self.threads[stream].submit(partial(_run_transfer, earlier, move, where, whole))
         ticket = TransferHandle(done, tensor)
         self.moving.add(ticket)
         return ticket
@@ -341,18 +341,18 @@ def _finish_transfers(moving: set[TransferHandle]) -> list[BaseException]:
 
 
 def _close_disk(
-    process: int, moving: set[TransferHandle], lanes: list[WorkerThread], file: IO[bytes]
+    process: int, moving: set[TransferHandle], threads: list[WorkerThread], file: IO[bytes]
 ) -> None:
-    """Transfers end before what they move is freed. A process that was forked has no lanes.
+    """Transfers end before what they move is freed. A process that was forked has no threads.
 
     The garbage collector may call this anywhere: within what a thread needs to end, so that none is
-    waited for, or in a lane, whose own transfer cannot be: that is left to the next disk.
+    waited for, or in a stream, whose own transfer cannot be: that is left to the next disk.
     """
     if os.getpid() != process:
         return
-    for lane in lanes:
-        lane.shutdown()
-    if any(lane.is_current() for lane in lanes):
+    for thread in threads:
+        thread.shutdown()
+    if any(thread.is_current() for thread in threads):
         _unfinished.append((moving, file))
         return
     _finish_transfers(moving)

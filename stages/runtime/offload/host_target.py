@@ -105,12 +105,12 @@ class HostTarget:
         self.size = 0
 
     def _issue(
-        self, lane: int, tensor: torch.Tensor, offset: int, after: tuple[TransferHandle, ...]
+        self, direction: int, tensor: torch.Tensor, offset: int, after: tuple[TransferHandle, ...]
     ) -> TransferHandle:
         size = check_region(tensor, offset, self.size)
         here = self.bytes[offset : offset + size]
         flat = tensor.detach().view(-1).view(torch.uint8)
-        stream = self.streams[lane]
+        stream = self.streams[direction]
         stream.wait_event(torch.cuda.current_stream(self.device).record_event())
         for earlier in after:
             if isinstance(earlier.done, Future):
@@ -119,7 +119,9 @@ class HostTarget:
                 stream.wait_event(earlier.done)
         with torch.cuda.stream(stream):
             began = _record_event(stream)
-            (here if lane == 0 else flat).copy_(flat if lane == 0 else here, non_blocking=True)
+            (here if direction == 0 else flat).copy_(
+                flat if direction == 0 else here, non_blocking=True
+            )
             ticket = TransferHandle(_record_event(stream), tensor, began)
         self.moving.add(ticket)
         return ticket

@@ -1,8 +1,8 @@
-"""Updates parameters in the offload target that they live in, in a lane beside the device.
+"""Updates parameters in the offload target that they live in, in a stream beside the device.
 
 A gradient is sent there as soon as it is whole. Where that is a disk, parts of parameter, gradient
-and states pass through a few buffers, the bench, which are taken once; the thread that computes has
-its temporaries beside these. A processor beside its host's memory computes where they are.
+and states pass through a few buffers, the workspace, which are taken once; the thread that computes
+has its temporaries beside these. A processor beside its host's memory computes where they are.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class UpdateWorkspace:
 
 
 class HostUpdater:
-    """The updates of those parameters of a `home` (by their numbers there) that a plan updates in
+    """The updates of those parameters of a `store` (by their numbers there) that a plan updates in
     its memory, where their `states` are. Gradients of microbatches add up in `sums`, where there is
     room for them. A run of the program hands each gradient over, sends it, frees it, updates by it
     and waits for that, in this order; each is left out where no gradient has come.
@@ -219,20 +219,20 @@ class HostUpdater:
 
     def __init__(
         self,
-        home: ParameterStore,
+        store: ParameterStore,
         updates: PiecewiseOptimizer,
         numbers: Sequence[int],
         states: TargetSlice,
         sums: TargetSlice,
     ) -> None:
-        self.home = home
+        self.parameter_store = store
         self.updates = updates
         own = {id(parameter): n for n, parameter in enumerate(updates.parameters)}
-        self.numbers = {n: own[id(home.parameters[n])] for n in numbers}
+        self.numbers = {n: own[id(store.parameters[n])] for n in numbers}
         self.store_numbers = {number: n for n, number in self.numbers.items()}
         self.sums = sums
         own_numbers = list(self.numbers.values())
-        self.bench = UpdateWorkspace(updates, own_numbers, states, bool(sums.size), CHUNK_BYTES)
+        self.workspace = UpdateWorkspace(updates, own_numbers, states, bool(sums.size), CHUNK_BYTES)
         self.gradients: dict[int, torch.Tensor] = {}
         self.settings: dict[int, dict[str, Any]] = {}
         self.places: dict[int, int] = {}
@@ -249,12 +249,12 @@ class HostUpdater:
     def takes(self, number: int) -> bool:
         """Whether the gradient of a parameter, by its number in the optimizer, is handed over to
         the run that goes on."""
-        visit = self.home.step_context
+        visit = self.parameter_store.step_context
         return number in self.store_numbers and visit is not None and visit() is not None
 
     def adding(self, number: int) -> bool:
         """Whether it is added to the sum of earlier microbatches there."""
-        visit = self.home.step_context
+        visit = self.parameter_store.step_context
         run = None if visit is None else visit()
         return number in self.store_numbers and run is not None and bool(run.accumulates)
 
@@ -270,13 +270,13 @@ class HostUpdater:
         """A gradient begins to leave for a place among the copies of a step."""
         if n in self.gradients:
             whole = byte_view(self.gradients[n])
-            self.moving[n] = self.sent[n] = self.home.copies.write(whole, place)
+            self.moving[n] = self.sent[n] = self.parameter_store.copies.write(whole, place)
             self.places[n] = place
 
     def wait(self, n: int) -> None:
         """What is done next finds a gradient sent, or what is done with it through."""
         if n in self.moving:
-            self.home.copies.wait(self.moving[n])
+            self.parameter_store.copies.wait(self.moving[n])
             del self.moving[n]
 
     def free(self, n: int) -> None:
@@ -289,22 +289,22 @@ class HostUpdater:
         place, number = self.places.pop(n, None), self.numbers[n]
         if place is None and n not in self.summed:
             return
-        home, updates = self.home, self.updates
+        store, updates = self.parameter_store, self.updates
         settings = taking(number) if place is None else self.settings.pop(n)
         pieces = [piece for piece in updates.pieces[number] if piece.size]
         earlier = [updates.ring.stored[p] for p in pieces if p in updates.ring.stored]
-        earlier += [tickets.pop(n) for tickets in (home.moving, self.sent) if n in tickets]
-        work = self.bench.update(
+        earlier += [tickets.pop(n) for tickets in (store.moving, self.sent) if n in tickets]
+        work = self.workspace.update(
             number,
             settings,
-            home.memory.at(home.places[n]),
-            None if place is None else home.copies.at(place),
-            self.sums.at(home.places[n]) if n in self.summed else None,
+            store.memory.at(store.places[n]),
+            None if place is None else store.copies.at(place),
+            self.sums.at(store.places[n]) if n in self.summed else None,
         )
-        ticket = home.memory.beside(work, *earlier)
+        ticket = store.memory.beside(work, *earlier)
         self.summed.discard(n)
         updates.ring.stored.update(dict.fromkeys(pieces, ticket))
-        home.updated(n, ticket)
+        store.updated(n, ticket)
         self.moving[n] = ticket
 
     def accumulate(self, n: int) -> None:
@@ -313,9 +313,11 @@ class HostUpdater:
         if place is None:
             return
         self.settings.pop(n)
-        earlier, first = self.sums.at(self.home.places[n]), n not in self.summed
-        work = self.bench.add(self.numbers[n], self.home.copies.at(place), earlier, first)
-        self.moving[n] = self.home.memory.beside(work, self.sent.pop(n))
+        earlier, first = self.sums.at(self.parameter_store.places[n]), n not in self.summed
+        work = self.workspace.add(
+            self.numbers[n], self.parameter_store.copies.at(place), earlier, first
+        )
+        self.moving[n] = self.parameter_store.memory.beside(work, self.sent.pop(n))
         self.summed.add(n)
 
     # ---- between runs
@@ -329,16 +331,16 @@ class HostUpdater:
             if n not in self.gradients:
                 self.gradients[n] = self._sent(n, place)
         for n in list(self.gradients):
-            self.home.give(n, self.gradients.pop(n))
-            self.home.discard_update(self.numbers[n])
+            self.parameter_store.give(n, self.gradients.pop(n))
+            self.parameter_store.discard_update(self.numbers[n])
         self.places.clear()
         self.sent.clear()
         self.settings.clear()
 
     def _sent(self, n: int, place: int) -> torch.Tensor:
         """A gradient that was sent, on the device again."""
-        made = self.home.layouts[n].empty()
-        copies = self.home.copies
+        made = self.parameter_store.layouts[n].empty()
+        copies = self.parameter_store.copies
         copies.wait(copies.read(byte_view(made), place))
         return made
 
@@ -346,7 +348,8 @@ class HostUpdater:
         """Raises RuntimeError where what a parameter's gradient would be adds up here."""
         if n in self.summed:
             raise RuntimeError(
-                f"the gradient of {self.home.paths[n]} adds up in an offload target: run the last "
+                f"the gradient of {self.parameter_store.paths[n]} adds up in an offload target: "
+                "run the last "
                 f"backward of the step, or drop it by optimizer.zero_grad()"
             )
 

@@ -71,7 +71,7 @@ class ParameterStore:
         self.changed: set[int] = set()
         self.outdated: set[int] = set()
         """Those that are on the device as they were before they were updated in the memory."""
-        self.lane: HostUpdater | None = None
+        self.host_updater: HostUpdater | None = None
         """What updates some of them there."""
         self.moving: dict[int, TransferHandle] = {}
         self.step_context: weakref.ref[Any] | None = None
@@ -140,8 +140,12 @@ class ParameterStore:
 
     def check_gradient(self, number: int, sets: bool) -> None:
         """See `ParameterOwner.check_gradient`."""
-        if self.lane is not None and self.step_context is None and not self.setting_gradient:
-            self.lane.check_gradient(number)
+        if (
+            self.host_updater is not None
+            and self.step_context is None
+            and not self.setting_gradient
+        ):
+            self.host_updater.check_gradient(number)
         if self.optimizer is not None and not self.setting_gradient:
             self.optimizer.check_gradient(self.parameters[number], sets)
 
@@ -260,8 +264,8 @@ class ParameterStore:
         device that the plan leaves there."""
         if self.step_context is not None:
             self.leave()
-        if self.lane is not None:
-            self.lane.settle()
+        if self.host_updater is not None:
+            self.host_updater.settle()
         for number in list(self.moving):
             self.wait(number)
         for number in sorted(self.changed):

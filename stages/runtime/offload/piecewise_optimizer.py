@@ -33,9 +33,9 @@ STAGING_BUFFER_COUNT = 4
 class PiecewiseOptimizer:
     """The states of the parameters of some groups, and how they are updated; `memory` makes what
     they are stored in, of that many bytes, where that is not the device's offload target. Those
-    of the parameters that live in a `home` come from there, and the `lane` updates some there;
-    the states of some of these, of the numbers `apart`, are `far` away, behind all others. Those
-    that are `resident` stay on the device.
+    of the parameters that live in a `parameter_store` come from there, and the `host_updater`
+    updates some there; the states of some of these, of the numbers `apart`, are `far` away, behind
+    all others. Those that are `resident` stay on the device.
 
     `keys` are the names of the states of each parameter that has been updated, `scalars` those that
     are numbers: these stay in memory. `staging` are the bytes of the staging buffers.
@@ -48,14 +48,14 @@ class PiecewiseOptimizer:
         folder: str | None,
         piece_bytes: int,
         memory: Callable[[int], StateTarget] | None = None,
-        home: ParameterStore | None = None,
+        parameter_store: ParameterStore | None = None,
         apart: Collection[int] = (),
         resident: Collection[int] = (),
     ) -> None:
         self.parameters = [p for group in groups for p in group["params"]]
         self.layouts = [MemoryLayout.of(parameter) for parameter in self.parameters]
-        self.home = home
-        self.lane: HostUpdater | None = None
+        self.parameter_store = parameter_store
+        self.host_updater: HostUpdater | None = None
         self.far: SecondTierStore | None = None
         self.kind = kind
         self.groups = [number for number, group in enumerate(groups) for _ in group["params"]]
@@ -87,15 +87,15 @@ class PiecewiseOptimizer:
         self, number: int, group: dict[str, Any], arriving: bool = False, keep: bool = False
     ) -> None:
         """Updates a parameter by its gradient, if it has one, and drops that unless told to `keep`
-        it. One that is `arriving` in a backward is handed to the lane of the offload target where
-        that updates it."""
+        it. One that is `arriving` in a backward is handed to the host updater of the offload target
+        where that updates it."""
         parameter = self._unmoved(number)
         gradient = self._gradient(number)
         if gradient is None:
             return
         settings = group_settings(group)
-        if arriving and self.lane is not None and self.lane.takes(number):
-            self.lane.hand(number, gradient, settings)
+        if arriving and self.host_updater is not None and self.host_updater.takes(number):
+            self.host_updater.hand(number, gradient, settings)
             parameter.grad = None
             return
         self.shadow_optimizers[self.groups[number]].param_groups[0].update(settings)
@@ -125,7 +125,9 @@ class PiecewiseOptimizer:
     def version(self, number: int) -> int | None:
         """How often a parameter was changed in place, None where it lives in an offload target."""
         parameter = self.parameters[number]
-        elsewhere = self.home is not None and id(parameter) in self.home.numbers
+        elsewhere = (
+            self.parameter_store is not None and id(parameter) in self.parameter_store.numbers
+        )
         return None if elsewhere else parameter._version
 
     def begin(self) -> None:
@@ -147,11 +149,11 @@ class PiecewiseOptimizer:
 
     def wait(self, number: int) -> None:
         """Gradients add up: that of a parameter stays, or is added up where that lives."""
-        if self.lane is None or not self.lane.adding(number):
+        if self.host_updater is None or not self.host_updater.adding(number):
             return
         gradient = self._gradient(number)
         if gradient is not None:
-            self.lane.hand(number, gradient, {})
+            self.host_updater.hand(number, gradient, {})
             self.parameters[number].grad = None
 
     def states(self, number: int) -> dict[str, Any]:
@@ -200,10 +202,10 @@ class PiecewiseOptimizer:
         self.ring.order = []
 
     def _unmoved(self, number: int) -> torch.Tensor:
-        """A parameter, which lies as it did when its states got their places; where it has a home,
-        that has not failed, since its states are then those of another step."""
-        if self.home is not None:
-            self.home.check()
+        """A parameter, which lies as it did when its states got their places; where it is in the
+        parameter store, that has not failed, since its states are then those of another step."""
+        if self.parameter_store is not None:
+            self.parameter_store.check()
         parameter = self.parameters[number]
         if MemoryLayout.of(parameter) != self.layouts[number]:
             raise RuntimeError(
@@ -215,10 +217,10 @@ class PiecewiseOptimizer:
     @contextlib.contextmanager
     def _changing(self, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
         """All elements of a parameter, on the device, in the order of its storage."""
-        if self.home is None or id(parameter) not in self.home.numbers:
+        if self.parameter_store is None or id(parameter) not in self.parameter_store.numbers:
             yield flat_view(parameter)
             return
-        with self.home.modify_parameter(self.home.number(parameter)) as whole:
+        with self.parameter_store.modify_parameter(self.parameter_store.number(parameter)) as whole:
             yield flat_view(whole)
 
     def _each(self, number: int) -> Iterator[tuple[ParameterPiece, StagingBuffer]]:

@@ -85,7 +85,7 @@ def offload_parameters(
     folder: str | os.PathLike[str] | None = None,
     second_disk: str | os.PathLike[str] | None = None,
 ) -> tuple[ParameterStore, Any]:
-    """The home of a model's parameters and the optimizer that takes the place of another one.
+    """The store of a model's parameters and the optimizer that takes the place of another one.
 
     Raises RuntimeError, in one sentence, where the optimizer is another one than that of the plan,
     where parameters cannot live elsewhere, and where there is no room; all is then as it was.
@@ -120,10 +120,10 @@ def offload_parameters(
     _, beside, own, copies, sums = (
         TargetSlice(memory, b, s) for b, s in zip(begins, sizes, strict=True)
     )
-    home = None
+    store = None
     far: SecondTierStore | None = None
     try:
-        home = ParameterStore(parameters, spec.paths, spec.resident, own, copies)
+        store = ParameterStore(parameters, spec.paths, spec.resident, own, copies)
         passed: StateTarget = beside
         if spec.second_tier and second_disk:
             each = spec.second_tier_staging_bytes // TIER_BUFFERS
@@ -133,17 +133,19 @@ def offload_parameters(
             passed = TieredStates(beside, far)
         kind, groups = type(optimizer), optimizer.param_groups
         updates = PiecewiseOptimizer(
-            kind, groups, None, spec.piece_bytes, lambda _: passed, home, apart, resident
+            kind, groups, None, spec.piece_bytes, lambda _: passed, store, apart, resident
         )
         updates.far = far
         stepping = _stepping(optimizer, updates)
-        home.stepping = weakref.ref(stepping)
+        store.stepping = weakref.ref(stepping)
         if spec.host_updated:
-            home.lane = updates.lane = _make_host_updater(home, updates, spec, beside, sums)
-        return home, stepping
+            store.host_updater = updates.host_updater = _make_host_updater(
+                store, updates, spec, beside, sums
+            )
+        return store, stepping
     except BaseException:
-        if home is not None:
-            home.close()
+        if store is not None:
+            store.close()
         if far is not None:
             far.behind.close()
         memory.close()
@@ -151,7 +153,7 @@ def offload_parameters(
 
 
 def _make_host_updater(
-    home: ParameterStore,
+    store: ParameterStore,
     updates: PiecewiseOptimizer,
     spec: OffloadSpec,
     states: TargetSlice,
@@ -160,23 +162,23 @@ def _make_host_updater(
     """What updates parameters where they live."""
     own = {id(parameter) for parameter in updates.parameters}
     for number in spec.host_updated:
-        if id(home.parameters[number]) not in own:
-            raise RuntimeError(f"{home.paths[number]} is in no group of the optimizer")
-    if home.device.type != "cpu" and any(
+        if id(store.parameters[number]) not in own:
+            raise RuntimeError(f"{store.paths[number]} is in no group of the optimizer")
+    if store.device.type != "cpu" and any(
         s.param_groups[0].get("fused") for s in updates.shadow_optimizers
     ):
         raise RuntimeError(
             "an optimizer with fused=True keeps its steps on the device, and parameters are "
             "updated in the host's memory: leave fused out"
         )
-    lane = HostUpdater(home, updates, spec.host_updated, states, sums)
-    size = lane.bench.bytes + (0 if updates.far is None else updates.far.bytes)
-    if home.device.type == "cpu" and size > spec.workspace_bytes:
+    updater = HostUpdater(store, updates, spec.host_updated, states, sums)
+    size = updater.workspace.bytes + (0 if updates.far is None else updates.far.bytes)
+    if store.device.type == "cpu" and size > spec.workspace_bytes:
         raise RuntimeError(
             f"updates on the disk pass through {size} bytes, in the plan "
             f"{spec.workspace_bytes}: plan again with the optimizer's settings"
         )
-    return lane
+    return updater
 
 
 def _parameter_numbers(
@@ -235,7 +237,7 @@ def _offloaded_state_bytes(
 
 @dataclass(frozen=True)
 class OffloadedModule:
-    """The home of such parameters, and the `positions` of these among the tensors of a call; of
+    """The store of such parameters, and the `positions` of these among the tensors of a call; of
     several microbatches each but the last one runs the step `microbatch`, with its facts."""
 
     store: ParameterStore
@@ -244,20 +246,20 @@ class OffloadedModule:
 
     def program(self, step: StepProgram, interface: Interface) -> tuple[StepProgram, Interface]:
         """What a call runs, and its facts."""
-        home = self.store
-        optimizer = home.optimizer
+        store = self.store
+        optimizer = store.optimizer
         if self.microbatch is not None and optimizer is not None and optimizer.adding:
             step, interface = self.microbatch
-        return functools.partial(step, home), interface
+        return functools.partial(step, store), interface
 
     def plain(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors of a call without these parameters; raises PlanMismatch where another one is
         in the place of such a parameter."""
-        home = self.store
+        store = self.store
         for number, position in enumerate(self.positions):
-            if tensors[position] is not home.parameters[number]:
+            if tensors[position] is not store.parameters[number]:
                 raise PlanMismatch(
-                    f"{home.paths[number]} is another object than when its values were moved to "
+                    f"{store.paths[number]} is another object than when its values were moved to "
                     f"an offload target; undo it, or load the plan again"
                 )
         remote = set(self.positions)
@@ -265,41 +267,41 @@ class OffloadedModule:
 
     def members(self, base: type) -> dict[str, Any]:
         """The methods of such a module, of a class derived from `base`."""
-        home = self.store
+        store = self.store
         own: Any = base
 
         def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
             """As that of the model, with copies of all tensors, those that stay on the device
             among them, until the optimizer is closed: what was saved is of one step, whatever is
             trained later."""
-            with home.states():
+            with store.states():
                 found = own.state_dict(self, *args, **kwargs)
-            own_ones = kwargs.get("keep_vars") or home.left
-            return found if own_ones else _copy_resident_tensors(found, self, home)
+            own_ones = kwargs.get("keep_vars") or store.left
+            return found if own_ones else _copy_resident_tensors(found, self, store)
 
         def load_state_dict(
             self: Any, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
         ) -> Any:
             """As that of the model; a parameter goes to where it lives."""
-            if assign and not home.left:
+            if assign and not store.left:
                 raise RuntimeError(
                     "load_state_dict(assign=True) would replace parameters that live in another "
                     "memory: leave assign out"
                 )
-            with home.states():
+            with store.states():
                 return own.load_state_dict(self, state_dict, strict, assign)
 
         def gathered(self: Any) -> contextlib.AbstractContextManager[None]:
             """Within it all parameters are on the device; see the optimizer's `gathered`."""
-            return home.gathered()
+            return store.gathered()
 
         return {"state_dict": state_dict, "load_state_dict": load_state_dict, "gathered": gathered}
 
 
-def _copy_resident_tensors(found: Any, module: torch.nn.Module, home: ParameterStore) -> Any:
+def _copy_resident_tensors(found: Any, module: torch.nn.Module, store: ParameterStore) -> Any:
     """A `state_dict` with copies in place of what the module has on the device."""
     own = (
-        each for each in (*module.parameters(), *module.buffers()) if type(each) is not home.kind
+        each for each in (*module.parameters(), *module.buffers()) if type(each) is not store.kind
     )
     shown = {each.untyped_storage().data_ptr() for each in own}
     for name, value in found.items():

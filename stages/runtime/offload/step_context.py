@@ -58,32 +58,32 @@ class StepContext:
 
     def send_gradient(self, number: int, place: int) -> None:
         """A gradient that is whole begins to leave for a place among what the step sends."""
-        self._lane().send(number, place)
+        self._host_updater().send(number, place)
 
     def wait_for_gradient(self, number: int) -> None:
         """The run goes on when a gradient is sent, or what is done with it there is through."""
-        self._lane().wait(number)
+        self._host_updater().wait(number)
 
     def free_gradient(self, number: int) -> None:
         """The bytes that a gradient has on the device are free."""
-        self._lane().free(number)
+        self._host_updater().free(number)
 
     def optimize(self, number: int) -> None:
         """A parameter begins to be updated where it lives."""
-        lane = self._lane()
+        updater = self._host_updater()
         if self.store.optimizer is not None:
-            lane.optimize(number, self.store.optimizer.group_to_update)
+            updater.optimize(number, self.store.optimizer.group_to_update)
 
     def accumulate(self, number: int) -> None:
         """A gradient begins to be added to those of earlier microbatches."""
-        self._lane().accumulate(number)
+        self._host_updater().accumulate(number)
 
     def begin_backward(self) -> None:
         """The backward begins; raises RuntimeError where it cannot, before anything is updated."""
         store = self._current_store()
         store.check()
-        optimizer, lane = store.optimizer, store.lane
-        if lane is None or not lane.adds or optimizer is None:
+        optimizer, updater = store.optimizer, store.host_updater
+        if updater is None or not updater.adds or optimizer is None:
             return
         if optimizer.adding != self.accumulates:
             raise RuntimeError(
@@ -96,10 +96,10 @@ class StepContext:
         self._current_store().leave()
         self.ended.detach()
 
-    def _lane(self) -> HostUpdater:
-        lane = self._current_store().lane
-        assert lane is not None
-        return lane
+    def _host_updater(self) -> HostUpdater:
+        updater = self._current_store().host_updater
+        assert updater is not None
+        return updater
 
     def _current_store(self) -> ParameterStore:
         current = self.store.step_context
@@ -108,9 +108,9 @@ class StepContext:
         return self.store
 
 
-def _settle_ended_run(home: weakref.ref[ParameterStore], visit: weakref.ref[StepContext]) -> None:
+def _settle_ended_run(store: weakref.ref[ParameterStore], visit: weakref.ref[StepContext]) -> None:
     """A run ended early; a memory that fails now is told when it is next used."""
-    own = home()
+    own = store()
     if own is not None and own.step_context is visit and own.memory.healthy:
         with contextlib.suppress(RuntimeError):
             own.settle()

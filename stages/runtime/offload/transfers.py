@@ -29,8 +29,8 @@ class TransferLog:
     """What one run has moved so far: bytes that `left` and that `returned`, and those that are
     `there` in the offload target, at most `peak`. Between its moments are so many `seconds`: when
     the run `began`, the bytes that were there from a moment on (`line`), from when to when the run
-    waited, and for how many bytes (`waits`), and those that were on their way in the lane of a
-    direction (`lanes`, first what leaves). It holds nothing of the memory."""
+    waited, and for how many bytes (`waits`), and those that were on their way in the stream of a
+    direction (`streams`, first what leaves). It holds nothing of the memory."""
 
     seconds: Callable[[Any, Any], float]
     began: Any
@@ -40,7 +40,7 @@ class TransferLog:
     peak: int = 0
     line: list[tuple[Any, int]] = field(default_factory=list)
     waits: list[TransferInterval] = field(default_factory=list)
-    lanes: tuple[list[TransferInterval], list[TransferInterval]] = field(
+    streams: tuple[list[TransferInterval], list[TransferInterval]] = field(
         default_factory=lambda: ([], [])
     )
 
@@ -151,7 +151,7 @@ class StepTransfers:
         size, begin = self.sizes[name], self.memory.now()
         self.memory.wait(ticket)
         self.moved.waits.append((begin, self.memory.now(), size))
-        self.moved.lanes[0 if leaves else 1].append((*self.memory.passed(ticket), size))
+        self.moved.streams[0 if leaves else 1].append((*self.memory.passed(ticket), size))
 
     def free(self, name: int) -> None:
         """The place of a storage is free for others."""

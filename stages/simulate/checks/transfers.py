@@ -1,11 +1,11 @@
 """Transfers over the link to an offload target: of what is there, one after the other in their
-lane, waited for before what they move is used.
+stream, waited for before what they move is used.
 
 What comes back does so with its views: those that were there when its storage was freed. A
 parameter that lives in the offload target, and what was overwritten, come without.
 
-A transfer begins when what stands before it in the compute lane has ended, where it takes its
-overhead, and its lane is free.
+A transfer begins when what stands before it in the compute stream has ended, where it takes its
+overhead, and its stream is free.
 Both directions take turns where the link is shared.
 """
 
@@ -93,8 +93,8 @@ def _prefetch(state: SimulatorState, value: int, storage: int) -> None:
 
 
 def _start_transfer(state: SimulatorState, storage: int, leaves: bool) -> None:
-    """A transfer goes into its lane; a parameter that is updated in the offload target comes after
-    that."""
+    """A transfer goes into its stream; a parameter that is updated in the offload target comes
+    after that."""
     away, size = state.away, state.graph.storages[storage]
     after = 0.0 if leaves else away.ready.get(storage, 0.0)
     away.span = state.transfer(size, leaves, after)

@@ -1,7 +1,7 @@
 """Updates of parameters, each once: by its whole gradient, with its states, where both are.
 
 On the device, states pass through staging buffers or are there; in the offload target, an update
-reads the copy of the gradient in a lane of its own.
+reads the copy of the gradient in a stream of its own.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _is_last_owner(state: SimulatorState, gradient: int) -> bool:
 def _update_on_host(
     state: SimulatorState, updates: OptimizerPlan, value: int, gradient: int
 ) -> None:
-    """An update in the offload target, in the lane of that."""
+    """An update in the offload target, in the stream of that."""
     away, beside = state.away, state.beside
     if value not in updates.offloaded:
         raise state.refuse(f"parameter {value} is updated in the offload target, and lives here")

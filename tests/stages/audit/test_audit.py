@@ -20,6 +20,7 @@ from tightfit.schemas import store
 from tightfit.schemas.costs import read_costs, write_costs
 from tightfit.schemas.measurement import read_measurement, write_measurement
 from tightfit.schemas.package_manifest import module_digest
+from tightfit.schemas.plan import read_plan
 from tightfit.schemas.schedule import SCHEDULE, read_schedule, write_schedule
 
 ROOT = Path(__file__).parents[3]
@@ -50,6 +51,16 @@ def test_nothing_is_wrong_with_a_run(
     gap = store.read_json(f"{POINT}/plan.json")["gap"]
     share = re.search(r"no plan could save more than ([0-9.]+)% of its time, by its bound", said)
     assert share is not None and gap <= float(share[1]) / 100 <= gap + 1e-3
+
+
+def test_a_plan_of_the_smallest_budget_is_as_good(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--graph", f"{MODEL}/graph.arrow", "--costs", f"{MODEL}/costs.arrow"]
+    words += ["--frontier", f"{MODEL}/rockmate/frontier.arrow", "--budget", "min"]
+    assert main(["select", *words, "--out", f"{MODEL}/rockmate/min"]) == 0
+    assert read_plan(f"{MODEL}/rockmate/min/plan.json").feasible
+    assert complaints(capsys) == []
 
 
 def test_a_moved_run_is_as_good(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,12 +114,12 @@ def test_every_artifact_is_read_and_damage_is_told_once(
 
 
 def test_another_version_and_another_kind(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    newer = store.ArtifactType(SCHEDULE.name, 3, SCHEDULE.schema)
+    newer = store.ArtifactType(SCHEDULE.name, 99, SCHEDULE.schema)
     store.write(f"{POINT}/schedule.arrow", newer, [])
     other = store.ArtifactType("tightfit.dream", 1, SCHEDULE.schema)
     store.write(f"{MODEL}/blocks.arrow", other, [])
     found = "\n".join(complaints(capsys))
-    assert "schedule.arrow: has version 3 of tightfit.schedule, this program reads" in found
+    assert "schedule.arrow: has version 99 of tightfit.schedule, this program reads" in found
     assert "blocks.arrow: is a 'tightfit.dream', which this program does not know" in found
 
 
@@ -179,8 +190,8 @@ def edit(name: str) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[], Any], str]] = {
-    "peak": (lambda: rewrite_plan(peak=7), "plan.json: peak is 7, where the schedule replays to"),
-    "time": (lambda: rewrite_plan(time=1e-9), "plan.json: time is 1e-09, where the schedule"),
+    "peak": (lambda: rewrite_plan(peak=7), "plan.json: peak is 7, where the simulator finds"),
+    "time": (lambda: rewrite_plan(time=1e-9), "plan.json: time is 1e-09, where the simulator"),
     "slower": (lambda: rewrite_plan(time=9.0), "plan.json: takes 9.0 s, its point of the frontier"),
     "recomputed": (lambda: rewrite_plan(recomputed=99), "plan.json: recomputed is 99, where"),
     "gap": (lambda: rewrite_plan(gap=0.0), "plan.json: gap is 0.0, where time and lower_bound"),

@@ -105,8 +105,8 @@ def made_at(model: Path, strategy: str, budget: str, name: str) -> None:
     ]
     stage("generate", *graphs, *schedule, *plan, *carried, "--out", point / "module")
     stage("report", "--perfetto", point / "schedule.arrow", *graphs, "--out", point / "trace.json")
-    unplanned = ("--unplanned", model / "keep_all/none/module")
-    module = ("--module", point / "module", *unplanned, "--pairs", 0)
+    keep_all = ("--keep-all", model / "keep_all/none/module")
+    module = ("--module", point / "module", *keep_all, "--pairs", 0)
     stage("validate", *SOURCE, *graphs, *plan, *module, "--out", point / "measurement.arrow")
 
 

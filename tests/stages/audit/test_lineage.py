@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from tests.stages.audit.towers import MODEL, POINT
-from tightfit.__main__ import main
+from tightfit.__main__ import CLOSED_PIPE_CODE, main
 from tightfit.schemas.lineage import read_lineage
 from tightfit.util.code_fingerprint import stage_fingerprint
 
@@ -28,9 +31,9 @@ FILES = [
 ]
 
 
-def lineage(capsys: pytest.CaptureFixture[str], file: str) -> list[str]:
+def lineage(capsys: pytest.CaptureFixture[str], file: str, *words: str) -> list[str]:
     capsys.readouterr()
-    assert main(["lineage", file]) == 0
+    assert main(["lineage", file, *words]) == 0
     return capsys.readouterr().out.splitlines()
 
 
@@ -104,3 +107,55 @@ def test_a_record_that_is_none(
     assert main(["lineage", f"{MODEL}/graph.arrow"]) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"tightfit lineage: {path}: ") and error.count("\n") == 1
+
+
+def test_the_same_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = f"{POINT}/module"
+    document = json.loads("\n".join(lineage(capsys, module, "--json")))
+    files = {each["path"]: each for each in document["files"]}
+    assert document["file"] == module and document["files"][0]["path"] == module
+    for path, each in files.items():
+        assert each["exists"] and not each["error"], path
+        assert all(files[made["path"]]["digest"] == made["digest"] for made in each["made_of"])
+    assert files[f"{MODEL}/graph.arrow"]["made_by"]["stage"] == "trace"
+    assert files[module]["made_by"]["settings"] == {"backend": "aten"}
+
+
+@pytest.mark.parametrize("damaged", ["graph.arrow", "lineage/costs.arrow.json"])
+def test_a_damaged_ancestor_is_said_and_the_rest_goes_on(
+    run: Path, damaged: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = lineage(capsys, f"{POINT}/module")
+    path = Path(MODEL) / damaged
+    path.write_bytes(path.read_bytes()[:50])
+    lines = lineage(capsys, f"{POINT}/module")
+    assert any(f"(damaged: {path}: " in line for line in lines)
+    for line in whole:
+        if line.strip().startswith((f"{MODEL}/rockmate/frontier", "store/options/")):
+            assert line in lines
+    files = json.loads("\n".join(lineage(capsys, f"{POINT}/module", "--json")))["files"]
+    [wrong] = [each for each in files if each["error"]]
+    assert wrong["error"].startswith(f"{path}: ")
+    assert len(files) > 5
+
+
+def test_a_damaged_file_is_an_error_and_its_record_is_told(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(f"{MODEL}/costs.arrow")
+    path.write_bytes(path.read_bytes()[:50])
+    capsys.readouterr()
+    assert main(["lineage", str(path)]) == 1
+    out, error = capsys.readouterr()
+    assert error == f"tightfit lineage: {path}: is not a complete Arrow file\n"
+    assert "made by: profile" in out
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]], ids=["tree", "json"])
+def test_a_closed_pipe_is_no_traceback(run: Path, words: list[str]) -> None:
+    command = [sys.executable, "-m", "tightfit", "lineage", f"{POINT}/module", *words]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (CLOSED_PIPE_CODE, b"")

@@ -13,10 +13,10 @@ FIXED = BaselineBytes(1, 1, 0, 1, 1)
 
 
 def figures(time: float | None, smallest: int, kernels: Any = "fused", budget: str = "50%") -> Plan:
-    verdict: Any = "infeasible" if time is None else "feasible"
+    status: Any = "infeasible" if time is None else "feasible"
     peak = None if time is None else smallest
     return Plan(
-        "auto", budget, 9, 9, verdict, f"a plan of {kernels}", time=time, peak=peak,
+        "auto", budget, 9, 9, status, f"a plan of {kernels}", time=time, peak=peak,
         smallest_budget=smallest, keep_all=PlanCost(1.0, 10), baseline=FIXED, solver="none",
         kernels=kernels,
     )  # fmt: skip

@@ -143,7 +143,7 @@ def test_the_smallest_budget_that_is_named_works_and_none_below(model: Model) ->
     assert not least.feasible or (least.gpu is not None and least.gpu.reserved < smallest)
 
 
-def test_a_verdict_says_what_margin_the_allocator_needs(model: Model) -> None:
+def test_a_message_says_what_margin_the_allocator_needs(model: Model) -> None:
     plan = select_plan(*model, "70%")[0]
     assert plan.gpu is not None
     more = plan.gpu.reserved - plan.gpu.requested

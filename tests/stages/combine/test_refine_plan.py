@@ -1,5 +1,5 @@
 """A plan is refined for its budget: never worse than the frontier's, the same each time, and from
-nothing that does not replay."""
+nothing that does not simulate."""
 
 from __future__ import annotations
 
@@ -77,5 +77,5 @@ def test_it_starts_from_what_it_is_given(made: Frontier) -> None:
 def test_a_point_beside_the_budget_that_says_something_else_is_refused(made: Frontier) -> None:
     first, second, *more = made.points
     doctored = replace(made, points=[first, replace(second, seconds=second.seconds * 0.99), *more])
-    with pytest.raises(ArtifactError, match="which replays to"):
+    with pytest.raises(ArtifactError, match="where the simulator finds"):
         refine_point(PLAYER, doctored, first.peak, [])

@@ -64,6 +64,17 @@ def test_where_own_plans_lead_to_none_the_whole_frontier_is_made(
     assert least.feasible and least.peak == read_frontier(solved / "frontier.arrow").points[-1].peak
 
 
+def test_the_smallest_budget_is_that_of_the_whole_frontier(solved: Path, tmp_path: Path) -> None:
+    least = chosen(solved, tmp_path / "min", "candidates", "min", *makings(solved))
+    frontier = read_frontier(solved / "frontier.arrow")
+    assert least.feasible and least.budget == "min"
+    assert least.peak == frontier.points[-1].peak == least.budget_bytes
+    assert least.budget_total == least.peak + least.baseline.bytes_before_step
+    own = chosen(solved, tmp_path / "own", "candidates", "min", *makings(solved), "--no-search")
+    assert own.peak == read_frontier(solved / "candidates.arrow").points[-1].peak
+    assert own.peak > least.peak and own.feasible
+
+
 def test_where_they_lead_to_one_it_is_not_made(
     solved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,8 +83,8 @@ def test_where_they_lead_to_one_it_is_not_made(
     monkeypatch.setattr("tightfit.stages.combine.frontier_files.FrontierFiles.frontier", None)
     found = chosen(solved, tmp_path / "found", "candidates", "90%", *makings(solved))
     assert found.feasible and found == before and same(tmp_path / "found", tmp_path / "before")
-    unplanned = chosen(solved, tmp_path / "all", "candidates", "none", *makings(solved))
-    assert unplanned.feasible
+    keep_all = chosen(solved, tmp_path / "all", "candidates", "none", *makings(solved))
+    assert keep_all.feasible
     unsearched = chosen(
         solved, tmp_path / "none", "candidates", LEAST, *makings(solved), "--no-search"
     )

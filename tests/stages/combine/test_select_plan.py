@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +28,10 @@ from tightfit.stages.combine.bounds.lower_bounds import (
 from tightfit.stages.combine.frontier import FrontierProblem, build_frontier
 from tightfit.stages.combine.local_search.search import LocalSearch
 from tightfit.stages.combine.lowering.blocks import run_actions
+from tightfit.stages.combine.select_plan import _BudgetMeasure
 from tightfit.stages.combine.strategies.strategy import Candidate, load_strategy
 from tightfit.stages.simulate.planning_graph import build_planning_graph
+from tightfit.util.budget import parse_budget
 
 Step = tuple[Graph, Costs, PlanningGraph]
 
@@ -58,11 +61,52 @@ def test_the_bound_is_that_of_the_budget_that_is_asked(step: Step) -> None:
     assert "clock" not in plan.message and "fault" not in plan.message
 
 
+def sizes_of(message: str) -> list[str]:
+    """The budget that is asked for, the smallest that works and what no plan takes less than."""
+    found = re.match(
+        r"infeasible: (.*), the smallest budget known .* is (.*?);.*no plan takes less(.*?), which",
+        message,
+    )
+    assert found is not None, message
+    return [each.removeprefix(" than ") for each in found.groups()]
+
+
+def test_sizes_are_told_in_the_measure_that_was_asked_in(step: Step) -> None:
+    small, smallest, floor = sizes_of(chosen(step, "1%").message)
+    assert small == "1% is too small"
+    assert re.fullmatch(r"\d+(\.\d)?%", smallest)
+    assert not floor or float(floor[:-1]) <= float(smallest[:-1])
+    assert chosen(step, smallest).feasible
+    small, smallest, floor = sizes_of(chosen(step, "1B").message)
+    assert small == "the budget is 1 byte"
+    assert "%" not in smallest + floor
+    assert chosen(step, smallest).feasible
+
+
 def test_shares_of_another_step_than_the_budgets_are_not_told(step: Step) -> None:
-    said = chosen(step, "1%").message
-    assert "no plan takes less than" in said and said.count("%") > 2
-    said = chosen(step, "1%", total=1).message
-    assert "no plan takes less than" in said and said.count("%") == 1
+    small, smallest, floor = sizes_of(chosen(step, "1%", total=1).message)
+    assert small == "1% is 1 byte" and "%" not in smallest + floor
+
+
+@pytest.mark.parametrize("free", [7, 999, 10**6 + 1, 10**12 + 7])
+def test_a_share_works_when_it_is_typed_in(free: int) -> None:
+    measure = _BudgetMeasure(100, free)
+    for above in (0, 1, free // 3, free - 1, free):
+        text = measure.format_sufficient(100 + above)
+        assert parse_budget(text).total(100, 100 + free) >= 100 + above
+        least = measure.format_necessary(100 + above)
+        assert least == "0%" or parse_budget(least).total(100, 100 + free) <= 100 + above
+    assert measure.format_sufficient(100 + free) == measure.format_necessary(100 + free) == "100%"
+
+
+def test_a_floor_that_is_reached_is_not_told_twice(
+    step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = chosen(step, "1%")
+    assert plan.smallest_budget is not None
+    own = plan.smallest_budget - plan.baseline.bytes_before_step
+    monkeypatch.setattr(room, "locate_peak_lower_bound", lambda _: (own, 0))
+    assert sizes_of(chosen(step, "1%").message)[2] == ""
 
 
 def test_a_bound_above_a_plan_is_not_believed(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,22 +128,22 @@ def test_a_bound_that_the_clock_ended_says_so(step: Step, monkeypatch: pytest.Mo
     assert plan.message.endswith("; the clock, not the work, ended the search for a bound")
 
 
-def test_polish_starts_from_seeds_where_the_captured_order_does_not_fit() -> None:
+def test_local_search_starts_from_seeds_where_the_captured_order_does_not_fit() -> None:
     problem = chain([6, 3, 3, 2, 2], [1, 3, 5, 4, 5])
-    polisher = LocalSearch(problem)
-    most, asked = polisher.measure(polisher.keep_all)[0], list[int]()
+    local_search = LocalSearch(problem)
+    most, asked = local_search.measure(local_search.keep_all)[0], list[int]()
 
     def drafts(budget: int) -> list[list[int]]:
         asked.append(budget)
-        return [[0, *polisher.keep_all]]
+        return [[0, *local_search.keep_all]]
 
-    assert polisher.improve({}, most, drafts).sequence == polisher.keep_all
+    assert local_search.improve({}, most, drafts).sequence == local_search.keep_all
     assert asked == []
-    polisher.improve({}, most - 1, drafts)
+    local_search.improve({}, most - 1, drafts)
     assert asked == [most - 1]
 
 
-def test_a_verdict_tells_what_transfers_take_of_the_computations() -> None:
+def test_a_message_tells_what_transfers_take_of_the_computations() -> None:
     away: Away = {1: [Offload(0)], 2: [Wait(0), Free(0)], 4: [Prefetch(0)], 6: COMES[1:]}
     for overhead, said in (
         (0.5, "wait for the link for 33.3% of the time, and transfers take 11.1% of it from them"),

@@ -19,7 +19,7 @@ from tightfit.schemas.graph.training_graph import check_graph
 from tightfit.schemas.plan import read_plan
 from tightfit.stages.combine.lowering.schedule import ScheduleLowering
 from tightfit.stages.simulate.planning_graph import build_planning_graph
-from tightfit.util.command_line import format_verdict
+from tightfit.util.command_line import format_status
 from tightfit.util.errors import ArtifactError, ScheduleError
 
 FILES = ("--graph", "graph.arrow", "--costs", "costs.arrow")
@@ -50,7 +50,7 @@ def chosen(frontier: Frontier, budget: str) -> int:
     return main(["select", *FILES, "--frontier", "other.arrow", "--budget", budget, "--out", "p"])
 
 
-def test_figures_are_replayed(frontier: Frontier, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_are_simulated(frontier: Frontier, capsys: pytest.CaptureFixture[str]) -> None:
     first, *middle, last = frontier.points
     small = replace(last, peak=last.peak - 1, local_search=True)
     quick = replace(first, seconds=first.seconds / 2, local_search=True)
@@ -64,10 +64,10 @@ def test_figures_are_replayed(frontier: Frontier, capsys: pytest.CaptureFixture[
     for other in doctored:
         capsys.readouterr()
         assert chosen(other, "none") == 1
-        assert "which replays to" in capsys.readouterr().err
+        assert "where the simulator finds" in capsys.readouterr().err
 
 
-def test_the_verdict_is_printed_by_hand_alone(
+def test_the_status_is_printed_by_hand_alone(
     frontier: Frontier, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for budget in ("1B", "none"):
@@ -75,7 +75,7 @@ def test_the_verdict_is_printed_by_hand_alone(
         assert chosen(frontier, budget) == 0
         plan = read_plan("p/plan.json")
         assert (plan.status == "infeasible") == (budget == "1B")
-        assert capsys.readouterr().out.splitlines()[-1] == format_verdict(plan.status, plan.message)
+        assert capsys.readouterr().out.splitlines()[-1] == format_status(plan.status, plan.message)
     words = ("--frontier", "other.arrow", "--budget", "none", "--out", "p")
     assert main(["select", *FILES, *words, "--error-file", "errors.txt"]) == 0
     assert plan.message not in capsys.readouterr().out

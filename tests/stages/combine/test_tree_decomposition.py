@@ -37,7 +37,7 @@ def test_a_decomposition_is_one(problem: PlanningGraph) -> None:
     for node in range(len(problem.nodes)):
         places = {place for place, bag in enumerate(found.bags) if node in bag}
         roots = [place for place in places if found.parent[place] not in places]
-        assert roots == [found.home[node]] == [min(places)]
+        assert roots == [found.first_bag[node]] == [min(places)]
 
 
 @settings(deadline=None, max_examples=50)

@@ -16,7 +16,7 @@ from tests.stages.fuse.test_compile_groups import CPU
 from tests.stages.generate.plans import generated, keep_all, traced
 from tightfit.schemas.graph.fused_groups import GroupBody, is_fused_group, read_group_body
 from tightfit.schemas.graph.training_graph import Graph, Op, read_graph, write_graph
-from tightfit.stages.audit.audit import read_graph_with_groups
+from tightfit.stages.audit.artifact_kinds import read_graph_with_groups
 from tightfit.stages.combine.lowering.schedule import lower_to_schedule
 from tightfit.stages.fuse import compile_groups
 from tightfit.stages.fuse import partial_recompute as parted

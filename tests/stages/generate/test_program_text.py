@@ -353,14 +353,18 @@ def test_a_backend_from_outside(
         command.run(options(tmp_path, "--backend", "none"))
 
 
-def test_the_command_writes_an_infeasible_plan(small: Planned, tmp_path: Path) -> None:
+def test_the_command_writes_an_infeasible_plan(
+    small: Planned, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     impossible = replace(REAL, status="infeasible", time=None, peak=None)
     digest = write_graph(tmp_path / "graph.arrow", small.graph)
     write_schedule(tmp_path / "schedule.arrow", [], digest)
     write_plan(tmp_path / "plan.json", impossible)
     command.run(options(tmp_path))
-    names = sorted(file.name for file in (tmp_path / "out" / "module").iterdir())
-    assert names == ["__init__.py", "made_from.json"]
+    module = tmp_path / "out" / "module"
+    assert sorted(file.name for file in module.iterdir()) == ["__init__.py", "made_from.json"]
+    said = f"infeasible: {module} has no step, and load raises: {impossible.message}\n"
+    assert capsys.readouterr().out == said
 
 
 def test_names_are_deleted_right_behind_what_uses_one_of_them_last(small: Planned) -> None:

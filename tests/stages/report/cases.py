@@ -158,7 +158,7 @@ def run_again(graph: Graph) -> list[int]:
 
 
 def played(graph: Graph, costs: Costs, executions: list[int]) -> SimulationResult:
-    """The schedule of a sequence of executions, replayed."""
+    """The schedule of a sequence of executions, simulated."""
     opener = ScheduleLowering(graph, build_planning_graph(graph, costs))
     return simulate(graph, costs, opener.schedule(executions, False))
 
@@ -239,7 +239,7 @@ def plan_of(
         budget_total=total,
         budget_bytes=budget_bytes,
         status="infeasible" if result is None else "feasible",
-        message="a sentence of the plan",
+        message="a message of the plan",
         time=None if result is None else result.seconds,
         peak=None if result is None else result.peak,
         lower_bound=None if result is None else 0.95 * result.seconds,
@@ -293,7 +293,7 @@ def write_point(
 
 
 def write_results(folder: Path, graph: Graph) -> None:
-    """A whole run of one model: unplanned, and rockmate at a budget that fits, at one whose
+    """A whole run of one model: keep_all, and rockmate at a budget that fits, at one whose
     measurement is missing, and at one that is too small."""
     costs, blocks = small_costs(graph), small_blocks(graph)
     write_graph(folder / "graph.arrow", graph)

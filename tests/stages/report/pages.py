@@ -53,6 +53,6 @@ def index_of(folder: Path) -> tuple[str, Page]:
     return html, Page(html)
 
 
-def write_error(folder: Path, sentence: str, stage: str = "stage") -> None:
+def write_error(folder: Path, message: str, stage: str = "stage") -> None:
     (folder / "logs").mkdir(parents=True)
-    (folder / "logs" / f"{stage}.txt").write_text(sentence)
+    (folder / "logs" / f"{stage}.txt").write_text(message)

@@ -20,7 +20,7 @@ from tightfit.stages.report.load import (
     load_run_results,
     upstream_error,
 )
-from tightfit.stages.report.verdicts import plan_outcome
+from tightfit.stages.report.outcomes import plan_outcome
 from tightfit.util.errors import ArtifactError, ConfigError
 
 
@@ -210,7 +210,7 @@ def test_a_failed_run_has_a_page_of_each_model_that_is_not_done(
     assert not (folder / "done" / "report.html").exists() and (folder / "done/report.done").exists()
     page = Page((folder / "index.html").read_text())
     assert {a["href"].partition("/")[0] for a in page.all("a") if a["href"]} == {"small", "begun"}
-    rows = [(a["data-strategy"], a["data-verdict"]) for a in page.all("tr") if "data-text" in a]
+    rows = [(a["data-strategy"], a["data-status"]) for a in page.all("tr") if "data-text" in a]
     assert ("offload", "failed") in rows and ("auto", "not planned") in rows
     with pytest.raises(ConfigError, match=r"--planned plan\.json: expected MODEL/STRATEGY"):
         failed(folder, Path("plan.json"))

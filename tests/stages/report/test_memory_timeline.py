@@ -37,14 +37,14 @@ EVERYTHING = played(GRAPH, COSTS, keep_all(GRAPH))
 AGAIN = played(GRAPH, COSTS, run_again(GRAPH))
 
 
-@pytest.mark.parametrize("replayed", [EVERYTHING, AGAIN], ids=["kept", "again"])
-def test_segments_agree_with_replay(replayed: SimulationResult) -> None:
-    line = build_timeline(GRAPH, replayed.steps)
-    computed = [step for step in replayed.steps if isinstance(step.action, Compute | ComputeLoss)]
+@pytest.mark.parametrize("simulated", [EVERYTHING, AGAIN], ids=["kept", "again"])
+def test_segments_agree_with_the_simulator(simulated: SimulationResult) -> None:
+    line = build_timeline(GRAPH, simulated.steps)
+    computed = [step for step in simulated.steps if isinstance(step.action, Compute | ComputeLoss)]
     assert [segment.total for segment in line.segments] == [step.peak for step in computed]
-    assert line.peak == replayed.peak
-    assert line.boundary == pytest.approx(replayed.forward_seconds)
-    assert line.seconds == pytest.approx(replayed.seconds)
+    assert line.peak == simulated.peak
+    assert line.boundary == pytest.approx(simulated.forward_seconds)
+    assert line.seconds == pytest.approx(simulated.seconds)
     assert min(min(segment.bytes) for segment in line.segments) >= 0
 
 
@@ -89,16 +89,16 @@ def test_accumulated_gradients_leave_the_line() -> None:
     steps = ScheduleLowering(GRAPH, build_planning_graph(GRAPH, COSTS)).schedule(
         keep_all(GRAPH), False
     )
-    replayed = simulate(GRAPH, COSTS, steps, accumulate=True)
-    line = build_timeline(GRAPH, replayed.steps, accumulate=True)
+    simulated = simulate(GRAPH, COSTS, steps, accumulate=True)
+    line = build_timeline(GRAPH, simulated.steps, accumulate=True)
     gradients = MEMORY_OWNERS.index("gradients")
     assert max(segment.bytes[gradients] for segment in line.segments) < 2 * WEIGHT
-    assert line.peak == replayed.peak
+    assert line.peak == simulated.peak
 
 
 def test_columns_never_lose_the_peak() -> None:
-    for replayed in (EVERYTHING, AGAIN):
-        line = build_timeline(GRAPH, replayed.steps)
+    for simulated in (EVERYTHING, AGAIN):
+        line = build_timeline(GRAPH, simulated.steps)
         cells = peak_segments(line.segments, line.seconds)
         assert len(cells) == PLOT_COLUMNS and None not in cells
         assert max(cell.total for cell in cells if cell) == line.peak
@@ -117,7 +117,7 @@ def test_plot_places_lie_within_the_picture() -> None:
     assert shown == [owner for owner in MEMORY_OWNERS if owner != "brought"]
     assert plot.budget == plot.peak_y
     assert 0 < plot.boundary < 100 and 0 < plot.peak_x < 100 and 0 < plot.peak_y < 100
-    assert plot.unplanned and not plot.measured
+    assert plot.keep_all and not plot.measured
     assert len(plot.hover["columns"]) == PLOT_COLUMNS
     names = {plot.hover["ops"][column[-1]] for column in plot.hover["columns"]}
     assert "gelu_backward · h.0.act · backward" in names

@@ -38,7 +38,7 @@ def test_structure_of_a_models_page(results: Path) -> None:
     assert len(page.all("table", "matrix")) == 1
     assert len(page.all("path", "band")) == 3 * 4
     assert len(page.all("path", "measured")) == 2
-    assert "Fits 50% (6.3 MB for the step): 6.3 MB measured, 1.20x the unplanned step." in page.text
+    assert "Fits 50% (6.3 MB for the step): 6.3 MB measured, 1.20x the eager step." in page.text
     assert "Does not fit 10%" in page.text
     assert "Not measured yet: rockmate at 90%." in page.text
 
@@ -189,7 +189,7 @@ def test_plans_are_shown_without_frontiers_where_that_is_asked(
 
 
 @pytest.mark.parametrize(
-    ("words", "error", "sentence"),
+    ("words", "error", "message"),
     [
         (["--perfetto", "s"], ConfigError, "--graph"),
         (["--index", "i", "--graph", "g"], ConfigError, "--perfetto"),
@@ -198,9 +198,9 @@ def test_plans_are_shown_without_frontiers_where_that_is_asked(
     ],
 )
 def test_wrong_arguments(
-    tmp_path: Path, words: list[str], error: type[Exception], sentence: str
+    tmp_path: Path, words: list[str], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=sentence):
+    with pytest.raises(error, match=message):
         run(*words, "--out", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 

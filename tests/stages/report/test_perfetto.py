@@ -45,15 +45,15 @@ def test_times_rise(document: dict) -> None:
     assert times == sorted(times)
 
 
-def test_complete_events_of_a_lane_do_not_overlap(document: dict) -> None:
-    lanes: dict[int, float] = {}
+def test_complete_events_of_a_stream_do_not_overlap(document: dict) -> None:
+    streams: dict[int, float] = {}
     for event in of_kind(document, "X"):
-        assert event["ts"] >= lanes.get(event["tid"], 0.0) - 1e-6
-        lanes[event["tid"]] = event["ts"] + event["dur"]
-    assert len(lanes) == 2
+        assert event["ts"] >= streams.get(event["tid"], 0.0) - 1e-6
+        streams[event["tid"]] = event["ts"] + event["dur"]
+    assert len(streams) == 2
 
 
-def test_lanes_and_process_are_named(document: dict) -> None:
+def test_streams_and_process_are_named(document: dict) -> None:
     named = {event["tid"]: event["args"]["name"] for event in of_kind(document, "M")
              if event["name"] == "thread_name"}  # fmt: skip
     assert sorted(named.values()) == ["cpu/compute", "phases"]
@@ -93,6 +93,6 @@ def test_frees_and_gradients_are_instants(document: dict) -> None:
 
 
 def test_a_schedule_that_repeats_nothing_has_no_such_category() -> None:
-    replayed = played(GRAPH, COSTS, keep_all(GRAPH))
-    events = build_trace(GRAPH, replayed.steps)["traceEvents"]
+    simulated = played(GRAPH, COSTS, keep_all(GRAPH))
+    events = build_trace(GRAPH, simulated.steps)["traceEvents"]
     assert "recomputation" not in {event.get("cat") for event in events}

@@ -1,4 +1,4 @@
-"""The lanes of a whole step on its page and in its trace: updates, states on their way, waits."""
+"""The streams of a whole step on its page and in its trace: updates, states on their way, waits."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_each_lane_has_its_spans_and_the_other_memory_its_line() -> None:
+def test_each_stream_has_its_spans_and_the_other_memory_its_line() -> None:
     found = whole()
     plot = plot_streams(found.steps, found.passing, updates().host_bytes(GRAPH))
     assert plot is not None
-    names = {lane.name: {mark.kind for mark in lane.marks} for lane in plot.lanes}
+    names = {stream.name: {mark.kind for mark in stream.marks} for stream in plot.streams}
     assert names == {
         "cpu/compute": {"computing", "updating", "waiting"},
         "cpu/to-host": {"moving", "passing"},
@@ -90,7 +90,7 @@ def test_each_lane_has_its_spans_and_the_other_memory_its_line() -> None:
     own = 250_000 * (1 + 2 * 3)
     assert plot.line.count("V") == 2
     assert (plot.other, plot.peak) == ("host/memory", own + 250_000)
-    assert all(0 < lane.busy <= 100 for lane in plot.lanes)
+    assert all(0 < stream.busy <= 100 for stream in plot.streams)
     assert plot_streams(played(GRAPH, COSTS, keep_all(GRAPH)).steps) is None
 
 
@@ -134,7 +134,7 @@ RAN = [
 ]
 
 
-def test_measured_lanes_stand_beside_the_predicted_ones() -> None:
+def test_measured_streams_stand_beside_the_predicted_ones() -> None:
     steps = whole().steps
     found = measured_stream_spans(steps, RAN, 0.02)
     assert found == {
@@ -147,7 +147,7 @@ def test_measured_lanes_stand_beside_the_predicted_ones() -> None:
     }
     plot = plot_streams(steps, ran=RAN, took=0.02)
     assert plot is not None and plot.ran_peak == 250_000 and plot.ran
-    assert [lane.name for lane in plot.lanes][-3:] == list(found)
+    assert [stream.name for stream in plot.streams][-3:] == list(found)
     assert measured_stream_spans(steps, RAN[:3], 0.02) == {}
 
 
@@ -159,7 +159,7 @@ def test_the_page_and_the_trace_show_what_was_measured(results: Path, tmp_path: 
         page, trace = tmp_path / "page.html", tmp_path / "trace.json"
         assert main(["report", "--model-dir", str(results), "--out", str(page)]) == 0
         assert "cpu/from-host, measured" in page.read_text()
-        assert "time of all lanes, predicted and measured" in page.read_text()
+        assert "time of all streams, predicted and measured" in page.read_text()
         files = [
             "--graph",
             str(results / "graph.arrow"),

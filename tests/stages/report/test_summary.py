@@ -44,7 +44,7 @@ def test_a_plan_that_a_stage_works_on_is_running_and_has_not_failed(
     ("fail_on", "code"),
     [(None, (0, 1)), ([], (0, 0)), (["infeasible"], (1, 1)), (["failed", "infeasible"], (1, 1))],
 )
-def test_the_exit_code_is_that_of_the_verdicts_that_are_named(
+def test_the_exit_code_is_that_of_the_statuses_that_are_named(
     results: Path, tmp_path: Path, fail_on: list[str] | None, code: tuple[int, int]
 ) -> None:
     """One plan is infeasible; then the measurement of another contradicts it, too."""

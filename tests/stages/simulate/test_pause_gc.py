@@ -1,4 +1,4 @@
-"""Replays leave Python's garbage collector as they found it."""
+"""Simulations leave Python's garbage collector as they found it."""
 
 from __future__ import annotations
 

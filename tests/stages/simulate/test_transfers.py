@@ -1,4 +1,4 @@
-"""Transfers in the simulator: lanes, waits, both memories, and a test for each refusal."""
+"""Transfers in the simulator: streams, waits, both memories, and a test for each refusal."""
 
 from __future__ import annotations
 
@@ -87,17 +87,17 @@ def refused(away: Away, match: str, link: HostLink | None = LINK) -> None:
         played(away, link)
 
 
-def test_lanes_have_clocks_and_memory_follows_the_order() -> None:
+def test_streams_have_clocks_and_memory_follows_the_order() -> None:
     away: Away = {1: [Offload(0)], 2: [Wait(0), Free(0)], 4: [Prefetch(0)], 6: COMES[1:]}
     found = played(away)
     rows = {type(step.action): step for step in found.steps}
     sent, back = rows[Offload], rows[Prefetch]
-    assert (sent.lane, sent.start, sent.end) == ("cpu/to-host", 1.0, 3.5)
+    assert (sent.stream, sent.start, sent.end) == ("cpu/to-host", 1.0, 3.5)
     assert (sent.memory, sent.live, sent.peak) == ("host/memory", 4, 4)
     waits = [step for step in found.steps if isinstance(step.action, Wait)]
     assert [(step.start, step.end) for step in waits] == [(2.0, 3.5), (5.5, 7.0)]
-    assert {step.lane for step in waits} == {"cpu/compute"}
-    assert (back.lane, back.start, back.end) == ("cpu/from-host", 4.5, 7.0)
+    assert {step.stream for step in waits} == {"cpu/compute"}
+    assert (back.stream, back.start, back.end) == ("cpu/from-host", 4.5, 7.0)
     assert (back.memory, back.live) == ("cpu/memory", 16)
     assert (rows[FreeHostCopy].memory, rows[FreeHostCopy].live) == ("host/memory", 0)
     assert found.transfers == TransferTotals(
@@ -130,7 +130,7 @@ def test_without_transfers_nothing_changes() -> None:
     assert played({}).transfers is None
 
 
-def test_a_lane_does_one_transfer_at_a_time_and_a_shared_link_one_in_all() -> None:
+def test_a_stream_does_one_transfer_at_a_time_and_a_shared_link_one_in_all() -> None:
     both: Away = {
         2: [Offload(0), Offload(1)],
         3: [Wait(0), Free(0), Prefetch(0), Wait(1), Wait(0), FreeHostCopy(0), FreeHostCopy(1)],
@@ -146,7 +146,7 @@ def test_a_lane_does_one_transfer_at_a_time_and_a_shared_link_one_in_all() -> No
     assert (back.start, back.end) == (7.0, 9.5)
 
 
-def test_the_step_ends_when_all_lanes_are_through() -> None:
+def test_the_step_ends_when_all_streams_are_through() -> None:
     assert played({8: [Offload(4), Wait(4), FreeHostCopy(4)]}).seconds == 7.5
 
 

@@ -78,7 +78,7 @@ def refused(match: str, *ending: Action, **said: object) -> None:
 def test_an_update_on_the_device_uses_the_gradient_up() -> None:
     found = played(UpdateOnDevice(PARAMETER))
     last = found.steps[-1]
-    assert (last.lane, last.start, last.end) == ("cpu/compute", 5.0, 7.0)
+    assert (last.stream, last.start, last.end) == ("cpu/compute", 5.0, 7.0)
     assert (last.live, last.peak) == (8, 15)
     assert found.transfers is not None and found.transfers.host_peak == 8
 
@@ -96,11 +96,11 @@ def test_states_that_pass_take_their_overhead_of_the_computations() -> None:
     assert parse_optimizer_plan(with_fields(OPTIMIZER, speed=dear).text(), "file").speed == dear
 
 
-def test_an_update_in_the_other_memory_has_a_lane_of_its_own() -> None:
+def test_an_update_in_the_other_memory_has_a_stream_of_its_own() -> None:
     found = played(*SENT, UpdateOnHost(PARAMETER), *SETTLED, updates=AWAY)
     rows = {type(step.action): step for step in found.steps}
     update = rows[UpdateOnHost]
-    assert (update.lane, update.start, update.end) == ("host/compute", 7.0, 14.0)
+    assert (update.stream, update.start, update.end) == ("host/compute", 7.0, 14.0)
     assert (update.memory, update.live) == ("host/memory", 1 + 8 + 4)
     assert found.seconds == 14.0 and found.steps[-3].live == 13
     assert (rows[FreeHostCopy].live, rows[FreeHostCopy].memory) == (9, "host/memory")
@@ -185,7 +185,7 @@ def test_microbatches_add_their_gradients_up_and_the_last_one_updates() -> None:
     adds = with_fields(AWAY, costs={PARAMETER: cost}, accumulates=True)
     found = played(*SENT, AccumulateOnHost(PARAMETER), *SETTLED, updates=adds)
     step = next(step for step in found.steps if isinstance(step.action, AccumulateOnHost))
-    assert (step.lane, step.start, step.end, step.live) == (
+    assert (step.stream, step.start, step.end, step.live) == (
         "host/compute",
         7.0,
         10.0,
@@ -240,7 +240,7 @@ def test_states_of_a_third_memory_pass_through_buffers_of_the_other_one() -> Non
     assert found.seconds == 18.0
     assert found.transfers is not None and found.transfers.host_peak == 1 + 4 * 8 + 4
     update = next(step for step in found.steps if isinstance(step.action, UpdateOnHost))
-    assert (update.lane, update.start, update.end) == ("host/compute", 7.0, 14.0)
+    assert (update.stream, update.start, update.end) == ("host/compute", 7.0, 14.0)
 
 
 def test_an_update_waits_for_states_that_come_slowly() -> None:
@@ -250,7 +250,10 @@ def test_an_update_waits_for_states_that_come_slowly() -> None:
     assert first.passing == [("host/to-disk", 14.0, 30.0)]
     halves = with_fields(COST, pieces=(4, 4))
     pieces = played(*UPDATE, updates=with_fields(beyond(bandwidth=0.5), costs={PARAMETER: halves}))
-    assert [begin for lane, begin, _ in pieces.passing if lane == "host/to-disk"] == [11.5, 19.5]
+    assert [begin for stream, begin, _ in pieces.passing if stream == "host/to-disk"] == [
+        11.5,
+        19.5,
+    ]
     assert pieces.seconds == 27.5
     summed = with_fields(halves, add_seconds=3.0)
     last = with_fields(beyond(bandwidth=0.5), costs={PARAMETER: summed}, has_sums=True)

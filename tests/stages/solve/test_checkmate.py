@@ -41,13 +41,13 @@ def check_against_all_runs(
         assert not ilp.feasible or solve(ilp.program, engine, PulpLimits()).outcome == "infeasible"
         return
     assert ilp.feasible
-    verdict = solve(ilp.program, engine, PulpLimits())
-    assert (verdict.outcome, verdict.limit) == ("solved", "")
+    result = solve(ilp.program, engine, PulpLimits())
+    assert (result.outcome, result.limit) == ("solved", "")
     figures = simulate_block(problem, ilp.solution())
     assert figures.seconds == pytest.approx(min(possible))
     assert figures.peak <= peak and figures.save <= save
     once = sum(node.seconds for node in problem.nodes)
-    assert once + verdict.bound * ilp.scale == pytest.approx(min(possible))
+    assert once + result.bound * ilp.scale == pytest.approx(min(possible))
 
 
 @st.composite
@@ -122,5 +122,5 @@ def test_a_start_is_accepted(engine: SolverEngine) -> None:
     first = BlockCheckmate(problem, block_stages(problem), 100, 4)
     assert solve(first.program, engine, PulpLimits()).outcome == "solved"
     ilp.start_from(first.solution())
-    verdict = solve(ilp.program, engine, PulpLimits(), warm=True)
-    assert verdict.objective * ilp.scale == pytest.approx(1.0)
+    result = solve(ilp.program, engine, PulpLimits(), warm=True)
+    assert result.objective * ilp.scale == pytest.approx(1.0)

@@ -26,22 +26,22 @@ def knapsack(items: int = 40, seed: int = 0) -> pulp.LpProblem:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_optimum_is_said_to_be_one(engine: SolverEngine) -> None:
-    verdict = solve(knapsack(12), engine, PulpLimits())
+    result = solve(knapsack(12), engine, PulpLimits())
     other = solve(knapsack(12), "cbc" if engine == "highs" else "highs", PulpLimits())
-    assert (verdict.outcome, verdict.limit) == ("solved", "")
-    assert verdict.bound == verdict.objective == pytest.approx(other.objective)
+    assert (result.outcome, result.limit) == ("solved", "")
+    assert result.bound == result.objective == pytest.approx(other.objective)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_limit_on_work_leaves_a_gap_that_holds_the_optimum(engine: SolverEngine) -> None:
     optimum = solve(knapsack(25), engine, PulpLimits()).objective
-    verdict = solve(knapsack(25), engine, PulpLimits(nodes=1))
-    if verdict.outcome == "solved":
-        assert verdict.objective >= optimum - 1e-6
-        assert verdict.bound <= optimum + 1e-6
-        assert (verdict.limit == "") == (verdict.objective == verdict.bound)
+    result = solve(knapsack(25), engine, PulpLimits(nodes=1))
+    if result.outcome == "solved":
+        assert result.objective >= optimum - 1e-6
+        assert result.bound <= optimum + 1e-6
+        assert (result.limit == "") == (result.objective == result.bound)
     else:
-        assert (verdict.outcome, verdict.limit) == ("unknown", "work")
+        assert (result.outcome, result.limit) == ("unknown", "work")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -65,16 +65,16 @@ def test_work_within_a_node_is_limited_too() -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_accepted_gap_is_named(engine: SolverEngine) -> None:
     optimum = solve(knapsack(25), engine, PulpLimits()).objective
-    verdict = solve(knapsack(25), engine, PulpLimits(gap=2.0))
-    assert verdict.limit in ("", "gap")
-    assert verdict.objective - 2.0 - 1e-6 <= verdict.bound <= optimum + 1e-6
-    assert optimum - 1e-6 <= verdict.objective
+    result = solve(knapsack(25), engine, PulpLimits(gap=2.0))
+    assert result.limit in ("", "gap")
+    assert result.objective - 2.0 - 1e-6 <= result.bound <= optimum + 1e-6
+    assert optimum - 1e-6 <= result.objective
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_clock_is_named_when_it_decided(engine: SolverEngine) -> None:
-    verdict = solve(knapsack(200, seed=3), engine, PulpLimits(seconds=0.3))
-    assert verdict.limit == "clock"
+    result = solve(knapsack(200, seed=3), engine, PulpLimits(seconds=0.3))
+    assert result.limit == "clock"
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -82,7 +82,8 @@ def test_the_module_is_judged_to_the_byte(
     assert main(["validate", *words, "--out", out, "--pairs", "2"]) == 0
     found = read_measurement(out)
     *lines, last = capsys.readouterr().out.splitlines()
-    assert last == f"feasible: {found.message.removeprefix('feasible: ')}"
+    assert last.startswith(f"feasible: peak {found.measured_peak:,} bytes as predicted")
+    assert "waits for the offload target for" in last
     told = {line.partition(" of 13 steps at most: ")[2] for line in lines}
     assert {
         "timing",
@@ -308,19 +309,19 @@ def test_gradients_that_add_up_otherwise_are_told(
     parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package, judged = parts
-    lane: Any = sys.modules[f"{package.__name__}.runtime.offload.host_update"]
-    add = lane.UpdateWorkspace.add
+    module: Any = sys.modules[f"{package.__name__}.runtime.offload.host_update"]
+    add = module.UpdateWorkspace.add
 
     def forgetting(self: Any, number: int, gradient: int, earlier: int, first: bool) -> Any:
         return add(self, number, gradient, earlier, first=True)
 
-    monkeypatch.setattr(lane.UpdateWorkspace, "add", forgetting)
+    monkeypatch.setattr(module.UpdateWorkspace, "add", forgetting)
     found = judged(tmp_path)
     assert found.status == "failed" and not found.bits_equal and found.peak_as_predicted
     assert found.message.startswith("In 3 steps of AdamW, an output of step 2 differs")
 
 
-def test_plans_of_microbatches_replay_to_what_they_say(made: Any, away: Any) -> None:
+def test_plans_of_microbatches_simulate_to_what_they_say(made: Any, away: Any) -> None:
     folder, _ = made
     for plan in away[:2]:
         files = PlanFiles(
@@ -333,7 +334,7 @@ def test_plans_of_microbatches_replay_to_what_they_say(made: Any, away: Any) -> 
             rival=None,
             schedule=plan / "schedule.arrow",
             sequence=None,
-            lanes=None,
+            streams=None,
             module=None,
             measurement=None,
         )

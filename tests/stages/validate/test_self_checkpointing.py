@@ -1,4 +1,4 @@
-"""The verdict on a plan beside a model that checkpoints itself."""
+"""The status of a plan beside a model that checkpoints itself."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.stages.generate.plans import PLAN, traced
 from tests.stages.runtime.offload.test_transfers import LINK, leaves
 from tests.stages.trace import modules
 from tightfit.schemas.graph.training_graph import Graph
-from tightfit.schemas.measurement import FAILED_VERDICT
+from tightfit.schemas.measurement import FAILED_STATUS
 from tightfit.schemas.plan import TransferTotals
 from tightfit.stages.generate.package import build_package, write_directory, zero_time_costs
 from tightfit.stages.simulate.simulate import simulate
@@ -100,7 +100,7 @@ def test_other_bytes_than_predicted_are_told(made: Any, changes: dict[str, int],
 def test_a_module_that_sends_what_no_plan_says_fails(made: Any) -> None:
     graph, built, plan, folder = made
     found = validate(graph, built, {**plan, "transfers": None}, folder, pairs=0).measurement
-    assert found.status == FAILED_VERDICT and "bytes where 0 were predicted" in found.message
+    assert found.status == FAILED_STATUS and "bytes where 0 were predicted" in found.message
     assert (found.predicted_offload_peak, found.offload_peak) == (0, moved(plan).host_peak)
 
 

@@ -106,9 +106,9 @@ def written(folder: Path, body: str) -> Path:
 
 def peak_of(graph: Graph, built: BuiltModel, folder: Path) -> int:
     """The peak of the model itself, found by a plan that promises nothing."""
-    unplanned = validate(graph, built, PLAN, written(folder / "same", "return model"), pairs=0)
-    assert unplanned.measurement.original_peak is not None
-    return unplanned.measurement.original_peak
+    original = validate(graph, built, PLAN, written(folder / "same", "return model"), pairs=0)
+    assert original.measurement.original_peak is not None
+    return original.measurement.original_peak
 
 
 def test_a_module_that_does_the_same_passes(
@@ -237,7 +237,7 @@ def test_a_loss_must_be_there_as_it_was_traced(graph: Graph, tmp_path: Path) -> 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["gpt2", "resnet", "loss", "own loss"])
-def test_replay_predicts_the_peak_to_the_byte(
+def test_the_simulator_predicts_the_peak_to_the_byte(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "TIMING_SECONDS", 0.0)

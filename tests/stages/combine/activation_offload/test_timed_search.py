@@ -1,5 +1,5 @@
-"""The search with the clocks of the lanes: its clocks are those of the placer and of the simulator,
-and what it finds is a plan within the budget that is no slower than where it starts."""
+"""The search with the clocks of the streams: its clocks are those of the placer and of the
+simulator, and what it finds is a plan within the budget that is no slower than where it starts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def without_reuses(made: PlanningGraph) -> PlanningGraph:
 def seconds_of(mover: TimedTransferSearch, sequence: list[int], budget: int) -> tuple[float, int]:
     """When a sequence with transfers is through, and the bytes above the budget."""
     state = build_state(mover.arrays, np.array(sequence, np.int32), budget, 1)
-    return float(finish_time(state, mover.arrays, mover.lanes)), int(state.figures[EXCESS])
+    return float(finish_time(state, mover.arrays, mover.streams)), int(state.figures[EXCESS])
 
 
 @settings(deadline=None, max_examples=60)
@@ -103,9 +103,9 @@ def test_what_is_found_is_a_plan_that_is_no_slower(
         assert seconds <= seconds_of(mover, mover.start(placed), budget)[0] * (1 + 1e-9)
         plan = mover.placed(found, budget)
         assert plan is not None and plan.seconds <= seconds * (1 + 1e-9)
-        replayed = played(graph, costs, problem, placer.actions(plan), link, budget)
-        assert replayed.peak <= budget
-        assert replayed.seconds == pytest.approx(plan.seconds)
+        simulated = played(graph, costs, problem, placer.actions(plan), link, budget)
+        assert simulated.peak <= budget
+        assert simulated.seconds == pytest.approx(plan.seconds)
 
 
 @settings(deadline=None, max_examples=10)
@@ -231,8 +231,8 @@ def test_what_is_made_again_unread_is_sent_when_it_was_made_last(
     leaves = mover.leaves[0]
     found = mover.placed([0, 0, 1, leaves, 2, 3, 4, leaves + 1, 5], 100)
     assert found is not None and [stay.gap.made for stay in found.stays] == [1]
-    replayed = played(graph, costs, problem, placer.actions(found), link, 100)
-    assert replayed.seconds == pytest.approx(found.seconds)
+    simulated = played(graph, costs, problem, placer.actions(found), link, 100)
+    assert simulated.seconds == pytest.approx(found.seconds)
 
 
 @pytest.mark.parametrize("room", [math.inf, 5])

@@ -54,8 +54,8 @@ def moments_of(problem: PlanningGraph, data: st.DataObject) -> list[int]:
 
 
 def budget_of(problem: PlanningGraph, data: st.DataObject) -> int:
-    polisher = LocalSearch(problem)
-    most, least = polisher.measure(polisher.keep_all)[0], peak_lower_bound(problem)
+    local_search = LocalSearch(problem)
+    most, least = local_search.measure(local_search.keep_all)[0], peak_lower_bound(problem)
     return data.draw(st.integers(min(least, most), most))
 
 

@@ -33,9 +33,11 @@ def test_no_plan_that_is_found_goes_below_a_bound(
 ) -> None:
     graph, costs = graph_of(problem, True, view_seconds=0.5)
     condensed = build_planning_graph(graph, costs)
-    polisher = LocalSearch(condensed)
-    found = polisher.improve({}, polisher.measure(polisher.keep_all)[0] * percent // 100)
-    for sequence in (polisher.keep_all, found.sequence):
+    local_search = LocalSearch(condensed)
+    found = local_search.improve(
+        {}, local_search.measure(local_search.keep_all)[0] * percent // 100
+    )
+    for sequence in (local_search.keep_all, found.sequence):
         if len(set(sequence)) < len(condensed.nodes):
             continue
         executions = [condensed.nodes[index].op for index in sequence]
@@ -53,8 +55,10 @@ def test_no_plan_goes_below_what_is_proven_of_views_made_again(
 ) -> None:
     graph, costs = graph_of(problem, True, view_seconds=0.5, shared=True)
     condensed = build_planning_graph(graph, costs)
-    polisher = LocalSearch(condensed, build_view_times(graph, costs, condensed))
-    found = polisher.improve({}, polisher.measure(polisher.keep_all)[0] * percent // 100)
+    local_search = LocalSearch(condensed, build_view_times(graph, costs, condensed))
+    found = local_search.improve(
+        {}, local_search.measure(local_search.keep_all)[0] * percent // 100
+    )
     ops = [condensed.op_at(index) for index in found.sequence]
     steps = ScheduleLowering(graph, condensed).schedule(ops, True, found.ceiling)
     played = simulate(graph, costs, steps)
@@ -71,9 +75,9 @@ def test_what_is_made_again_is_viewed_again() -> None:
     problem.nodes[2] = with_fields(problem.nodes[2], peak=40)
     graph, costs = graph_of(problem, True, view_seconds=0.5, shared=True)
     condensed = build_planning_graph(graph, costs)
-    polisher = LocalSearch(condensed, build_view_times(graph, costs, condensed))
-    peak, seconds = polisher.measure(polisher.keep_all)
-    found = polisher.improve({}, peak - 1)
+    local_search = LocalSearch(condensed, build_view_times(graph, costs, condensed))
+    peak, seconds = local_search.measure(local_search.keep_all)
+    found = local_search.improve({}, peak - 1)
     assert found.sequence == [0, 1, 2, 0, 3]
     assert found.seconds == seconds + 1.0 + 0.5
     proven = prove_time_lower_bound(graph, costs, condensed, peak - 1)

@@ -40,7 +40,7 @@ def optimum(ways: ChainProblem, link: HostLink, budget: int, recomputes: bool) -
     while queue and queue[0][0] < best:
         _, _, player = heapq.heappop(queue)
         if player.gradient == 0:
-            best = min(best, player.lanes.through(player.clock))
+            best = min(best, player.streams.through(player.clock))
             continue
         for operation in _operations(ways, player, recomputes):
             after = _played(player, operation)
@@ -77,7 +77,7 @@ def _played(
     for name in ("outputs", "kept", "ran", "sent", "leaving", "arrives"):
         setattr(after, name, getattr(player, name).copy())
     after.steps = []
-    after.lanes = TransferStreams(player.link, dict(player.lanes.free_at))
+    after.streams = TransferStreams(player.link, dict(player.streams.free_at))
     try:
         after.play(0, operation, None)
     except ScheduleError:
@@ -99,7 +99,7 @@ def _is_new(known: dict[Key, list[Times]], player: ChainOffloadSimulator) -> boo
     )
     times = (
         player.clock,
-        *(player.lanes.free(player.link.lane(leaves)) for leaves in (True, False)),
+        *(player.streams.free(player.link.stream(leaves)) for leaves in (True, False)),
         *(end for _, (end, _) in sent),
         *(end for _, end in arrives),
     )

@@ -61,7 +61,7 @@ def test_a_plan_is_written_as_its_referee_plays_it(name: str, tmp_path: Path) ->
     assert load_planner(name).about is OFFLOADERS[name]
     assert plan(tmp_path, name, "60%") == 0
     made, out = read_plan(tmp_path / "out" / "plan.json"), tmp_path / "out"
-    sequence, lanes = (
+    sequence, streams = (
         read_sequence(out / "sequence.arrow"),
         read_operation_timeline(out / "streams.arrow"),
     )
@@ -69,7 +69,7 @@ def test_a_plan_is_written_as_its_referee_plays_it(name: str, tmp_path: Path) ->
     played = simulate_chain_offload(
         build_chain_problem(read_chain(tmp_path / "chain.arrow")), link, sequence
     )
-    assert played.steps == lanes
+    assert played.steps == streams
     assert (made.time, made.peak, made.recomputed) == (
         played.seconds,
         played.peak,
@@ -88,7 +88,7 @@ def test_a_plan_is_written_as_its_referee_plays_it(name: str, tmp_path: Path) ->
     assert moved.host_peak <= moved.offloaded_bytes == moved.prefetched_bytes
     assert moved.offloaded_bytes > 0 or name == "opportunist"
     ways = ("compute", "to-host", "from-host") if moved.offloaded_bytes else ("compute",)
-    assert {step.stream for step in lanes} == {f"cuda:0/{way}" for way in ways}
+    assert {step.stream for step in streams} == {f"cuda:0/{way}" for way in ways}
     assert main(["audit", str(out)]) == 0
 
 
@@ -215,23 +215,23 @@ def changed(action: str, **figures: Any) -> Doctor:
         (changed("offload_all", live=lambda s: s.live + 1), "changes the memory of the device"),
         (changed("B", host_bytes=lambda s: s.host_bytes + 1), "bytes to the host"),
         (lambda steps: steps[:-1], "has other operations than sequence.arrow"),
-        (changed("B", wait_seconds=lambda s: s.wait_seconds + 1), "where the lanes come to"),
+        (changed("B", wait_seconds=lambda s: s.wait_seconds + 1), "where the streams come to"),
     ],
 )
-def test_doctored_lanes_are_told(
+def test_doctored_streams_are_told(
     doctor: Doctor, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert plan(tmp_path, "offload_greedy", "40%") == 0
-    lanes = tmp_path / "out" / "streams.arrow"
-    digest = read_header(lanes).metadata["chain"]
-    write_operation_timeline(lanes, doctor(read_operation_timeline(lanes)), digest)
+    streams = tmp_path / "out" / "streams.arrow"
+    digest = read_header(streams).metadata["chain"]
+    write_operation_timeline(streams, doctor(read_operation_timeline(streams)), digest)
     assert main(["audit", str(tmp_path / "out")]) == 1
     assert sentence in capsys.readouterr().out
 
 
 def test_doctored_plans_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(tmp_path, "offload_greedy", "40%") == 0
-    path, lanes = tmp_path / "out" / "plan.json", tmp_path / "out" / "streams.arrow"
+    path, streams = tmp_path / "out" / "plan.json", tmp_path / "out" / "streams.arrow"
     made = read_plan(path)
     assert made.transfers is not None and made.time is not None
     for wrong, sentence in (
@@ -247,10 +247,10 @@ def test_doctored_plans_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert main(["audit", str(tmp_path / "out")]) == 1
         assert sentence in capsys.readouterr().out
     write_plan(path, made)
-    write_sequence(lanes.with_name("sequence.arrow"), [], "another")
+    write_sequence(streams.with_name("sequence.arrow"), [], "another")
     assert main(["audit", str(tmp_path / "out")]) == 1
     assert "is of another chain than sequence.arrow" in capsys.readouterr().out
-    lanes.unlink()
+    streams.unlink()
     assert main(["audit", str(tmp_path / "out")]) == 1
     assert "there is no streams.arrow beside it" in capsys.readouterr().out
 

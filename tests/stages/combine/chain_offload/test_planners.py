@@ -45,7 +45,7 @@ def test_every_plan_is_played_within_its_budget_and_bounds(name: str, given: Giv
         assert plans.smallest_budget > budget
         return
     played = simulate_chain_offload(ways, link, plan.sequence)
-    assert played == plan.replay
+    assert played == plan.simulation
     assert (played.seconds, played.peak) == (plan.seconds, plan.peak)
     assert plan.peak <= budget
     assert played.host_peak <= link.room

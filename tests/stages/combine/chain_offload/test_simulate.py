@@ -1,4 +1,4 @@
-"""The simulator of sequences with transfers: what it refuses, and when lanes wait."""
+"""The simulator of sequences with transfers: what it refuses, and when streams wait."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def played(words: str, link: HostLink = LINK) -> ChainOffloadSimulation:
     return simulate_chain_offload(LINKS, link, sequence)
 
 
-def test_lanes_wait_where_the_order_has_them_wait() -> None:
+def test_streams_wait_where_the_order_has_them_wait() -> None:
     found = played(GOOD)
     steps = {str(step.operation): step for step in found.steps}
     assert (steps["offload 0"].start, steps["offload 0"].end) == (0.0, 2.0)

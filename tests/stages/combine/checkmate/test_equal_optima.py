@@ -53,10 +53,10 @@ def test_both_programs_have_one_optimum(
     assume(checkmate.count_variables(stages) <= 30)
     found = solve_checkmate(tasks, of_tasks(tasks), peak, save, LIMITS)
     program = checkmate.BlockCheckmate(problem, stages, peak, save)
-    verdict = solve(program.program, "highs", PulpLimits()) if program.feasible else None
+    result = solve(program.program, "highs", PulpLimits()) if program.feasible else None
     if found is None:
-        assert verdict is None or verdict.outcome == "infeasible"
+        assert result is None or result.outcome == "infeasible"
         return
-    assert verdict is not None and verdict.outcome == "solved" and found.optimal
+    assert result is not None and result.outcome == "solved" and found.optimal
     once = sum(node.least_seconds for node in problem.nodes)
-    assert found.seconds == pytest.approx(once + verdict.objective * program.scale)
+    assert found.seconds == pytest.approx(once + result.objective * program.scale)

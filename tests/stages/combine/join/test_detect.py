@@ -68,8 +68,8 @@ def test_nothing_is_run_again_where_everything_is_kept(name: str) -> None:
 
 @pytest.mark.parametrize("name", JOINS)
 def test_a_join_needs_less_than_the_chain_that_it_would_be(name: str) -> None:
-    smallest = min(replayed.peak for replayed in played(name, "rotor"))
-    assert min(replayed.peak for replayed in played(name, "join")) < smallest
+    smallest = min(simulated.peak for simulated in played(name, "rotor"))
+    assert min(simulated.peak for simulated in played(name, "join")) < smallest
 
 
 @pytest.mark.parametrize("name", JOINS)

@@ -120,13 +120,13 @@ def test_the_search_is_given_a_bound_that_counts_what_it_counts(
 ) -> None:
     graph, costs, problem, made = model
     player = PointSimulator(graph, costs, ScheduleLowering(graph, problem))
-    polisher, given = LocalSearch(problem, player.views), []
+    local_search, given = LocalSearch(problem, player.views), []
 
     def refine(
         _: LocalSearch, starts: list[list[int]], budget: int, least: float, *drafts: object
     ) -> AnnealedSequence:
         given.append(least)
-        peak, seconds = polisher.measure(starts[0], budget)
+        peak, seconds = local_search.measure(starts[0], budget)
         return AnnealedSequence(starts[0], peak, seconds, 0, budget)
 
     monkeypatch.setattr(LocalSearch, "refine", refine)
@@ -134,7 +134,7 @@ def test_the_search_is_given_a_bound_that_counts_what_it_counts(
         found = refine_point(player, made, point.peak, [], least=point.seconds)
         assert found is not None
         sequence = player.opener.plain_positions(found.executions)
-        searched = polisher.measure(sequence, point.peak)[1]
+        searched = local_search.measure(sequence, point.peak)[1]
         assert found.seconds - searched == pytest.approx(point.seconds - given[-1], rel=1e-6)
         assert found.seconds > searched
 

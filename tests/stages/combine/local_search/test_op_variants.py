@@ -57,12 +57,12 @@ def test_the_search_finds_the_optimum_with_the_forms_that_there_are(
     forms: list[RecomputeVariant],
 ) -> None:
     problem = normed(*forms)
-    polisher = LocalSearch(problem)
-    budget = polisher.measure(polisher.keep_all)[0]
+    local_search = LocalSearch(problem)
+    budget = local_search.measure(local_search.keep_all)[0]
     taken: set[int] = set()
     while (best := optimum(problem, budget)) is not None:
-        found = polisher.refine([polisher.keep_all], budget)
+        found = local_search.refine([local_search.keep_all], budget)
         assert (found.peak <= budget, found.seconds) == (True, best), budget
-        taken |= set(found.sequence) - set(polisher.keep_all)
+        taken |= set(found.sequence) - set(local_search.keep_all)
         budget -= 1
     assert len(taken) == min(len(forms), 2)

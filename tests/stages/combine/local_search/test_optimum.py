@@ -94,19 +94,19 @@ def test_the_search_finds_the_optimum_within_every_budget(
     sizes: list[int], seconds: list[float]
 ) -> None:
     problem = chain(sizes, seconds)
-    polisher = LocalSearch(problem)
-    budget, plain = polisher.measure(polisher.keep_all)
+    local_search = LocalSearch(problem)
+    budget, plain = local_search.measure(local_search.keep_all)
     assert plain == sum(seconds) + len(sizes)
-    assert polisher.improve({}, budget).sequence == polisher.keep_all
+    assert local_search.improve({}, budget).sequence == local_search.keep_all
     repeated = 0
     while (best := optimum(problem, budget)) is not None:
-        found = polisher.improve({}, budget)
+        found = local_search.improve({}, budget)
         assert (found.peak <= budget, found.seconds) == (True, best[0]), budget
-        assert polisher.measure(found.sequence) == (found.peak, found.seconds)
+        assert local_search.measure(found.sequence) == (found.peak, found.seconds)
         assert found.start is None
         repeated += len(found.sequence) - len(problem.nodes)
         budget -= 1
-    assert polisher.improve({}, budget).peak > budget
+    assert local_search.improve({}, budget).peak > budget
     assert repeated > 0
 
 
@@ -115,27 +115,34 @@ STARTING, TIGHT = chain([3, 3, 6, 1, 4, 2], [1, 2, 1, 3, 4, 2]), 13
 
 
 def test_a_start_is_improved_where_the_search_finds_nothing_by_itself() -> None:
-    polisher = LocalSearch(STARTING)
+    local_search = LocalSearch(STARTING)
     best = optimum(STARTING, TIGHT)
     assert best is not None
-    assert polisher.improve({}, TIGHT).peak > TIGHT
-    found = polisher.improve({7: best[1]}, TIGHT)
+    assert local_search.improve({}, TIGHT).peak > TIGHT
+    found = local_search.improve({7: best[1]}, TIGHT)
     assert (found.peak <= TIGHT, found.seconds, found.start) == (True, best[0], 7)
     slower = [*best[1][:1], 0, *best[1][1:]]
-    assert polisher.measure(slower)[1] > best[0]
-    assert polisher.improve({0: polisher.keep_all, 3: slower}, TIGHT) == replace(found, start=3)
-    assert polisher.improve({3: slower}, 100).sequence == polisher.keep_all
-    assert polisher.improve({3: slower}, 100).start is None
+    assert local_search.measure(slower)[1] > best[0]
+    assert local_search.improve({0: local_search.keep_all, 3: slower}, TIGHT) == replace(
+        found, start=3
+    )
+    assert local_search.improve({3: slower}, 100).sequence == local_search.keep_all
+    assert local_search.improve({3: slower}, 100).start is None
 
 
 def test_a_sweep_goes_down_until_some_budgets_in_a_row_are_missed() -> None:
-    polisher = LocalSearch(STARTING)
+    local_search = LocalSearch(STARTING)
     best = optimum(STARTING, TIGHT)
     assert best is not None
     least = 8
-    budgets = budget_grid(polisher.measure(polisher.keep_all)[0], least)
-    for starts in ([], [best[1]], [polisher.keep_all, best[1]], [best[1], polisher.keep_all]):
-        found = polisher.sweep(starts, least, 1)[::-1]
+    budgets = budget_grid(local_search.measure(local_search.keep_all)[0], least)
+    for starts in (
+        [],
+        [best[1]],
+        [local_search.keep_all, best[1]],
+        [best[1], local_search.keep_all],
+    ):
+        found = local_search.sweep(starts, least, 1)[::-1]
         fits = [plan.peak <= budget for plan, budget in zip(found, budgets, strict=False)]
         fitting = sum(fits)
         assert fits == [True] * fitting + [False] * MAX_MISSES
@@ -143,7 +150,7 @@ def test_a_sweep_goes_down_until_some_budgets_in_a_row_are_missed() -> None:
         times = [plan.seconds for plan in found[:fitting]]
         known = [optimum(STARTING, budget) for budget in budgets[: len(times)]]
         assert times == [way[0] for way in known if way is not None]
-    assert len(polisher.sweep([], TIGHT + 3, 1)) == budgets.index(TIGHT + 3) + 1
+    assert len(local_search.sweep([], TIGHT + 3, 1)) == budgets.index(TIGHT + 3) + 1
 
 
 def test_a_grid_ends_at_the_least_and_has_no_more_budgets_than_it_may() -> None:
@@ -164,18 +171,18 @@ def test_a_grid_ends_at_the_least_and_has_no_more_budgets_than_it_may() -> None:
 
 def test_of_starts_the_best_counts_after_its_useless_runs_are_gone() -> None:
     problem, budget = chain([6, 6, 3, 6, 6, 4], [5, 2, 1, 4, 5, 4]), 25
-    polisher = LocalSearch(problem)
+    local_search = LocalSearch(problem)
     best, lower = optimum(problem, budget), optimum(problem, budget - 4)
     assert best is not None and lower is not None
-    alone = polisher.improve({}, budget)
+    alone = local_search.improve({}, budget)
     assert alone.peak <= budget and alone.seconds > lower[0] > best[0]
     useless = [best[1][0], *best[1]]
-    peak, seconds = polisher.measure(useless)
+    peak, seconds = local_search.measure(useless)
     assert peak <= budget and seconds > alone.seconds
-    found = polisher.improve({4: useless}, budget)
+    found = local_search.improve({4: useless}, budget)
     assert (found.sequence, found.seconds, found.start) == (best[1], best[0], 4)
-    plans = polisher.sweep([best[1], lower[1]], 1, 1)[::-1]
-    exact = polisher.measure(best[1])[0]
+    plans = local_search.sweep([best[1], lower[1]], 1, 1)[::-1]
+    exact = local_search.measure(best[1])[0]
     assert {plan.seconds for plan in plans if plan.peak == exact} == {best[0]}
 
 
@@ -190,10 +197,10 @@ def test_a_refinement_is_patient_where_it_may_be_far_from_the_optimum(
     sizes: list[int], seconds: list[float], budget: int
 ) -> None:
     problem = chain(sizes, seconds)
-    polisher = LocalSearch(problem)
+    local_search = LocalSearch(problem)
     best = optimum(problem, budget)
     assert best is not None
-    quick = polisher.refine([polisher.keep_all], budget)
+    quick = local_search.refine([local_search.keep_all], budget)
     assert quick.peak <= budget and quick.seconds > best[0]
-    patient = polisher.refine([polisher.keep_all], budget, best[0])
+    patient = local_search.refine([local_search.keep_all], budget, best[0])
     assert (patient.peak <= budget, patient.seconds) == (True, best[0])

@@ -63,10 +63,10 @@ def test_its_lifetimes_keep_what_the_first_left(problem: PlanningGraph) -> None:
     assert [run.drops for run in runs] == [[], [0], [2], [], [], [0], [1, 5]]
 
 
-def test_polish_runs_it_again_where_memory_is_short(problem: PlanningGraph) -> None:
-    polished = LocalSearch(problem).improve({}, 23)
-    assert polished.sequence == [0, 1, 2, 3, 0, 4, 5]
-    assert (polished.peak, polished.seconds) == (23, 15.0)
+def test_local_search_recomputes_it_where_memory_is_short(problem: PlanningGraph) -> None:
+    annealed = LocalSearch(problem).improve({}, 23)
+    assert annealed.sequence == [0, 1, 2, 3, 0, 4, 5]
+    assert (annealed.peak, annealed.seconds) == (23, 15.0)
 
 
 def test_the_bound_counts_the_shorter_form(problem: PlanningGraph) -> None:

@@ -18,7 +18,7 @@ from tightfit.util.errors import ScheduleError
 
 @settings(max_examples=150, deadline=None)
 @given(problems(alternatives=True), st.booleans(), st.booleans(), st.integers(30, 100))
-def test_replay_accepts_what_polish_makes_and_finds_the_same_peak_and_time(
+def test_the_simulator_accepts_what_local_search_makes_and_finds_the_same_peak_and_time(
     problem: PlanningGraph, views: bool, in_place: bool, percent: int
 ) -> None:
     graph, costs = graph_of(problem, views, view_seconds=0.5)
@@ -26,9 +26,11 @@ def test_replay_accepts_what_polish_makes_and_finds_the_same_peak_and_time(
     condensed = build_planning_graph(graph, costs)
     assert condensed.storages[: len(problem.storages)] == problem.storages
     opener = ScheduleLowering(graph, condensed)
-    polisher = LocalSearch(condensed, build_view_times(graph, costs, condensed))
-    found = polisher.improve({}, polisher.measure(polisher.keep_all)[0] * percent // 100)
-    for sequence in (polisher.keep_all, found.sequence):
+    local_search = LocalSearch(condensed, build_view_times(graph, costs, condensed))
+    found = local_search.improve(
+        {}, local_search.measure(local_search.keep_all)[0] * percent // 100
+    )
+    for sequence in (local_search.keep_all, found.sequence):
         ops = [condensed.op_at(node) for node in sequence]
         steps = opener.schedule(ops, in_place, found.ceiling)
         played = simulate(graph, costs, steps)

@@ -60,7 +60,9 @@ def test_updates_are_where_they_take_less(
     task = measured(peak, away_peak)
     sized, found = plan_for_min_budget(task)
     assert found.choice.close and found.choice.here == here
-    assert found.replay.peak + found.updates.staging + found.updates.workspace_bytes <= sized.room
+    assert (
+        found.simulation.peak + found.updates.staging + found.updates.workspace_bytes <= sized.room
+    )
     assert sized.budget == total_device_bytes(sized, found)
     assert plan_in_min_memory(OffloadSearch(replace(task, budget=sized.budget - 1))) is None
     both = OffloadSearch.tightest_choices.fget  # type: ignore[attr-defined]

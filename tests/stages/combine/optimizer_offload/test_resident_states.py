@@ -42,7 +42,7 @@ def test_states_stay_where_there_is_room_and_no_plan_is_slower() -> None:
         assert own.resident == found.updates.on_device
         states = len(own.resident) * STATES
         assert own.fixed == search.task.fixed + states
-        played = found.replay
+        played = found.simulation
         assert (
             own.fixed + played.peak + found.updates.staging + found.updates.workspace_bytes
             <= budget
@@ -69,6 +69,6 @@ def test_states_stay_where_that_takes_no_time_but_moves_less() -> None:
     best = search.best()
     own, found = search_resident_states(search, best)
     assert len(own.resident) == 6 and found.seconds <= best.seconds * (1 + TIME_TOLERANCE)
-    sent, more = (each.replay.transfers for each in (found, best))
+    sent, more = (each.simulation.transfers for each in (found, best))
     assert more is not None
     assert (0 if sent is None else sent.offloaded_bytes) + 6 * STATES <= more.offloaded_bytes

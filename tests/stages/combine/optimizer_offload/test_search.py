@@ -67,7 +67,7 @@ def _gradients(own: OffloadProblem) -> set[int]:
 
 
 def check(planned: OffloadProblem, found: OffloadSearchResult) -> None:
-    played = found.replay
+    played = found.simulation
     assert played.peak + planned.fixed + found.updates.staging <= planned.budget
     assert lower_bound_seconds(planned) <= found.seconds * (1 + 1e-9)
     again = simulate(GRAPH, COSTS, played.steps, link=planned.link, updates=found.updates)
@@ -96,9 +96,9 @@ def test_a_step_fits_in_a_part_of_what_everything_takes() -> None:
     planned = task(everything * 6 // 10)
     found = OffloadSearch(planned).best()
     check(planned, found)
-    assert found.replay.seconds < 2 * planned.keep_all_seconds
-    assert found.replay.transfers is not None
-    assert found.replay.transfers.host_peak >= 6 * WEIGHT * 3
+    assert found.simulation.seconds < 2 * planned.keep_all_seconds
+    assert found.simulation.transfers is not None
+    assert found.simulation.transfers.host_peak >= 6 * WEIGHT * 3
 
 
 @settings(max_examples=12, deadline=None)
@@ -168,18 +168,18 @@ def test_choices_that_come_to_the_same_are_placed_once() -> None:
     search = OffloadSearch(task(9_000_000))
     first, second = (search.look(OffloadChoice(0.7, last=last)) for last in (0.0, 1.0))
     assert first is not None and second is not None
-    assert second == replace(first, choice=second.choice) and second.replay is first.replay
+    assert second == replace(first, choice=second.choice) and second.simulation is first.simulation
 
 
 def test_a_faster_link_is_never_slower_where_transfers_are_all() -> None:
-    slow, fast = (OffloadSearch(task(7_000_000, b)).best().replay.seconds for b in (1e8, 1e9))
+    slow, fast = (OffloadSearch(task(7_000_000, b)).best().simulation.seconds for b in (1e8, 1e9))
     assert fast < slow
 
 
 def test_where_nothing_computes_beside_the_other_memory_the_device_updates() -> None:
     found = OffloadSearch(task(10_000_000, host=None)).best()
     check(task(10_000_000, host=None), found)
-    assert not any(isinstance(step.action, UpdateOnHost) for step in found.replay.steps)
+    assert not any(isinstance(step.action, UpdateOnHost) for step in found.simulation.steps)
 
 
 def test_a_slow_processor_beside_the_other_memory_makes_no_step_slower() -> None:

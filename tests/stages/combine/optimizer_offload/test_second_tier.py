@@ -50,7 +50,7 @@ def test_what_has_room_in_the_other_memory_stays_there() -> None:
     assert next(second_tier_problems(roomy, DISK)).far is None
     with_disk = plan_step(roomy, DISK)
     assert with_disk[0].far is None
-    assert with_disk[1].replay.steps == OffloadSearch(roomy).best().replay.steps
+    assert with_disk[1].simulation.steps == OffloadSearch(roomy).best().simulation.steps
 
 
 @pytest.mark.sample(3)
@@ -66,10 +66,10 @@ def test_states_without_room_are_in_the_third_memory(short: int) -> None:
         return
     check(own, found)
     assert own.far is not None and own.far.states(own.updates) >= short
-    assert found.replay.transfers is not None
-    assert found.replay.transfers.host_peak <= tight.link.room
-    lanes = {lane for lane, *_ in found.replay.passing}
-    assert lanes >= {"host/from-disk", "host/to-disk"}
+    assert found.simulation.transfers is not None
+    assert found.simulation.transfers.host_peak <= tight.link.room
+    streams = {stream for stream, *_ in found.simulation.passing}
+    assert streams >= {"host/from-disk", "host/to-disk"}
 
 
 @pytest.mark.long

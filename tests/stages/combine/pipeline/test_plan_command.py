@@ -161,7 +161,7 @@ def test_a_single_device_does_one_batch_after_the_other(tmp_path: Path, strategy
     assert small.status == "infeasible" and small.smallest_devices is not None
     assert small.smallest_memory == plan.devices[0].peak
     tiny = plan_of(tmp_path, chain_of_case(CASE), strategy, 1, 1)
-    assert "can compute again instead of storing: plan with --stage-recompute rotor" in tiny.message
+    assert "a device can recompute what it lacks: plan with stage recompute rotor" in tiny.message
 
 
 @pytest.mark.parametrize("strategy", ALLOCATORS)

@@ -101,8 +101,8 @@ def test_a_strategy_with_a_link_from_outside(
     assert plan.peak is not None and plan.time is not None
     assert "bytes wait in disk/memory, and computations wait " in plan.message
     assert plan.peak <= plan.keep_all.peak and plan.time > plan.keep_all.time
-    lanes = {step.lane for step in steps}
-    assert lanes == {"cpu/compute", "cpu/to-disk", "cpu/from-disk"}
+    streams = {step.stream for step in steps}
+    assert streams == {"cpu/compute", "cpu/to-disk", "cpu/from-disk"}
     assert {step.memory for step in steps} == {"cpu/memory", "disk/memory"}
     assert len([step for step in steps if isinstance(step.action, Wait)]) == 2
     link = schedule_link(point / "schedule.arrow")
@@ -120,4 +120,4 @@ def test_a_strategy_with_a_link_from_outside(
     found = read_frontier(frontier)
     write_frontier(frontier, replace(found, link=replace(link, bandwidth=2e9)))
     assert main([*words, "--out", str(point)]) == 1
-    assert "which replays to" in capsys.readouterr().err
+    assert "where the simulator finds" in capsys.readouterr().err

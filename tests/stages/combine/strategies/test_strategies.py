@@ -90,11 +90,11 @@ def test_what_the_dynamic_program_predicts_holds_for_the_ops(facts: GradientFlow
 def test_baselines(facts: GradientFlow) -> None:
     blocks, problem = blocks_of(facts), facts.problem
     options = options_of(blocks)
-    [unplanned] = load_strategy("keep_all").candidates(PlanningProblem(problem, blocks, options))
+    [kept] = load_strategy("keep_all").candidates(PlanningProblem(problem, blocks, options))
     [checkpoint] = load_strategy("checkpoint_all").candidates(
         PlanningProblem(problem, blocks, options)
     )
-    assert unplanned.executions == [node.op for node in problem.nodes]
+    assert kept.executions == [node.op for node in problem.nodes]
     check_candidate(problem, checkpoint)
     assert checkpoint.sequence[0] == ChainOperation("F_ck", 1)
     assert checkpoint.sequence[-1] == ChainOperation("B", 1)

@@ -208,7 +208,7 @@ def test_consumed_gradients_are_told(loop: Loop) -> None:
 def test_parameters_in_another_memory() -> None:
     plain, own = model(), model()
     expected = made(torch.optim.AdamW, plain.parameters())
-    home, optimizer = lodged(own, made(torch.optim.AdamW, own.parameters()))
+    store, optimizer = lodged(own, made(torch.optim.AdamW, own.parameters()))
     optimizer.keep_gradients = True
     for number in range(3):
         inputs = torch.randn(4, 9, generator=torch.Generator().manual_seed(number))
@@ -216,7 +216,7 @@ def test_parameters_in_another_memory() -> None:
         for parameter, gradient in zip(own.parameters(), plain.parameters(), strict=True):
             assert gradient.grad is not None
             parameter.grad = gradient.grad.clone()
-        for number_there in range(len(home.parameters)):
+        for number_there in range(len(store.parameters)):
             optimizer._arrived(number_there)
         norms = [nn.utils.clip_grad_norm_(m.parameters(), 0.01) for m in (plain, own)]
         assert torch.equal(*norms)

@@ -37,7 +37,7 @@ def test_bytes_come_back_as_they_were() -> None:
     assert torch.equal(back, sent)
 
 
-def test_transfers_of_a_lane_are_done_in_the_order_of_issue(
+def test_transfers_of_a_stream_are_done_in_the_order_of_issue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done: list[int] = []
@@ -225,7 +225,7 @@ def test_what_a_run_counted_holds_no_memory() -> None:
     assert moved is not None and (moved.left, moved.peak, moved.there) == (16, 16, 16)
     [(begin, end, size)] = moved.waits
     assert size == 16 and moved.waited == end - begin and moved.since(moved.began) == 0.0
-    [(begun, done, size)] = moved.lanes[0]
+    [(begun, done, size)] = moved.streams[0]
     assert moved.began <= begun <= done <= end and size == 16
     del run
     for size in (8, 9, 10):
@@ -275,7 +275,7 @@ def test_the_end_of_a_disk_waits_for_no_thread() -> None:
     assert ended.wait(20)
 
 
-def test_a_disk_that_ends_in_its_own_lane_is_closed_by_the_next(
+def test_a_disk_that_ends_in_its_own_stream_is_closed_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     disk = DiskTarget(64)

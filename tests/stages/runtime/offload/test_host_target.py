@@ -152,4 +152,4 @@ def test_a_run_on_a_gpu_counts_its_waits(cuda: Cuda, monkeypatch: pytest.MonkeyP
     assert (moved.left, moved.returned, moved.peak, moved.there) == (16, 16, 16, 0)
     assert len(moved.waits) == 2 and moved.waited == 2.0
     assert [there for _, there in moved.line] == [16, 0]
-    assert [len(lane) for lane in moved.lanes] == [1, 1]
+    assert [len(stream) for stream in moved.streams] == [1, 1]

@@ -46,11 +46,11 @@ def lodged(
     optimizer: Any,
     sums: bool = False,
     there: Any = (),
-    bench: int = 1 << 20,
+    workspace: int = 1 << 20,
     far: Any = (),
     second_disk: Any = None,
 ) -> Any:
-    """The home of all parameters of a module, which updates each of them, and the optimizer; the
+    """The store of all parameters of a module, which updates each of them, and the optimizer; the
     states of those that are `far` are on another disk."""
     paths, parameters = zip(*module.named_parameters(), strict=True)
     groups = optimizer.param_groups
@@ -76,7 +76,7 @@ def lodged(
         peak=0,
         first_peak=0,
         host_updated=tuple(range(len(paths))),
-        workspace_bytes=bench,
+        workspace_bytes=workspace,
         gradient_sum_bytes=size if sums else 0,
         second_tier=tuple(far),
         second_tier_bytes=sum(apart),
@@ -91,17 +91,17 @@ def gradients_of(module: nn.Module, step: int) -> list[torch.Tensor]:
 
 
 def run(
-    home: ParameterStore, optimizer: Any, gradients: list[torch.Tensor | None], last: bool
+    store: ParameterStore, optimizer: Any, gradients: list[torch.Tensor | None], last: bool
 ) -> None:
     """What the program of a microbatch does once gradients are whole."""
-    adding = home.lane is not None and home.lane.adds and not last
+    adding = store.host_updater is not None and store.host_updater.adds and not last
     with contextlib.nullcontext() if last else optimizer.accumulating():
-        visit = StepContext(home, adding)
+        visit = StepContext(store, adding)
         visit.begin_backward()
-        places = home.places
+        places = store.places
         for n, gradient in enumerate(gradients):
             if gradient is not None:
-                home.parameters[n].grad = gradient.clone()
+                store.parameters[n].grad = gradient.clone()
                 optimizer._arrived(n)
             visit.send_gradient(n, places[n])
             visit.wait_for_gradient(n)
@@ -130,7 +130,7 @@ def test_as_torch_optim(
 ) -> None:
     plain, own = model(), model()
     expected = kind(groups_of(plain), **options)
-    home, found = lodged(own, kind(groups_of(own), **options), parts > 1, there=[2])
+    store, found = lodged(own, kind(groups_of(own), **options), parts > 1, there=[2])
     schedules = [torch.optim.lr_scheduler.StepLR(each, 1, 0.5) for each in (expected, found)]
     mixed = kind is torch.optim.SGD and "fused" in options
     for step in range(3):
@@ -143,14 +143,14 @@ def test_as_torch_optim(
             gradients[-1][2] = None if parts > 1 else gradients[-1][2]
         plain_step(plain, expected, gradients)
         for number, each in enumerate(gradients):
-            run(home, found, each, number == parts - 1)
+            run(store, found, each, number == parts - 1)
         found.step()
         found.zero_grad()
         for schedule in schedules:
             schedule.step()
     assert_alike(expected.state_dict(), found.state_dict())
-    for one, n in zip(plain.parameters(), range(len(home.parameters)), strict=True):
-        assert torch.equal(one, home.read(n))
+    for one, n in zip(plain.parameters(), range(len(store.parameters)), strict=True):
+        assert torch.equal(one, store.read(n))
     # States and parameters that were updated there are taken up on the device, and vice versa.
     found.load_state_dict(copy.deepcopy(expected.state_dict()))
     with found.gathered():
@@ -158,7 +158,7 @@ def test_as_torch_optim(
             parameter.grad = gradient
     found.step()
     plain_step(plain, expected, [gradients_of(plain, 99)])
-    run(home, found, list(gradients_of(own, 100)), True)
+    run(store, found, list(gradients_of(own, 100)), True)
     found.step()
     plain_step(plain, expected, [gradients_of(plain, 100)])
     found.close()
@@ -169,18 +169,18 @@ def test_as_torch_optim(
 def test_parameters_of_any_dtype(dtype: torch.dtype) -> None:
     plain, own = model(dtype), model(dtype)
     expected = torch.optim.AdamW(groups_of(plain))
-    home, found = lodged(own, torch.optim.AdamW(groups_of(own)))
+    store, found = lodged(own, torch.optim.AdamW(groups_of(own)))
     for step in range(2):
         gradients = gradients_of(plain, step)
         plain_step(plain, expected, [gradients])
-        run(home, found, list(gradients), True)
+        run(store, found, list(gradients), True)
         found.step()
     found.close()
     assert all(map(torch.equal, plain.parameters(), own.parameters()))
 
 
 class AtOnce:
-    """A disk whose lane beside is the thread that issues."""
+    """A disk whose stream beside is the thread that issues."""
 
     def __init__(self, disk: Any) -> None:
         self.disk = disk
@@ -208,12 +208,12 @@ def test_the_lane_takes_the_bytes_that_were_measured(
     cost = measure_updates(kind, groups, ["weight"], PIECE)["weight"]
     with memory_session("cpu"):
         own = nn.Linear(33, 40, bias=False)
-        home, found = lodged(own, kind(own.parameters(), **options))
-    home.memory.memory = AtOnce(home.memory.memory)
+        store, found = lodged(own, kind(own.parameters(), **options))
+    store.memory.memory = AtOnce(store.memory.memory)
     peaks = []
     for step in range(2):
         gradient = gradients_of(own, step)[0]
-        visit = StepContext(home)
+        visit = StepContext(store)
         own.weight.grad = gradient
         found._arrived(0)
         del gradient
@@ -231,14 +231,14 @@ def test_the_lane_takes_the_bytes_that_were_measured(
 
 
 def interrupted(
-    home: ParameterStore,
+    store: ParameterStore,
     optimizer: Any,
     gradient: torch.Tensor,
     until: Callable[[StepContext], None],
 ) -> None:
     """A run that ends after a part of what it does with a gradient."""
-    visit = StepContext(home)
-    home.parameters[0].grad = gradient.clone()
+    visit = StepContext(store)
+    store.parameters[0].grad = gradient.clone()
     optimizer._arrived(0)
     until(visit)
     del visit
@@ -273,13 +273,13 @@ def test_a_run_that_ends_early_loses_no_gradient() -> None:
         plain, own = nn.Linear(9, 33), nn.Linear(9, 33)
         own.load_state_dict(plain.state_dict())
         expected = torch.optim.AdamW(plain.parameters())
-        home, found = lodged(own, torch.optim.AdamW(own.parameters()), there=[0])
+        store, found = lodged(own, torch.optim.AdamW(own.parameters()), there=[0])
         gradient = gradients_of(plain, 0)[0]
-        interrupted(home, found, gradient, until)
-        assert is_consumed(home.parameters[0]) is (until is updated)
+        interrupted(store, found, gradient, until)
+        assert is_consumed(store.parameters[0]) is (until is updated)
         found.step()
         plain_step(plain, expected, [[gradient, None]])
-        assert torch.equal(home.read(0), plain.weight)
+        assert torch.equal(store.read(0), plain.weight)
         with found.gathered():
             assert all(map(torch.equal, own.parameters(), plain.parameters()))
         assert_alike(expected.state_dict(), found.state_dict())
@@ -291,17 +291,17 @@ def test_a_step_behind_a_backward_that_was_interrupted_takes_its_gradients() -> 
     plain, own = nn.Linear(9, 33), nn.Linear(9, 33)
     own.load_state_dict(plain.state_dict())
     expected = torch.optim.AdamW(plain.parameters())
-    home, found = lodged(own, torch.optim.AdamW(own.parameters()))
+    store, found = lodged(own, torch.optim.AdamW(own.parameters()))
     gradients = gradients_of(plain, 0)
-    visit = StepContext(home)
+    visit = StepContext(store)
     for n, gradient in enumerate(gradients):
-        home.parameters[n].grad = gradient.clone()
+        store.parameters[n].grad = gradient.clone()
     found._arrived(0)
-    assert is_consumed(home.parameters[0])
+    assert is_consumed(store.parameters[0])
     found.step()
     del visit
     plain_step(plain, expected, [gradients])
-    assert all(is_consumed(parameter) for parameter in home.parameters)
+    assert all(is_consumed(parameter) for parameter in store.parameters)
     found.close()
     assert all(map(torch.equal, plain.parameters(), own.parameters()))
 
@@ -310,16 +310,16 @@ def test_a_step_behind_a_backward_that_was_interrupted_takes_its_gradients() -> 
 def test_what_is_done_with_a_gradient_comes_after_its_transfer(adding: bool) -> None:
     """On a GPU a wait returns at once, and the thread of the host has to wait itself."""
     own = nn.Linear(9, 33)
-    home, found = lodged(own, torch.optim.AdamW(own.parameters()), adding)
-    memory = AtOnce(home.memory.memory)
-    home.memory.memory = memory
+    store, found = lodged(own, torch.optim.AdamW(own.parameters()), adding)
+    memory = AtOnce(store.memory.memory)
+    store.memory.memory = memory
     with found.accumulating() if adding else contextlib.nullcontext():
-        visit = StepContext(home, adding)
-        home.parameters[0].grad = gradients_of(own, 0)[0]
+        visit = StepContext(store, adding)
+        store.parameters[0].grad = gradients_of(own, 0)[0]
         found._arrived(0)
         visit.send_gradient(0, 0)
-        assert home.lane is not None
-        sent = home.lane.moving[0]
+        assert store.host_updater is not None
+        sent = store.host_updater.moving[0]
         visit.wait_for_gradient(0)
         visit.free_gradient(0)
         (visit.accumulate if adding else visit.optimize)(0)
@@ -330,19 +330,19 @@ def test_what_is_done_with_a_gradient_comes_after_its_transfer(adding: bool) -> 
 
 def test_the_lane_takes_tiny_numbers_for_zero_where_its_caller_does() -> None:
     own = nn.Linear(9, 33, bias=False)
-    home, found = lodged(own, torch.optim.SGD(own.parameters(), lr=1.0))
-    run(home, found, list(gradients_of(own, 0)), True)
+    store, found = lodged(own, torch.optim.SGD(own.parameters(), lr=1.0))
+    run(store, found, list(gradients_of(own, 0)), True)
     found.step()
     tiny = torch.full((33, 9), 1e-39)
     for flushes in (True, False):
-        home.write(0, torch.zeros(33, 9))
+        store.write(0, torch.zeros(33, 9))
         assert torch.set_flush_denormal(flushes)
         try:
-            run(home, found, [tiny], True)
+            run(store, found, [tiny], True)
             found.step()
         finally:
             torch.set_flush_denormal(False)
-        assert home.read(0).eq(0).all() == flushes
+        assert store.read(0).eq(0).all() == flushes
     found.close()
 
 
@@ -351,12 +351,12 @@ def test_the_lane_takes_tiny_numbers_for_zero_where_its_caller_does() -> None:
 def test_the_host_of_a_gpu_updates_as_torch_optim_does_on_a_cpu(parts: int) -> None:
     plain, own = model(), model().cuda()
     expected = torch.optim.AdamW(groups_of(plain), foreach=False)
-    home, found = lodged(own, torch.optim.AdamW(groups_of(own), foreach=False), parts > 1, [2])
+    store, found = lodged(own, torch.optim.AdamW(groups_of(own), foreach=False), parts > 1, [2])
     for step in range(3):
         gradients = [gradients_of(plain, 10 * step + n) for n in range(parts)]
         plain_step(plain, expected, gradients)
         for number, each in enumerate(gradients):
-            run(home, found, [gradient.cuda() for gradient in each], number == parts - 1)
+            run(store, found, [gradient.cuda() for gradient in each], number == parts - 1)
         found.step()
     found.close()
     for one, other in zip(plain.parameters(), own.parameters(), strict=True):
@@ -365,12 +365,12 @@ def test_the_host_of_a_gpu_updates_as_torch_optim_does_on_a_cpu(parts: int) -> N
 
 def test_a_file_that_was_cut_off_ends_in_one_sentence() -> None:
     own = nn.Linear(9, 33)
-    home, found = lodged(own, torch.optim.AdamW(own.parameters()))
-    disk: Any = home.memory.memory
-    run(home, found, list(gradients_of(own, 0)), True)
+    store, found = lodged(own, torch.optim.AdamW(own.parameters()))
+    disk: Any = store.memory.memory
+    run(store, found, list(gradients_of(own, 0)), True)
     found.step()
-    visit = StepContext(home)
-    home.parameters[0].grad = gradients_of(own, 0)[0]
+    visit = StepContext(store)
+    store.parameters[0].grad = gradients_of(own, 0)[0]
     found._arrived(0)
     visit.send_gradient(0, 0)
     visit.wait_for_gradient(0)
@@ -378,7 +378,7 @@ def test_a_file_that_was_cut_off_ends_in_one_sentence() -> None:
     visit.optimize(0)
     with pytest.raises(RuntimeError, match=r"tensors cannot wait in files of .* shorter than what"):
         visit.wait_for_gradient(0)
-    for use in (lambda: StepContext(home), found.state_dict, lambda: home.read(0)):
+    for use in (lambda: StepContext(store), found.state_dict, lambda: store.read(0)):
         with pytest.raises(RuntimeError, match=r"has failed, and some of them may be lost: make"):
             use()
 
@@ -386,10 +386,10 @@ def test_a_file_that_was_cut_off_ends_in_one_sentence() -> None:
 def test_settings_that_ask_for_more_states_are_told_ahead_of_all() -> None:
     own = nn.Linear(9, 33)
     before = copy.deepcopy(own.state_dict())
-    home, found = lodged(own, torch.optim.SGD(own.parameters(), lr=0.1))
+    store, found = lodged(own, torch.optim.SGD(own.parameters(), lr=0.1))
     found.param_groups[0]["momentum"] = 0.9
     with pytest.raises(RuntimeError, match=r"has momentum 0\.9 now, which takes more states"):
-        run(home, found, list(gradients_of(own, 0)), True)
+        run(store, found, list(gradients_of(own, 0)), True)
     found.close()
     assert_alike(own.state_dict(), before)
 
@@ -398,6 +398,6 @@ def test_a_lane_that_is_another_one_than_planned_is_refused() -> None:
     own = nn.Linear(9, 33)
     before = copy.deepcopy(own.state_dict())
     with pytest.raises(RuntimeError, match=r"pass through .* bytes, in the plan 7: plan again"):
-        lodged(own, torch.optim.AdamW(own.parameters()), bench=7)
+        lodged(own, torch.optim.AdamW(own.parameters()), workspace=7)
     assert type(own.weight) is nn.Parameter
     assert_alike(own.state_dict(), before)

@@ -21,11 +21,11 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gradients_that_lie_otherwise_than_their_parameters_add_up() -> None:
     plain, own = (nn.ParameterList([torch.arange(12.0).view(3, 4).t()]) for _ in range(2))
     expected = torch.optim.AdamW(plain.parameters())
-    home, found = lodged(own, torch.optim.AdamW(own.parameters()), sums=True)
+    store, found = lodged(own, torch.optim.AdamW(own.parameters()), sums=True)
     gradients = [gradients_of(plain, number) for number in range(3)]
     assert gradients[0][0].stride() != plain[0].stride()
     for number, each in enumerate(gradients):
-        run(home, found, list(each), number == 2)
+        run(store, found, list(each), number == 2)
     found.step()
     plain_step(plain, expected, [list(each) for each in gradients])
     found.close()
@@ -37,9 +37,9 @@ def test_what_adds_up_is_not_dropped_in_part() -> None:
     plain, own = nn.Linear(9, 33), nn.Linear(9, 33)
     own.load_state_dict(plain.state_dict())
     expected = torch.optim.AdamW(plain.parameters())
-    home, found = lodged(own, torch.optim.AdamW(own.parameters()), sums=True)
+    store, found = lodged(own, torch.optim.AdamW(own.parameters()), sums=True)
     gradients = [gradients_of(plain, number) for number in range(3)]
-    run(home, found, list(gradients[0]), False)
+    run(store, found, list(gradients[0]), False)
     for use in (
         own.zero_grad,
         lambda: torch.nn.utils.clip_grad_norm_(own.parameters(), 1.0),
@@ -50,13 +50,13 @@ def test_what_adds_up_is_not_dropped_in_part() -> None:
         ):
             use()
     with found.accumulating():
-        visit = StepContext(home, True)
-        home.parameters[0].grad = gradients[1][0].clone()
+        visit = StepContext(store, True)
+        store.parameters[0].grad = gradients[1][0].clone()
         found._arrived(0)
     found.zero_grad()
     del visit
     assert own.weight.grad is None
-    run(home, found, list(gradients[2]), True)
+    run(store, found, list(gradients[2]), True)
     found.step()
     plain_step(plain, expected, [gradients[2]])
     found.close()

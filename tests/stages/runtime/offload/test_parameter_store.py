@@ -36,7 +36,7 @@ def model() -> nn.Sequential:
     return made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def home_of(module: nn.Module, there: Any = ()) -> ParameterStore:
+def store_of(module: nn.Module, there: Any = ()) -> ParameterStore:
     paths, parameters = zip(*module.named_parameters(), strict=True)
     size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
     disk = DiskTarget(size + 64)
@@ -49,13 +49,13 @@ def test_values_come_back_as_they_were_in_the_same_objects() -> None:
     module = model()
     objects = list(module.parameters())
     values = [(parameter.detach().clone(), parameter.stride()) for parameter in objects]
-    home = home_of(module, there=[2])
+    store = store_of(module, there=[2])
     assert [parameter.stride() for parameter in objects] == [stride for _, stride in values]
     assert objects[2].is_contiguous() is False and isinstance(objects[0], nn.Parameter)
     for number in range(len(objects)):
-        found = home.read(number)
+        found = store.read(number)
         assert torch.equal(found, values[number][0]) and found.stride() == values[number][1]
-    home.close()
+    store.close()
     assert all(mine is its for mine, its in zip(objects, module.parameters(), strict=True))
     for parameter, (value, stride) in zip(objects, values, strict=True):
         assert type(parameter) is nn.Parameter and parameter.stride() == stride
@@ -64,48 +64,48 @@ def test_values_come_back_as_they_were_in_the_same_objects() -> None:
 
 def test_bytes_are_on_the_device_where_the_order_of_issue_says() -> None:
     module = model()
-    home = home_of(module)
-    size = home.layouts[0].bytes
+    store = store_of(module)
+    size = store.layouts[0].bytes
 
     def use() -> None:
-        home.prefetch(0)
-        home.prefetch(4)
-        home.wait(0)
-        home.wait(4)
-        home.free(0)
-        home.free(4)
+        store.prefetch(0)
+        store.prefetch(4)
+        store.wait(0)
+        store.wait(4)
+        store.free(0)
+        store.free(4)
 
     use()
     usage, _ = measure_call_memory("cpu", use)
-    assert (usage.peak, usage.net) == (size + home.layouts[4].bytes, 0)
+    assert (usage.peak, usage.net) == (size + store.layouts[4].bytes, 0)
 
 
 def test_changes_are_sent_back_by_whoever_makes_them() -> None:
     module = model()
-    home = home_of(module, there=[1])
+    store = store_of(module, there=[1])
     with torch.no_grad():
         for number in (0, 1):
-            with home.modify_parameter(number) as own:
+            with store.modify_parameter(number) as own:
                 own.fill_(number + 2)
-    home.settle()
-    home.free(1)
-    home.settle()
-    with home.gathered():
+    store.settle()
+    store.free(1)
+    store.settle()
+    with store.gathered():
         assert module[0].weight.eq(2).all() and module[0].bias.eq(3).all()  # type: ignore[operator]
         with torch.no_grad():
             module[0].weight.fill_(5)  # type: ignore[operator]
         module[0].bias.data = torch.full((40,), 7.0)
-        with home.gathered():
+        with store.gathered():
             pass
         assert type(module[0].weight) is nn.Parameter
-    assert home.read(0).eq(5).all() and home.read(1).eq(7).all()
+    assert store.read(0).eq(5).all() and store.read(1).eq(7).all()
 
 
 @pytest.mark.parametrize("there", [(), range(6)])
 def test_what_was_computed_within_gathered_has_its_backward_there(there: Any) -> None:
     module = model()
-    home = home_of(module, there)
-    with home.gathered():
+    store = store_of(module, there)
+    with store.gathered():
         for parameter in module.parameters():
             parameter.square().sum().backward()
             parameter.grad = None
@@ -118,8 +118,8 @@ def test_what_was_computed_within_gathered_has_its_backward_there(there: Any) ->
 
 def test_a_wait_that_is_interrupted_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     module = model()
-    home = home_of(module)
-    value = home.read(0)
+    store = store_of(module)
+    value = store.read(0)
     begun = threading.Event()
 
     def later(move: Any) -> Any:
@@ -136,28 +136,28 @@ def test_a_wait_that_is_interrupted_is_waited_for_again(monkeypatch: pytest.Monk
         with monkeypatch.context() as patch:
             patch.setattr(disks, name, later(getattr(disks, name)))
             if name == "_read":
-                home.prefetch(0)
+                store.prefetch(0)
             else:
-                home.wait(0)
-                home.tensor(0).mul_(2)
-                home.offload(0)
+                store.wait(0)
+                store.tensor(0).mul_(2)
+                store.offload(0)
             patch.setattr(WorkerFuture, "result", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                home.wait(0)
-        [ticket] = home.memory.memory.moving  # type: ignore[attr-defined]
-        assert ticket.tensor is not None and home.moving[0] is ticket
+                store.wait(0)
+        [ticket] = store.memory.memory.moving  # type: ignore[attr-defined]
+        assert ticket.tensor is not None and store.moving[0] is ticket
         begun.set()
-    home.settle()
-    assert not home.moving and torch.equal(home.read(0), 2 * value)
-    home.close()
+    store.settle()
+    assert not store.moving and torch.equal(store.read(0), 2 * value)
+    store.close()
 
 
 def test_changes_within_gathered_outlast_an_interrupted_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = model()
-    home = home_of(module, there=[5])
-    waited = home.memory.memory.wait
+    store = store_of(module, there=[5])
+    waited = store.memory.memory.wait
     left = [2]
 
     def interrupted(ticket: Any) -> None:
@@ -166,28 +166,28 @@ def test_changes_within_gathered_outlast_an_interrupted_end(
             raise KeyboardInterrupt
         waited(ticket)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), home.gathered():
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), store.gathered():
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.fill_(3)
-        patch.setattr(home.memory.memory, "wait", interrupted)
-    with home.gathered():
+        patch.setattr(store.memory.memory, "wait", interrupted)
+    with store.gathered():
         assert all(parameter.eq(3).all() for parameter in module.parameters())
-    home.close()
+    store.close()
     assert all(parameter.eq(3).all() for parameter in module.parameters())
 
 
 def test_another_layout_is_refused_and_changes_nothing() -> None:
     module = model()
-    home = home_of(module)
-    before = home.read(0)
+    store = store_of(module)
+    before = store.read(0)
     with (
         pytest.raises(RuntimeError, match=r"0\.weight was given another shape, dtype"),
-        home.gathered(),
+        store.gathered(),
     ):
         module[0].weight.data = torch.zeros(2, 2)
-    assert torch.equal(home.read(0), before)
-    home.close()
+    assert torch.equal(store.read(0), before)
+    store.close()
     assert torch.equal(module[0].weight, before)  # type: ignore[arg-type]
 
 
@@ -222,12 +222,12 @@ def test_what_cannot_live_elsewhere_is_named(how: str) -> None:
 
 def test_a_file_that_was_cut_off_is_told_and_nothing_is_read_as_zeros(tmp_path: Path) -> None:
     module = model()
-    home = home_of(module)
-    disk: Any = home.memory.memory
+    store = store_of(module)
+    disk: Any = store.memory.memory
     os.ftruncate(disk.file.fileno(), 100)
     with pytest.raises(RuntimeError, match="the file is shorter than what was written"):
-        home.read(0)
-    for use in (lambda: home.read(0), home.gathered().__enter__, home.states().__enter__):
+        store.read(0)
+    for use in (lambda: store.read(0), store.gathered().__enter__, store.states().__enter__):
         with pytest.raises(RuntimeError, match=rf"has failed, and some .* in files of {tmp_path}"):
             use()
 
@@ -296,17 +296,17 @@ def test_states_that_are_no_longer_those_of_the_parameters_are_refused(
         raise OSError(5, "Input/output error")
 
     module = model()
-    home, optimizer = offload_parameters(
+    store, optimizer = offload_parameters(
         module, torch.optim.AdamW(module.parameters()), offload_plan(module)
     )
     states = optimizer.state_dict()
     with monkeypatch.context() as broken:
         broken.setattr(os, "pwrite", fail)
-        home.prefetch(0)
-        home.wait(0)
-        home.offload(0)
+        store.prefetch(0)
+        store.wait(0)
+        store.offload(0)
         with pytest.raises(RuntimeError, match="Input/output error"):
-            home.wait(0)
+            store.wait(0)
     optimizer._updates.keys[0] = ("step",)
     parameter: Any = next(module.parameters())
     parameter.grad = torch.ones(parameter.shape)
@@ -320,14 +320,14 @@ def test_what_is_closed_behind_a_failed_disk_has_no_values_and_says_so(
     known: bool, tmp_path: Path
 ) -> None:
     module = model()
-    home, optimizer = offload_parameters(
+    store, optimizer = offload_parameters(
         module, torch.optim.AdamW(module.parameters()), offload_plan(module)
     )
-    disk = home.memory.memory
+    disk = store.memory.memory
     os.ftruncate(disk.file.fileno(), 100)  # type: ignore[attr-defined]
     if known:
         with pytest.raises(RuntimeError, match="the file is shorter than what was written"):
-            home.read(0)
+            store.read(0)
         optimizer.close()
     else:
         with pytest.raises(RuntimeError, match="the file is shorter than what was written"):
@@ -350,14 +350,14 @@ def test_what_is_closed_behind_a_failed_disk_has_no_values_and_says_so(
 def test_nothing_is_left_of_a_process_that_is_killed_and_two_never_meet(tmp_path: Path) -> None:
     code = """
 import os, signal, sys, torch
-from tests.stages.runtime.offload.test_parameter_store import home_of, model
+from tests.stages.runtime.offload.test_parameter_store import store_of, model
 module = model()
-home = home_of(module)
-with home.gathered(), torch.no_grad():
+store = store_of(module)
+with store.gathered(), torch.no_grad():
     module[0].weight.fill_(float(sys.argv[1]))
-print(home.read(0).unique().tolist(), flush=True)
+print(store.read(0).unique().tolist(), flush=True)
 sys.stdin.read(1)
-print(home.read(0).unique().tolist(), flush=True)
+print(store.read(0).unique().tolist(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     runs = [

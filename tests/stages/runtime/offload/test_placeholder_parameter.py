@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.stages.runtime.offload.test_parameter_store import home_of, model
+from tests.stages.runtime.offload.test_parameter_store import model, store_of
 from tightfit.stages.runtime.offload.disk_target import DISK_VARIABLE
 from tightfit.stages.runtime.offload.step_context import StepContext
 
@@ -27,8 +27,8 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_goes_around_the_class_computes_with_nothing(within: bool) -> None:
     """Between steps and `within` one, where some values are on the device."""
     module = model()
-    home = home_of(module, there=[2])
-    visit = StepContext(home) if within else None
+    store = store_of(module, there=[2])
+    visit = StepContext(store) if within else None
     if visit is not None:
         visit.prefetch(4)
         visit.wait(4)
@@ -78,19 +78,19 @@ def test_what_goes_around_the_class_computes_with_nothing(within: bool) -> None:
             weight.grad = torch.ones(weight.shape, dtype=torch.float64)
     if visit is not None:
         visit.end_step()
-    home.close()
+    store.close()
     torch.utils.swap_tensors(module[0].bias, nn.Parameter(torch.zeros(40)))
     assert module[0].bias.eq(0).all()  # type: ignore[operator]
 
 
 def test_a_gradient_lies_as_its_parameter_does_where_it_is_there() -> None:
     module = nn.ParameterList([torch.arange(12.0).view(3, 4).t()])
-    home = home_of(module)
+    store = store_of(module)
     module[0].grad = torch.arange(12.0).view(4, 3)
     found = module[0].grad
     assert found is not None and found.stride() == (1, 4)
     assert found is module[0].grad and torch.equal(found, torch.arange(12.0).view(4, 3))
-    home.close()
+    store.close()
 
 
 class Handing(torch.autograd.Function):
@@ -109,14 +109,14 @@ class Handing(torch.autograd.Function):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.complex64])
 def test_gradients_are_of_the_dtype_of_the_parameter(dtype: torch.dtype) -> None:
     module = nn.ParameterList([torch.ones(4, 3, dtype=dtype)])
-    home, gradient = home_of(module), torch.full((4, 3), 2, dtype=dtype)
+    store, gradient = store_of(module), torch.full((4, 3), 2, dtype=dtype)
     own: Any = module[0]
     own.grad = gradient.clone()
     for _ in range(2):
-        visit = StepContext(home)
+        visit = StepContext(store)
         value: Any = Handing.apply(own, gradient)
         value.backward()
         visit.end_step()
     assert own.grad.dtype == own.grad_dtype == dtype and torch.equal(own.grad, 3 * gradient)
-    home.close()
+    store.close()
     assert torch.equal(own, torch.ones(4, 3, dtype=dtype))

@@ -64,7 +64,7 @@ def test_as_torch_optim(
     plain, own = model(), model()
     expected = kind(groups_of(plain), **options)
     made = kind(groups_of(own), **options)
-    home, found = lodged(own, made, parts > 1, there=[2], far=[0, 2, 3], second_disk=far)
+    store, found = lodged(own, made, parts > 1, there=[2], far=[0, 2, 3], second_disk=far)
     updates = found._updates
     states = sum(p.size for pieces in updates.pieces for p in pieces if updates.far.has(p))
     file = updates.far.behind.disk.file.fileno()
@@ -75,7 +75,7 @@ def test_as_torch_optim(
             each[(0, 2, 3)[step - 1]] = None
         plain_step(plain, expected, gradients)
         for number, each in enumerate(gradients):
-            run(home, found, each, number == parts - 1)
+            run(store, found, each, number == parts - 1)
         found.step()
         found.zero_grad()
         if step == 1:
@@ -92,7 +92,7 @@ def test_as_torch_optim(
     found.step()
     plain_step(plain, expected, [gradients_of(plain, 99)])
     for step in (100, 101):
-        run(home, found, list(gradients_of(own, step)), True)
+        run(store, found, list(gradients_of(own, step)), True)
         found.step()
         plain_step(plain, expected, [gradients_of(plain, step)])
     wanted = expected.state_dict()
@@ -140,14 +140,14 @@ def test_states_are_updated_in_buffers_of_the_host(
     )
     plain, own = model(), model()
     expected = torch.optim.AdamW(groups_of(plain))
-    home, found = lodged(own, torch.optim.AdamW(groups_of(own)), far=[0, 2], second_disk=far)
+    store, found = lodged(own, torch.optim.AdamW(groups_of(own)), far=[0, 2], second_disk=far)
     bounces = found._updates.far.behind.bounce_buffers
     for bounce in bounces:
         bounce.fill_(7)
     for step in range(3):
         gradients = gradients_of(plain, step)
         plain_step(plain, expected, [gradients])
-        run(home, found, list(gradients), True)
+        run(store, found, list(gradients), True)
         found.step()
     assert_alike(expected.state_dict(), found.state_dict())
     assert all(bounce.eq(7).all() for bounce in bounces)
@@ -160,11 +160,11 @@ def test_states_behind_the_host_of_a_gpu(far: Path) -> None:
     plain, own = model(), model().cuda()
     expected = torch.optim.AdamW(groups_of(plain), foreach=False)
     made = torch.optim.AdamW(groups_of(own), foreach=False)
-    home, found = lodged(own, made, far=[0, 2], second_disk=far)
+    store, found = lodged(own, made, far=[0, 2], second_disk=far)
     for step in range(4):
         gradients = gradients_of(plain, step)
         plain_step(plain, expected, [gradients])
-        run(home, found, [gradient.cuda() for gradient in gradients], True)
+        run(store, found, [gradient.cuda() for gradient in gradients], True)
         found.step()
         if step == 1:
             found.load_state_dict(found.state_dict())
@@ -174,32 +174,32 @@ def test_states_behind_the_host_of_a_gpu(far: Path) -> None:
 
 
 def trained(far: Path) -> tuple[Any, Any, Any]:
-    """A model with a home after two steps, so that the first states are on their way."""
+    """A model with a parameter store after two steps, so that the first states are on their way."""
     own = nn.Linear(30, 40)
-    home, found = lodged(own, torch.optim.AdamW(own.parameters()), far=[0], second_disk=far)
+    store, found = lodged(own, torch.optim.AdamW(own.parameters()), far=[0], second_disk=far)
     for step in range(2):
-        run(home, found, list(gradients_of(own, step)), True)
+        run(store, found, list(gradients_of(own, step)), True)
         found.step()
-    return own, home, found
+    return own, store, found
 
 
 def test_a_third_file_that_was_cut_off_ends_in_one_sentence(far: Path) -> None:
-    own, home, found = trained(far)
+    own, store, found = trained(far)
     disk = found._updates.far.behind.disk
     disk.idle()
     os.ftruncate(disk.file.fileno(), 8)
     words = rf"tensors cannot wait in files of {far} .*shorter than what.* as second_disk$"
     with pytest.raises(RuntimeError, match=words):
-        run(home, found, list(gradients_of(own, 2)), True)
-    for use in (lambda: home.read(0), found.state_dict, lambda: run(home, found, [], True)):
+        run(store, found, list(gradients_of(own, 2)), True)
+    for use in (lambda: store.read(0), found.state_dict, lambda: run(store, found, [], True)):
         with pytest.raises(RuntimeError, match=r"has failed, and some of them may be lost: make"):
             use()
     found.close()
-    assert disk.file.closed and home.memory.memory.file.closed
+    assert disk.file.closed and store.memory.memory.file.closed
 
 
 def test_a_third_file_that_fails_where_states_are_asked_for(far: Path) -> None:
-    own, home, found = trained(far)
+    own, store, found = trained(far)
     os.ftruncate(found._updates.far.behind.disk.file.fileno(), 8)
     with pytest.raises(RuntimeError, match=rf"files of {far} .* a folder .* as second_disk$"):
         found.state_dict()
@@ -207,17 +207,17 @@ def test_a_third_file_that_fails_where_states_are_asked_for(far: Path) -> None:
         rf"has failed, and some of them may be lost: make .* in files of {far} .* as second_disk$"
     )
     with pytest.raises(RuntimeError, match=words):
-        run(home, found, list(gradients_of(own, 2)), True)
+        run(store, found, list(gradients_of(own, 2)), True)
     found.close()
 
 
 def test_the_disk_that_fails_is_named(far: Path) -> None:
     """Where states pass from one to the other, either may."""
-    own, home, found = trained(far)
-    os.ftruncate(home.memory.memory.file.fileno(), 8)
+    own, store, found = trained(far)
+    os.ftruncate(store.memory.memory.file.fileno(), 8)
     words = rf"files of {far.parent / 'near'} .* as disk, or in {DISK_VARIABLE}$"
     with pytest.raises(RuntimeError, match=words):
-        run(home, found, list(gradients_of(own, 2)), True)
+        run(store, found, list(gradients_of(own, 2)), True)
     found.close()
 
 
@@ -248,7 +248,7 @@ def test_a_third_disk_without_room_is_told_and_all_is_as_it_was(
     monkeypatch.setattr(os, "posix_fallocate", full)
     refused(r"does not give the 9600 bytes .*\(No space left on device\).* as second_disk")
     monkeypatch.undo()
-    given["bench"] = 7
+    given["workspace"] = 7
     refused(r"pass through .* bytes, in the plan 7")
 
 
@@ -256,7 +256,7 @@ def test_a_full_disk_within_a_step_ends_in_one_sentence(
     far: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file system that takes no bytes ahead, as over a network."""
-    own, home, found = trained(far)
+    own, store, found = trained(far)
     file = found._updates.far.behind.disk.file.fileno()
     write = os.pwrite
 
@@ -269,7 +269,7 @@ def test_a_full_disk_within_a_step_ends_in_one_sentence(
     words = rf"files of {far} \(No space left on device\)"
     with pytest.raises(RuntimeError, match=words):
         for step in (2, 3):
-            run(home, found, list(gradients_of(own, step)), True)
+            run(store, found, list(gradients_of(own, step)), True)
             found.step()
             found.state_dict()
     found.close()

@@ -81,20 +81,20 @@ def blocks_by_hand(graph: Graph, count: int) -> Blocks:
     views = {op.id for op in graph.ops if graph.is_view(op)}
     nodes = [op for op in graph.ops if op.id not in views and op is not loss]
     forward = [op.id for op in nodes if op.id < loss.id]
-    home = {op: at * count // len(forward) for at, op in enumerate(forward)}
+    stage_of = {op: at * count // len(forward) for at, op in enumerate(forward)}
     maker = {graph.values[v].storage: op for op in nodes for v in op.outputs if v != NO_VALUE}
     for op in nodes:
         if op.id < loss.id:
             continue
         storages = {graph.values[value].storage for value in op.inputs}
         made = [maker[storage].id for storage in storages if storage in maker]
-        early = [home[one] for one in made if one > loss.id]
-        late = [home[one] for one in made if one < loss.id]
-        home[op.id] = min([*early, count - 1]) if not late else max(late)
-        assert all(home[op.id] <= other for other in early)
+        early = [stage_of[one] for one in made if one > loss.id]
+        late = [stage_of[one] for one in made if one < loss.id]
+        stage_of[op.id] = min([*early, count - 1]) if not late else max(late)
+        assert all(stage_of[op.id] <= other for other in early)
     found = []
     for number in range(count):
-        own = [op for op, where in home.items() if where == number]
+        own = [op for op, where in stage_of.items() if where == number]
         there = [op for op in own if op < loss.id]
         back = [op for op in own if op > loss.id]
         found.append(Block("", str(number), there, back, [], [], [], [], [], [], 0, 0, 0, 0, 0))

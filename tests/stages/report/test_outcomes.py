@@ -1,4 +1,4 @@
-"""The verdicts in words, and which plan a budget's card is about."""
+"""The statuses in words, and which plan a budget's card is about."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from tightfit.schemas.costs import ProfileDevice
 from tightfit.schemas.plan import GpuMemory, Plan
 from tightfit.stages.report.load import PlanResult
 from tightfit.stages.report.memory_timeline import build_timeline
-from tightfit.stages.report.tradeoff_plot import plot_points
-from tightfit.stages.report.verdicts import (
+from tightfit.stages.report.outcomes import (
     best_plan,
     build_cards,
     describe_bound,
@@ -29,6 +28,7 @@ from tightfit.stages.report.verdicts import (
     plan_outcome,
     reason_not_validated,
 )
+from tightfit.stages.report.tradeoff_plot import plot_points
 
 GRAPH = small_graph()
 COSTS = small_costs(GRAPH)
@@ -45,8 +45,8 @@ def result(plan: Plan, measured: bool = True, error: str = "", **changes: object
 def test_a_plan_that_fits() -> None:
     found = plan_outcome(result(PLAN))
     assert (found.state, found.word, found.fits, found.measured) == ("good", "fits", True, True)
-    assert found.sentence == (
-        "Fits 50% (6.3 MB for the step): 6.3 MB measured, 1.20x the unplanned step."
+    assert found.message == (
+        "Fits 50% (6.3 MB for the step): 6.3 MB measured, 1.20x the eager step."
     )
 
 
@@ -54,7 +54,7 @@ def test_a_plan_that_fits() -> None:
 def test_times_of_runs_that_differ_widely_are_marked(high: float, said: str) -> None:
     scattered = result(PLAN, time_ratio_third_quartile=high)
     found = plan_outcome(scattered)
-    assert said in found.sentence and found.scattered == ("?" in said)
+    assert said in found.message and found.scattered == ("?" in said)
     unknown = plan_outcome(result(PLAN, time_ratio_third_quartile=None))
     predicted = plan_outcome(replace(scattered, measurement=None))
     assert not unknown.scattered and not predicted.scattered
@@ -66,13 +66,13 @@ def test_a_plan_of_fused_kernels_is_predicted_at_their_pace_and_says_how_far_the
     assert eager is not None and fused.relative == pytest.approx(0.5 * eager)
     said = "Fused kernels are near."
     measured = replace(result(PLAN, message=said), fused=True)
-    assert plan_outcome(measured).sentence.endswith(f"the unplanned step. {said}")
+    assert plan_outcome(measured).message.endswith(f"the eager step. {said}")
 
 
 def test_a_plan_that_was_not_measured() -> None:
     found = plan_outcome(result(PLAN, measured=False))
     assert (found.state, found.word, found.measured) == ("warning", "should fit", False)
-    assert "6.3 MB predicted" in found.sentence and "not measured yet" in found.sentence
+    assert "6.3 MB predicted" in found.message and "not measured yet" in found.message
 
 
 def test_a_plan_for_a_device_that_is_not_here_claims_no_check() -> None:
@@ -81,14 +81,14 @@ def test_a_plan_for_a_device_that_is_not_here_claims_no_check() -> None:
     planned = replace(result(PLAN, measured=False), described=device)
     found = plan_outcome(planned)
     assert (found.state, found.word, found.measured) == ("warning", "should fit", False)
-    assert found.sentence == (
-        f"Should fit 50% (6.3 MB for the step): 6.3 MB predicted, 1.20x the unplanned step, {said}."
+    assert found.message == (
+        f"Should fit 50% (6.3 MB for the step): 6.3 MB predicted, 1.20x the eager step, {said}."
     )
     small = replace(planned, described=replace(device, memory=1_000_000))
     found = plan_outcome(small)
     assert (found.state, found.word, found.measured) == ("bad", "over device", False)
-    assert found.sentence.startswith("Exceeds the device: ")
-    assert found.sentence.endswith(f"in all predicted, where h100 has 1.0 MB; {said}.")
+    assert found.message.startswith("Exceeds the device: ")
+    assert found.message.endswith(f"in all predicted, where h100 has 1.0 MB; {said}.")
     assert reason_not_validated(planned) == said
     [dot] = plot_points([planned])
     assert (dot.peak, dot.ratio, dot.quartiles) == (PLAN.peak, planned.relative, None)
@@ -121,34 +121,34 @@ def test_a_plan_that_reserves_more_of_a_gpu_than_its_budget() -> None:
 def test_a_measurement_that_contradicts_the_plan() -> None:
     found = plan_outcome(result(PLAN, status="failed", message="the gradient of w differs by 1"))
     assert (found.state, found.word) == ("bad", "failed")
-    assert found.sentence == "Failed: the gradient of w differs by 1"
+    assert found.message == "Failed: the gradient of w differs by 1"
 
 
 def test_results_that_are_not_reproducible_are_told() -> None:
     why = "The original model's results differ from run to run."
     found = plan_outcome(result(PLAN, bits_equal=False, message=why))
     assert (found.state, found.word) == ("good", "fits")
-    assert found.sentence.endswith(f"the unplanned step. {why}")
+    assert found.message.endswith(f"the eager step. {why}")
 
 
 def test_a_stage_that_broke() -> None:
     found = plan_outcome(result(PLAN, measured=False, error="validate: the module does not load"))
     assert (found.state, found.word) == ("bad", "failed")
-    assert "the module does not load" in found.sentence
+    assert "the module does not load" in found.message
 
 
 def test_a_budget_that_is_too_small() -> None:
     plan = plan_of(GRAPH, COSTS, "rockmate", "10%", 1_000_000, None)
     found = plan_outcome(result(plan, measured=False))
     assert (found.state, found.word, found.peak, found.ratio) == ("bad", "infeasible", None, None)
-    assert "the smallest budget known to work is 9.0 MB" in found.sentence
+    assert "the smallest budget known to work is 9.0 MB" in found.message
     assert describe_bound(result(plan, measured=False)) == "" and optimality_label(plan) == ""
 
 
 def test_a_budget_that_the_allocator_makes_too_small_says_so() -> None:
     gpu = GpuMemory(1_900_000, 2_000_000, 4_000_000, 4_100_000, 0, 9_000_000, 0)
     plan = replace(plan_of(GRAPH, COSTS, "rockmate", "10%", 1_000_000, None), gpu=gpu)
-    assert plan_outcome(result(plan, measured=False)).sentence.endswith(
+    assert plan_outcome(result(plan, measured=False)).message.endswith(
         "work is 9.0 MB: PyTorch's allocator reserves 4.1 MB for the 1.9 MB that are requested of "
         "it."
     )
@@ -156,9 +156,9 @@ def test_a_budget_that_the_allocator_makes_too_small_says_so() -> None:
 
 def test_a_budget_that_is_missed_by_little_is_told_to_the_byte() -> None:
     plan = replace(plan_of(GRAPH, COSTS, "rockmate", "5%", 1_000, None), budget_total=8_999_000)
-    sentence = plan_outcome(result(plan, measured=False)).sentence
-    assert "5% (8,999,000 bytes in all)" in sentence
-    assert "known to work is 9,000,000 bytes." in sentence
+    message = plan_outcome(result(plan, measured=False)).message
+    assert "5% (8,999,000 bytes in all)" in message
+    assert "known to work is 9,000,000 bytes." in message
 
 
 def test_a_baseline_has_no_budget_to_meet() -> None:
@@ -197,9 +197,9 @@ def test_where_nothing_fits_the_least_demanding_plan_speaks() -> None:
 def test_cards_from_the_largest_budget_with_all_that_competes() -> None:
     loose = replace(PLAN, budget="90%", budget_bytes=(PLAN.peak or 0) + 10_000)
     rotor = replace(PLAN, strategy="rotor")
-    unplanned = plan_of(GRAPH, COSTS, "keep_all", "none", None, EVERYTHING)
+    keep_all = plan_of(GRAPH, COSTS, "keep_all", "none", None, EVERYTHING)
     made = build_cards(
-        [result(PLAN), result(loose), result(rotor, time_ratio=1.5), result(unplanned)], {}
+        [result(PLAN), result(loose), result(rotor, time_ratio=1.5), result(keep_all)], {}
     )
     assert [card.budget for card in made] == ["90%", "50%"]
     assert made[1].best.plan.strategy == "rockmate"

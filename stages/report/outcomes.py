@@ -1,4 +1,4 @@
-"""The verdict in plain words: one card a budget, one row a plan."""
+"""The status in plain words: one card a budget, one row a plan."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tightfit.schemas.measurement import FAILED_VERDICT, Measurement
+from tightfit.schemas.measurement import FAILED_STATUS, Measurement
 from tightfit.schemas.plan import Plan
 from tightfit.stages.report.formatting import (
     format_bytes,
@@ -40,7 +40,7 @@ class PlanOutcome:
 
     state: Severity
     word: str
-    sentence: str
+    message: str
     peak: int | None
     ratio: float | None
     measured: bool
@@ -67,7 +67,7 @@ class BudgetCard:
 
 
 def plan_outcome(result: PlanResult) -> PlanOutcome:
-    """The verdict of one plan as a sentence."""
+    """The status of one plan with its message."""
     found = _classify_plan(result)
     return replace(found, scattered=found.measured and _is_scattered(result.measurement))
 
@@ -81,8 +81,8 @@ def _classify_plan(result: PlanResult) -> PlanOutcome:
     peak: int | None = plan.peak
     relative = result.relative
     if result.error:
-        sentence = f"Failed: {result.error}"
-        return PlanOutcome("bad", "failed", sentence, peak, relative, False, False)
+        message = f"Failed: {result.error}"
+        return PlanOutcome("bad", "failed", message, peak, relative, False, False)
     if not plan.feasible:
         return PlanOutcome(
             "bad", plan.status, _describe_infeasible(result), None, None, False, False
@@ -92,26 +92,26 @@ def _classify_plan(result: PlanResult) -> PlanOutcome:
         peak, relative = found.measured_peak, found.time_ratio or relative
     fits = peak is not None and _fits_budget(plan, found, peak)
     figures = _describe_figures(peak or 0, relative, measured, measured and _is_scattered(found))
-    if found is not None and found.status == FAILED_VERDICT:
-        sentence = f"Failed: {found.message or figures}"
-        return PlanOutcome("bad", "failed", sentence, peak, relative, measured, fits)
+    if found is not None and found.status == FAILED_STATUS:
+        message = f"Failed: {found.message or figures}"
+        return PlanOutcome("bad", "failed", message, peak, relative, measured, fits)
     if not measured and (beyond := _describe_device_overrun(result)):
-        sentence = f"Exceeds the device: {beyond}; {reason_not_validated(result)}."
-        return PlanOutcome("bad", "over device", sentence, peak, relative, False, fits)
+        message = f"Exceeds the device: {beyond}; {reason_not_validated(result)}."
+        return PlanOutcome("bad", "over device", message, peak, relative, False, fits)
     if plan.budget == NO_BUDGET:
         state: Severity = "good" if measured else "warning"
-        sentence = f"{figures}{_not_validated_clause(result)}.{_describe_inequality(result)}"
-        return PlanOutcome(state, "baseline", sentence, peak, relative, measured, True)
+        message = f"{figures}{_not_validated_clause(result)}.{_describe_inequality(result)}"
+        return PlanOutcome(state, "baseline", message, peak, relative, measured, True)
     asked = f"{plan.budget} ({format_bytes(plan.budget_bytes or 0)} for the step)"
     if not fits:
-        sentence = f"Misses {asked}: {figures}."
-        return PlanOutcome("bad", "over budget", sentence, peak, relative, measured, False)
+        message = f"Misses {asked}: {figures}."
+        return PlanOutcome("bad", "over budget", message, peak, relative, measured, False)
     if not measured:
         why = _not_validated_clause(result) or ", not measured yet"
-        sentence = f"Should fit {asked}: {figures}{why}."
-        return PlanOutcome("warning", "should fit", sentence, peak, relative, False, True)
-    sentence = f"Fits {asked}: {figures}.{_describe_inequality(result)}"
-    return PlanOutcome("good", "fits", sentence, peak, relative, True, True)
+        message = f"Should fit {asked}: {figures}{why}."
+        return PlanOutcome("warning", "should fit", message, peak, relative, False, True)
+    message = f"Fits {asked}: {figures}.{_describe_inequality(result)}"
+    return PlanOutcome("good", "fits", message, peak, relative, True, True)
 
 
 def _fits_budget(plan: Plan, found: Measurement | None, peak: int) -> bool:
@@ -158,7 +158,7 @@ def _describe_inequality(result: PlanResult) -> str:
 
 def _describe_figures(peak: int, relative: float | None, measured: bool, scattered: bool) -> str:
     how = "measured" if measured else "predicted"
-    step = "" if relative is None else f", {format_ratio(relative, scattered)} the unplanned step"
+    step = "" if relative is None else f", {format_ratio(relative, scattered)} the eager step"
     return f"{format_bytes(peak)} {how}{step}"
 
 
