@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ PEAKS = "peak 1,000 bytes as predicted (the model's own step 2,000)"
         ({"status": "failed", "message": "The step takes 7 bytes."}, "The step takes 7 bytes."),
     ],
 )
-def test_the_line_has_peaks_time_and_bits(changes: dict[str, object], line: str) -> None:
+def test_the_line_has_peaks_time_and_bits(changes: Any, line: str) -> None:
     assert describe_measurement(replace(MEASURED, **changes), PLAN) == line
 
 
