@@ -33,6 +33,7 @@ from tightfit.stages.trace.capture_errors import (
     check_shared_memory,
     check_tensor_queries,
     fake_constants_message,
+    is_data_dependent,
     tensor_constant,
 )
 from tightfit.stages.trace.capture_patches import (
@@ -411,6 +412,8 @@ def _translate_errors(built: BuiltModel) -> Iterator[None]:
     except Exception as error:
         if "Unexpected fake buffer" in str(error):
             raise FakeConstantError(fake_constants_message(built)) from error
+        if built.fake_mode is not None and is_data_dependent(error) and [*built.model.buffers()]:
+            raise FakeConstantError("the forward asks for values, perhaps of buffers") from error
         where = error_location(error)
         place = f" at {where}" if where else ""
         why = f"{capture_failure_reason(built.model, error)}{all_ones_hint(built, error)}"

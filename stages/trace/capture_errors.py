@@ -184,6 +184,18 @@ def _no_derivative_message(operator: str) -> str:
     )
 
 
+def averaging_norm_message(model: nn.Module) -> str:
+    """What is said of a model with a batch norm that averages by its count of batches, else ""."""
+    for path, module in model.named_modules():
+        tracking = isinstance(module, _BATCH_NORM) and module.track_running_stats
+        if tracking and module.training and module.momentum is None:
+            return (
+                f"{path or 'the model'} has momentum=None, so that it averages by its count of "
+                "batches, which depends on the data of a tensor: give it a momentum"
+            )
+    return ""
+
+
 def _data_dependence_message(model: nn.Module, error: BaseException) -> str:
     checking = ""
     for frame, _ in walk_tb(error.__traceback__):
@@ -201,13 +213,8 @@ def _data_dependence_message(model: nn.Module, error: BaseException) -> str:
             )
         if frame.f_globals.get("__name__") in _FUNCTION_MODULES:
             checking = f"{frame.f_globals['__name__']}.{frame.f_code.co_name}"
-    for path, module in model.named_modules():
-        tracking = isinstance(module, _BATCH_NORM) and module.track_running_stats
-        if tracking and module.training and module.momentum is None:
-            return (
-                f"{path or 'the model'} has momentum=None, so that it averages by its count of "
-                "batches, which depends on the data of a tensor: give it a momentum"
-            )
+    if said := averaging_norm_message(model):
+        return said
     if checking:
         return (
             f"{checking}() looks at the data of a tensor: leave it out of the model, and compute "

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from tightfit.stages.torch_utils.custom_operators import TORCH_NAMESPACES
 from tightfit.stages.trace.code_inspection import caller_location
 
 _MAX_ELEMENTS = 1 << 24
@@ -152,7 +153,8 @@ class ConstantFolder:
         )
         made = nested_tensors(result)
         if (
-            any(true is None for true in trues)
+            func.namespace not in TORCH_NAMESPACES
+            or any(true is None for true in trues)
             or _RANDOM_TAG in func.tags
             or not (made or written)
             or not self._is_small(made, leaves)

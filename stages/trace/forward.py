@@ -22,7 +22,7 @@ from tightfit.stages.torch_utils.model_factory import BuiltModel
 from tightfit.stages.trace.activation_checkpoints import ActivationCheckpoints
 from tightfit.stages.trace.backward_state import BackwardState
 from tightfit.stages.trace.call_recorder import CallEvent, CallRecorder, first_divergence
-from tightfit.stages.trace.capture_errors import line_suffix
+from tightfit.stages.trace.capture_errors import averaging_norm_message, line_suffix
 from tightfit.stages.trace.code_inspection import short_path
 from tightfit.stages.trace.constant_folding import MAX_ASSUMED_ELEMENTS, ConstantFolder
 from tightfit.stages.trace.forward_operators import ForwardOperatorsMode
@@ -248,6 +248,9 @@ class FunctionalForward:
             with _disable_current_modes(), torch._C.DisableTorchFunction():
                 before = encode_value(self.contents[path])
                 changed = after is None or encode_value(after) != before
+            said = averaging_norm_message(self.model)
+            if changed and said and path.endswith("num_batches_tracked"):
+                raise ModelError(f"{self.built.label}: {said}")
             if changed:
                 line = known.relied_buffers[path]
                 raise ModelError(

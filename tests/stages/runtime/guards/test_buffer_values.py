@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.stages.generate.plans import built_of, compare, generated, traced
+from tightfit.stages.torch_utils.model_factory import BuiltModel, fake_tensor_mode
+from tightfit.stages.trace.program import FakeConstantError
 from tightfit.stages.trace.trace import trace
 from tightfit.util.errors import ModelError
 
@@ -170,3 +172,10 @@ def test_an_observer_that_checks_what_it_saw_is_named() -> None:
     model = nn.Sequential(FakeQuantize(MovingAverageMinMaxObserver), nn.Linear(8, 8))
     with pytest.raises(ModelError, match=r"an observer of torch\.ao\.quantization checks"):
         trace(built_of((model, ((X,), {}))), "m")
+
+
+def test_a_model_without_memory_is_to_be_made_for_real() -> None:
+    with fake_tensor_mode() as mode:
+        model, x = Leveled(), torch.randn(6, 8)
+    with pytest.raises(FakeConstantError, match="asks for values"):
+        trace(BuiltModel(model, [((x,), {})], fake_mode=mode), "m")
