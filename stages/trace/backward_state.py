@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -59,10 +59,23 @@ class BackwardState:
                 fields[name] = tensor
             self.inside = False
 
-    def add_accumulated(
+    def gradients(
+        self,
+        grad: Callable[..., Sequence[torch.Tensor | None]],
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of the inputs, as `grad` gives them, with what has been added to their
+        `.grad`. As in a `backward()`, all functions of autograd run."""
+        others = _other_leaves(outputs, inputs)
+        gradients = grad(outputs, [*inputs, *others], *args, **kwargs)
+        return self._add_accumulated(inputs, gradients[: len(inputs)])
+
+    def _add_accumulated(
         self, inputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
     ) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of the inputs with what has been added to their `.grad`."""
         found = []
         for tensor, gradient in zip(inputs, gradients, strict=True):
             with torch._C.DisableTorchFunction():
@@ -76,3 +89,24 @@ class BackwardState:
                 )
             found.append(gradient if accumulated is None else accumulated)
         return tuple(found)
+
+
+def _other_leaves(
+    outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """The leaves that outputs hang on beside the inputs, such as those that a forward makes only to
+    have a function of autograd run its backward."""
+    known = {id(tensor) for tensor in inputs}
+    with torch._C.DisableTorchFunction():
+        reached: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+        seen = set(reached)
+        found: dict[int, torch.Tensor] = {}
+        while reached:
+            node = reached.pop()
+            leaf = getattr(node, "variable", None)
+            if leaf is not None and id(leaf) not in known:
+                found[id(leaf)] = leaf
+            further = {one for one, _ in node.next_functions if one is not None} - seen
+            seen |= further
+            reached += further
+    return list(found.values())

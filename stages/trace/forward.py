@@ -116,7 +116,7 @@ class FunctionalForward:
                 if self.state.inside:
                     return grad(*args, **kwargs)
                 with self.state.as_the_forward_left_it():
-                    gradients = self.state.add_accumulated(args[1], grad(*args, **kwargs))
+                    gradients = self.state.gradients(grad, *args, **kwargs)
                 self.random.end()
                 return gradients
 

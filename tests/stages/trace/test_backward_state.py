@@ -117,6 +117,28 @@ class Adjoint(torch.autograd.Function):
         return None, gradient, None, *totals
 
 
+class CheckpointOfAll(torch.autograd.Function):
+    """As fairscale's: a tensor that is made for it alone has its backward run."""
+
+    @staticmethod
+    def forward(ctx: Any, made: Tensor, layer: Any, *tensors: Tensor) -> Any:
+        ctx.layer, ctx.state = layer, torch.get_rng_state()
+        ctx.save_for_backward(*tensors)
+        with torch.no_grad():
+            return layer(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        tensors = [one.detach().requires_grad_(one.requires_grad) for one in ctx.saved_tensors]
+        present = torch.get_rng_state()
+        torch.set_rng_state(ctx.state)
+        with torch.enable_grad():
+            y = ctx.layer(*tensors)
+        torch.set_rng_state(present)
+        torch.autograd.backward([y], [gradient])
+        return None, None, *(one.grad for one in tensors)
+
+
 def block(p: float = 0.0) -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(p), nn.Linear(16, 8))
 
@@ -148,6 +170,20 @@ def checkpoints_with_state(m: Any, x: Tensor) -> Any:
     return x
 
 
+def checkpoints_all(m: Any, x: Tensor) -> Any:
+    x = x.detach()
+    made = torch.tensor([], requires_grad=True)
+    for one in m.blocks:
+        x = CheckpointOfAll.apply(made, one, x)
+    return x
+
+
+def checkpoints_twice(m: Any, x: Tensor) -> Any:
+    return Checkpoint.apply(
+        lambda y: m.blocks[0](y) + Checkpoint.apply(m.blocks[1], True, y), True, x
+    )
+
+
 def reverses(m: Any, x: Tensor) -> Any:
     return Reversible.apply(x, list(zip(m.blocks[::2], m.blocks[1::2], strict=True)))
 
@@ -168,6 +204,8 @@ def halves() -> list[nn.Module]:
         ([nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))], checkpoints),
         ([block(), block()], checkpoints_with_state),
         ([block(0.3), block(0.25)], checkpoints_with_state),
+        ([block(0.3), block()], checkpoints_all),
+        ([block(0.3), block(0.2)], checkpoints_twice),
         (halves(), reverses),
         ([block()], integrates),
     ],
