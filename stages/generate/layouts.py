@@ -7,6 +7,7 @@ for bit, where it runs the same operators on the same strides, or where these do
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +37,7 @@ FIXED_LAYOUT_OPS = frozenset(
         *("convolution_backward.default", "native_layer_norm_backward.default"),
         *("native_batch_norm_backward.default", "embedding_dense_backward.default"),
         *("_softmax_backward_data.default", "_log_softmax_backward_data.default"),
-        *("select_backward.default", "slice_backward.default"),
+        *("select_backward.default", "slice_backward.default", "new_zeros.default"),
     )
 )
 """Operators that lay out their results alike whatever the strides of a gradient."""
@@ -72,6 +73,25 @@ _ELEMENTWISE_OPS = frozenset(
 """Elementwise operators that lay out their result as their first operands are: with a gradient
 further back its strides can be nothing to them. The kernels of these operators for tensors without
 memory say so."""
+
+_SCATTER_OPS = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("slice_scatter.default", "select_scatter.default", "diagonal_scatter.default"),
+        *("index_add.default", "index_put.default", "scatter_add.default"),
+    )
+)
+"""Operators that copy their further operands into a tensor laid out as the first one."""
+
+_GRADIENT_KERNELS = re.compile(
+    r"aten\.("
+    r"_?upsample_\w+_backward|_?(adaptive_)?(avg|max)_pool[123]d(_with_indices)?_backward"
+    r"|(reflection|replication)_pad[123]d_backward|constant_pad_nd|pixel_(un)?shuffle"
+    r"|_fft_(c2c|c2r|r2c)|_conj|grid_sampler_[23]d_backward"
+    r")\.(default|vec)"
+)
+"""Operators that autograd gives a gradient as it is, so that they lay out their result in a step as
+in eager."""
 
 _COPY_OPS = ("aten.clone.default", "aten._to_copy.default")
 _MAX_DIMENSIONS = 5
@@ -137,9 +157,12 @@ def _affected_views(graph: Graph, tangent: int, in_place: dict[int, int]) -> set
             op.target in FIXED_LAYOUT_OPS
             or _is_concatenation(graph, op)
             or _has_one_layout(graph, op, reached)
+            or (op.target in _SCATTER_OPS and op.inputs[0] not in reached)
         ):
             continue
-        if _is_contiguous_copy(op) and _only_concatenated(graph, op.outputs[0]):
+        if _is_contiguous_copy(op) and (
+            _only_concatenated(graph, op.outputs[0]) or not _is_reshaped(graph, op)
+        ):
             continue
         if op.target == VIEW_TARGET or _is_for_view(graph, op):
             views.add(op.id)
@@ -159,6 +182,13 @@ def _is_contiguous_copy(op: Op) -> bool:
     """Whether an op is the copy of a reshape: with other strides eager may have done without."""
     given = decode_arguments(op.arguments)[1].get("memory_format")
     return op.target == _COPY_OPS[0] and given == {"memory_format": "contiguous_format"}
+
+
+def _is_reshaped(graph: Graph, op: Op) -> bool:
+    """Whether a contiguous copy is that of a reshape, not of `contiguous()`, after which there is a
+    contiguous tensor in any case."""
+    readers = (other for other in graph.ops if op.outputs[0] in other.inputs)
+    return any(reader.target == _UNSAFE_VIEW for reader in readers)
 
 
 def _is_for_view(graph: Graph, op: Op) -> bool:
@@ -193,7 +223,9 @@ def _only_concatenated(graph: Graph, value: int) -> bool:
 
 
 def _follows_operands(op: Op) -> bool:
-    """Whether an operator gives a result laid out as its operands are."""
+    """Whether an operator gives a result laid out as its operands are, as eager's does."""
+    if _GRADIENT_KERNELS.fullmatch(op.target):
+        return True
     if op.target in _COPY_OPS:
         return "memory_format" not in decode_arguments(op.arguments)[1]
     return torch.Tag.pointwise in resolve(op.target).tags

@@ -34,7 +34,8 @@ _FORBIDDEN = re.compile(
     | .*flatten_weight | .*dropout_state                         # rewire weights, seed a generator
     | .*(token|_assert|sym_constrain).* | .*_test_.* | _foobar   # checks of a program, not of it
     | .*(dual(_copy)?|_batch_dim) | _fw_primal.* | .*_levels?    # states of autograd, functorch
-    | .*(fbgemm|prepack|quantized|_obs_).* | quantize_.*         # bytes that hold pointers, state
+    | .*(fbgemm|prepack|quantized).* | quantize_.*               # bytes that hold pointers
+    | .*_obs_(?!fq_helper_functional).*                          # state of observers
     | _amp_.* | _fused_(sgd|adam|adamw|adagrad).* | _sobol_.*    # steps of optimizers and engines
     | .*(sparse|nested|jagged|mkldnn_reshape|to_mkldnn|_cslt_|semi_structured).*  # other layouts
     | .*(ccol|crow|col|row)_indices.* | _?(indices|values)(_copy)? | _?coalesced?

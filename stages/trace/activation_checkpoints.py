@@ -13,9 +13,8 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tightfit.stages.torch_utils.operators import draws_random_numbers
-from tightfit.stages.trace.call_recorder import caller_location
 from tightfit.stages.trace.capture_patches import patch_attribute
-from tightfit.stages.trace.code_inspection import short_path
+from tightfit.stages.trace.code_inspection import caller_location, short_path
 
 
 class ActivationCheckpoints:

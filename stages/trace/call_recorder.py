@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tightfit.stages.runtime.guards.encode import tensor_digest
-from tightfit.stages.trace.code_inspection import is_external_code
+from tightfit.stages.trace.code_inspection import caller_location, is_external_code
 from tightfit.stages.trace.constant_folding import ConstantFolder
 from tightfit.stages.trace.guards.tensor_queries import TensorQueries
 from tightfit.util.errors import ModelError
@@ -30,6 +30,9 @@ from tightfit.util.errors import ModelError
 _CAST_INSIDE = ("affine_grid", "affine_grid_generator", "bilinear", "linalg_pinv", "pinv")
 """What multiplies matrices inside one operator, where eager's autocast casts and a step's does
 not."""
+
+_RUNNING_MINIMUM = 3
+"""The argument of fake quantizers that has a size only after the first step."""
 
 _NON_STRIDED = re.compile(
     "to_mkldnn|to_sparse(_csr|_csc|_bsr|_bsc)?|sparse_(coo|csr|csc|bsr|bsc|compressed)_tensor"
@@ -55,10 +58,16 @@ _GRAD_ACCESSES = {_GRAD.__get__: "reads", _GRAD.__set__: "sets", _GRAD.__delete_
 
 
 def reject_unsupported_call(
-    label: str, function: Any, args: tuple[Any, ...], place: str, itself: bool = False
+    label: str,
+    function: Any,
+    args: tuple[Any, ...],
+    place: str,
+    itself: bool = False,
+    module: str = "",
 ) -> None:
-    """Raises ModelError where a plan of a call, at the "file:line" `place`, would give other
-    numbers than eager. `itself` is true where that line is the caller, and not PyTorch."""
+    """Raises ModelError where a plan of a call, at the "file:line" `place` in a `module`, would
+    give other numbers than eager. `itself` is true where that line is the caller, and not PyTorch.
+    """
     name = getattr(function, "__name__", "")
     tensor = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
     if tensor is None:
@@ -68,6 +77,11 @@ def reject_unsupported_call(
         raise ModelError(
             f"{label}: the backward of prod(){at} looks for zeros in the data, which a plan "
             "cannot do: multiply the parts with each other, or use cumprod() and its last element"
+        )
+    if name == "fused_moving_avg_obs_fake_quant" and not args[_RUNNING_MINIMUM].numel():
+        raise ModelError(
+            f"{label}: the fake quantizer {module} changes the shape of its buffers, as it does in "
+            "its first step alone: run the model once before planning (in training mode)"
         )
     if _NON_STRIDED.fullmatch(name):
         raise ModelError(
@@ -144,18 +158,17 @@ class CallRecorder(TorchFunctionMode):
         named = kwargs or {}
         place = caller_location()
         caller = sys._getframe(1)
-        reject_unsupported_call(
-            self.label, func, args, place, is_external_code(caller.f_code.co_filename)
-        )
+        itself = is_external_code(caller.f_code.co_filename)
+        module = self.stack[-1] if self.stack else ""
+        reject_unsupported_call(self.label, func, args, place, itself, module)
         self.asked.call(_queried_name(func), args, place, caller)
         given = f"{self._words(args)} {self._words(named)}"
         words = f"{_function_name(func)} in {self.stack[-1:]} of {given}"
-        answer = self.known.answer(func, args)
+        answer = self.known.answer_call(func, args)
         if answer is not None:
             return answer
         with self._described(place):
             result = func(*args, **named)
-        self.known.follow(func, args, named, result)
         self.asked.making.follow(func, args, named, result)
         self.asks_layout |= getattr(func, "__name__", "") in _LAYOUT_QUERIES
         if not self._constant(func, result):
@@ -259,16 +272,6 @@ def first_divergence(one: list[CallEvent], other: list[CallEvent]) -> str | None
         longer = max(one, other, key=len)
         return longer[min(len(one), len(other))][1]
     return None
-
-
-def caller_location() -> str:
-    """The "file:line" of the innermost frame outside PyTorch and tightfit."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        if is_external_code(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
 
 
 def _queried_name(func: Any) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from tightfit.stages.runtime.pytree import argument_name
 from tightfit.stages.runtime.pytree_classes import register_key_value_caches
@@ -32,6 +33,7 @@ from tightfit.stages.trace.capture_errors import (
     check_shared_memory,
     check_tensor_queries,
     fake_constants_message,
+    is_data_dependent,
     tensor_constant,
 )
 from tightfit.stages.trace.capture_patches import (
@@ -55,6 +57,9 @@ from tightfit.stages.trace.unused_args import unused_leaves
 from tightfit.util.errors import ModelError
 
 aten = torch.ops.aten
+
+_SCRIPT_RUNS = 4
+"""Captures after which TorchScript's functions run as in all later steps."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +109,17 @@ class Capture:
     wished: list[int] = field(default_factory=list)
 
 
-def capture(built: BuiltModel, wanted: Callable[[Capture], set[int]] | None = None) -> Capture:
+def capture(
+    built: BuiltModel,
+    wanted: Callable[[Capture], set[int]] | None = None,
+    attempts: int = _SCRIPT_RUNS,
+) -> Capture:
     """Captures the joint graph of the first sample; the model is not run.
 
     `wanted` chooses, from a first capture, the outputs that receive gradients; without it all that
-    can receive one do. Raises ModelError, with the source line where it is known, when the model
-    cannot be captured.
+    can receive one do. If the forward calls functions of TorchScript, whose first runs are other
+    ones, there are several `attempts`. Raises ModelError, with the source line where it is known,
+    when the model cannot be captured.
     """
     check_model(built.label, built.model)
     with _translate_errors(built), record_guards(built.model, built.label) as watcher:
@@ -122,12 +132,17 @@ def capture(built: BuiltModel, wanted: Callable[[Capture], set[int]] | None = No
         if watcher.changed:
             _run_twice(built, watcher)
     watcher.refuse(built.label)
-    forward.check_runs()
+    try:
+        forward.check_runs()
+    except ModelError:
+        if attempts > 1 and watcher.calls_script_functions():
+            return capture(built, wanted, attempts - 1)
+        raise
     watcher.check_cached_constants(built.label, result.constants.values())
     check_tensor_queries(built, watcher.asked)
     unread = unused_leaves(built, forward.runs[0], _fake_execution)
     found: dict[str, Any] = {
-        "watched": watcher.description(),
+        "watched": {**watcher.description(), "buffer_values": forward.buffer_values()},
         "asked": watcher.asked.facts,
         "unread": unread,
     }
@@ -172,6 +187,7 @@ def _capture(built: BuiltModel, forward: FunctionalForward) -> Capture:
         described,
         plain_backward=not python.found,
         all_arrive=python.several
+        or forward.checks_none_gradients
         or forward.asked.maker
         or (
             python.found
@@ -229,12 +245,14 @@ def _fake_execution(built: BuiltModel, forward: FunctionalForward) -> Iterator[F
         torch.enable_grad(),
         disable_python_decompositions(RECURRENT_OPERATORS if _is_on_gpu(built) else ()),
         forward.checkpoints.disable_checkpointing(),
+        forward.random.follow_states(),
         patch_packed_sequence_masks(forward.follower.known.counts_up),
         patch_is_tracing(forward.follower.known.can_answer),
         patch_is_compiling(),
         disable_associative_scans(),
         torch.compiler.set_stance("fail_on_recompile"),
         patch_attribute(torch.autograd, "grad", forward.watched),
+        patch_attribute(FunctionalTensor, "tolist", forward.follower.known.wrap_tolist),
         patch_attribute(
             torch.autograd.profiler.record_function, "__enter__", _skip_profiler_region
         ),
@@ -303,11 +321,6 @@ def _describe(built: BuiltModel, graph: fx.GraphModule, forward: FunctionalForwa
         else:
             raise ModelError(f"{built.label}: the capture has an unknown result {desc!r}")
     result.assigned.extend(forward.assigned)
-    if forward.checks_none_gradients and len(result.tangents) > 1:
-        raise ModelError(
-            f"{built.label}: a function of autograd calls set_materialize_grads(False) and looks "
-            "which gradients are None, which a plan decides once for all steps: leave the call out"
-        )
     result.outputs.extend(outputs[number] for number in sorted(outputs))
     _annotate_backward(graph)
     check_backward_randomness(built.label, graph, result.outputs, result.tangents)
@@ -399,6 +412,8 @@ def _translate_errors(built: BuiltModel) -> Iterator[None]:
     except Exception as error:
         if "Unexpected fake buffer" in str(error):
             raise FakeConstantError(fake_constants_message(built)) from error
+        if built.fake_mode is not None and is_data_dependent(error) and [*built.model.buffers()]:
+            raise FakeConstantError("the forward asks for values, perhaps of buffers") from error
         where = error_location(error)
         place = f" at {where}" if where else ""
         why = f"{capture_failure_reason(built.model, error)}{all_ones_hint(built, error)}"

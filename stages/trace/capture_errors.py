@@ -47,6 +47,12 @@ _SHAPE_REMEDIES = {
     "_pack_padded_sequence": "give recurrent layers padded sequences, and mask what they give",
 }
 """What else to do, by what is in the name of an operator whose results have shapes by data."""
+_HIGHER_ORDER_MODULE = re.compile(
+    r"torch\._higher_order_ops\.(cond|scan|while_loop|associative_scan|map)"
+)
+"""Modules of PyTorch's operators that run functions of the user's."""
+_FUNCTION_MODULES = ("torch.nn.functional", "torch.functional")
+"""Modules of PyTorch's functions, some of which check the data of their arguments."""
 _UNTRACKED_WRITE_ERRORS = ("entirely functional graph", "n=copy_")
 _RECOMPILE_ERRORS = ("fail_on_recompile",)
 _NO_FAKE_KERNEL_ERROR = re.compile(
@@ -99,6 +105,12 @@ def capture_failure_reason(model: nn.Module, error: BaseException) -> str:
     said = f"{type(error).__name__} {text}"
     if is_data_dependent(error):
         return _data_dependence_message(model, error)
+    if name := _higher_order_operator(error):
+        return (
+            f"torch's {name}() runs a function of the model by what the data of a tensor says, or "
+            "in one operator, which a plan cannot: write it in Python (choose between tensors by "
+            "torch.where, loop by for), or call it outside of the model"
+        )
     if any(word in said for word in _RECOMPILE_ERRORS):
         return "torch.compile is within it: plan it as it is without, and compile what plan gives"
     if match := _NO_FAKE_KERNEL_ERROR.search(said):
@@ -136,6 +148,16 @@ def capture_failure_reason(model: nn.Module, error: BaseException) -> str:
     return "; ".join([raised, *getattr(error, "__notes__", ())])
 
 
+def _higher_order_operator(error: BaseException) -> str:
+    """The name of PyTorch's operator that an error left and that runs a function, else ""."""
+    names = (
+        match[1]
+        for frame, _ in walk_tb(error.__traceback__)
+        if (match := _HIGHER_ORDER_MODULE.fullmatch(str(frame.f_globals.get("__name__"))))
+    )
+    return next(names, "")
+
+
 def has_data_dependent_shape(error: BaseException) -> bool:
     """Whether an error of the capture says that a shape depends on the data of a tensor."""
     said = f"{type(error).__name__} {error}"
@@ -162,14 +184,8 @@ def _no_derivative_message(operator: str) -> str:
     )
 
 
-def _data_dependence_message(model: nn.Module, error: BaseException) -> str:
-    for frame, _ in walk_tb(error.__traceback__):
-        if frame.f_code.co_name == "_detect_is_causal_mask":
-            return (
-                "nn.Transformer compares a mask with a causal one, which depends on the data of a "
-                "tensor: call it with tgt_is_causal=True (of an encoder is_causal=True) where the "
-                "mask is causal, else with False"
-            )
+def averaging_norm_message(model: nn.Module) -> str:
+    """What is said of a model with a batch norm that averages by its count of batches, else ""."""
     for path, module in model.named_modules():
         tracking = isinstance(module, _BATCH_NORM) and module.track_running_stats
         if tracking and module.training and module.momentum is None:
@@ -177,6 +193,33 @@ def _data_dependence_message(model: nn.Module, error: BaseException) -> str:
                 f"{path or 'the model'} has momentum=None, so that it averages by its count of "
                 "batches, which depends on the data of a tensor: give it a momentum"
             )
+    return ""
+
+
+def _data_dependence_message(model: nn.Module, error: BaseException) -> str:
+    checking = ""
+    for frame, _ in walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "_detect_is_causal_mask":
+            return (
+                "nn.Transformer compares a mask with a causal one, which depends on the data of a "
+                "tensor: call it with tgt_is_causal=True (of an encoder is_causal=True) where the "
+                "mask is causal, else with False"
+            )
+        if frame.f_code.co_name == "check_min_max_valid":
+            return (
+                "an observer of torch.ao.quantization checks the values that it has seen: take a "
+                "fused one (get_default_qat_qconfig gives it), or stop it by "
+                "model.apply(torch.ao.quantization.disable_observer) before planning"
+            )
+        if frame.f_globals.get("__name__") in _FUNCTION_MODULES:
+            checking = f"{frame.f_globals['__name__']}.{frame.f_code.co_name}"
+    if said := averaging_norm_message(model):
+        return said
+    if checking:
+        return (
+            f"{checking}() looks at the data of a tensor: leave it out of the model, and compute "
+            "it from what the planned module gives"
+        )
     return (
         "its control flow, a shape or a number in it depends on the data of a tensor, or a "
         "function that it calls checks that data: do so outside of the model, and give "

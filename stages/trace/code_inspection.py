@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import os
 import re
@@ -62,6 +63,17 @@ def error_location(error: BaseException | None) -> str:
 def is_external_code(file: str) -> bool:
     """True for a file that is neither PyTorch's nor tightfit's own."""
     return not file.startswith((_TORCH_FOLDER, _TIGHTFIT_FOLDER, "<frozen"))
+
+
+def caller_location() -> str:
+    """The "file:line" of the innermost frame outside PyTorch, tightfit and `contextlib`."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_external_code(file) and file != contextlib.__file__:
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
 
 
 def _is_stdlib_file(file: str) -> bool:

@@ -11,40 +11,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import fx, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
+from tightfit.stages.runtime.guards.buffer_values import encode_buffer_value
+from tightfit.stages.runtime.guards.encode import encode_value
 from tightfit.stages.runtime.pytree import flatten, read_tree
 from tightfit.stages.torch_utils.input_masks import all_ones_leaves, binary_mask_leaves
 from tightfit.stages.torch_utils.model_factory import BuiltModel
 from tightfit.stages.trace.activation_checkpoints import ActivationCheckpoints
+from tightfit.stages.trace.backward_state import BackwardState
 from tightfit.stages.trace.call_recorder import CallEvent, CallRecorder, first_divergence
-from tightfit.stages.trace.constant_folding import ConstantFolder
+from tightfit.stages.trace.capture_errors import averaging_norm_message, line_suffix
+from tightfit.stages.trace.code_inspection import short_path
+from tightfit.stages.trace.constant_folding import MAX_ASSUMED_ELEMENTS, ConstantFolder
+from tightfit.stages.trace.forward_operators import ForwardOperatorsMode
 from tightfit.stages.trace.guards.namespaces import reject_stateful_iterators
 from tightfit.stages.trace.guards.tensor_queries import TensorQueries
+from tightfit.stages.trace.random_states import RandomStates
 from tightfit.util.errors import ModelError
-
-_aten = torch.ops.aten
-
-_SPLITS = {
-    _aten.unsafe_split.Tensor: _aten.split.Tensor,
-    _aten.unsafe_split_with_sizes.default: _aten.split_with_sizes.default,
-}
-
-
-class SplitViewsMode(TorchDispatchMode):
-    """Within it the parts that PyTorch's unsafe splits give are known to be views.
-
-    Recurrent cells write into such parts. A capture would take each for a tensor of its own and,
-    where it is written, for a dense one. Kernels round by the row that they work on: a part with
-    gaps between its rows gets other last bits than a dense tensor.
-    """
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return _SPLITS.get(func, func)(*args, **(kwargs or {}))
-
 
 aten = torch.ops.aten
 
@@ -101,7 +86,10 @@ class FunctionalForward:
         self.asked: TensorQueries = (asked or TensorQueries()) if earlier is None else earlier.asked
         self.ones = [] if every else all_ones_leaves(built)
         self.masks = [] if every else binary_mask_leaves(built)
-        known = ConstantFolder(every, built.ones)
+        tensors = (leaf for leaf in self.given if isinstance(leaf, torch.Tensor))
+        own = (*self.model.parameters(), *self.model.buffers(), *tensors)
+        known = ConstantFolder(every, built.ones, own)
+        self.contents = _buffer_contents(self.model)
         self.follower = CallRecorder(self.model, built.label, self.asked, known)
         self.alike = _first_occurrences([self.given[place] for place in self.places])
         self.untied_order = list(range(len(self.places)))
@@ -113,6 +101,8 @@ class FunctionalForward:
         self.output_tree = ""
         self.returned = 0
         self.checks_none_gradients = False
+        self.state = BackwardState(self.model, built.label)
+        self.random = RandomStates(built.label, known)
         self.checkpoints = ActivationCheckpoints(built.model)
         self.assigned: list[str] = []
         self.shown: list[str] = []
@@ -122,8 +112,13 @@ class FunctionalForward:
         """Autograd's `grad`, within which the Python of a backward is watched, too."""
 
         def watching(*args: Any, **kwargs: Any) -> Any:
-            with self.running():
-                return grad(*args, **kwargs)
+            with self.running(), ForwardOperatorsMode(self.follower.known, self.random):
+                if self.state.inside:
+                    return grad(*args, **kwargs)
+                with self.state.as_the_forward_left_it():
+                    gradients = self.state.gradients(grad, *args, **kwargs)
+                self.random.end()
+                return gradients
 
         return watching
 
@@ -181,7 +176,9 @@ class FunctionalForward:
 
     def as_module(self) -> nn.Module:
         """A module with the model's parameters and buffers whose call is `run`."""
-        base = type(self.model)
+        # PyTorch interprets the graph of a GraphModule instead of calling it.
+        of_graph = isinstance(self.model, fx.GraphModule)
+        base = nn.Module if of_graph else type(self.model)
 
         def call(_: nn.Module, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return self.run(*tensors)
@@ -207,14 +204,22 @@ class FunctionalForward:
             for path, weight in self.model.named_parameters()
         ]
         needing += [(f"input {self.path(i)}", x, x.requires_grad) for i, x in enumerate(tensors)]
-        with self.follower.follow_calls(), self.tied(), SplitViewsMode():
+        known = self.follower.known
+        self.random.begin()
+        mode = ForwardOperatorsMode(known, self.random)
+        with self.follower.follow_calls(), self.tied(), mode:
             self.follower.name((f"input {i}", tensor) for i, tensor in enumerate(tensors))
             for place, number in zip(self.places, self.order, strict=True):
                 if place in (*self.ones, *self.masks):
                     contents = None if place in self.ones else self.given[place]
-                    self.follower.known.assume_contents(tensors[number], place, contents)
-            with self.running():
+                    known.assume_contents(tensors[number], place, contents)
+            for path, (module, name) in self.buffers().items():
+                if path in self.contents:
+                    known.assume_contents(module._buffers[name], path, self.contents[path])
+            with self.running(), self.state.forward():
                 output = self.model.forward(*args, **kwargs)
+        self.random.end()
+        self.check_asked_buffers()
         self.follower.returns(flatten(output)[0])
         self.runs.append(self.follower.log)
         for name, tensor, before_run in needing:
@@ -225,6 +230,36 @@ class FunctionalForward:
                 )
         self.check_arguments((args, kwargs), given)
         return self.flatten_output(output, before)
+
+    def buffer_values(self) -> list[list[Any]]:
+        """The buffers of whose values the forward asks, as `encode_buffer_value` writes them."""
+        asked = sorted(self.follower.known.relied_buffers)
+        with _disable_current_modes():
+            return [encode_buffer_value(path, self.contents[path]) for path in asked]
+
+    def check_asked_buffers(self) -> None:
+        """Refuses a forward that changes the value of a buffer which it asks for: its next step
+        may be another one."""
+        known = self.follower.known
+        for path in sorted(known.relied_buffers):
+            module, name = self.buffers()[path]
+            buffer = module._buffers[name]
+            after = None if buffer is None else known.current_contents(buffer)
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                before = encode_value(self.contents[path])
+                changed = after is None or encode_value(after) != before
+            said = averaging_norm_message(self.model)
+            if changed and said and path.endswith("num_batches_tracked"):
+                raise ModelError(f"{self.built.label}: {said}")
+            if changed:
+                line = known.relied_buffers[path]
+                raise ModelError(
+                    f"{self.built.label}: the forward asks for the value of its buffer {path!r}"
+                    f"{line_suffix(short_path(line))} and changes it, so that its next step may be "
+                    "another one: if it does so in its first step alone, run the model once before "
+                    "planning (in training mode), else let no step depend on what another one "
+                    "counted"
+                )
 
     def check_arguments(self, arguments: Any, given: list[Any]) -> None:
         """Refuses a forward that writes into the lists and dictionaries of its caller."""
@@ -342,3 +377,14 @@ def _reseed(number: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(number)
+
+
+def _buffer_contents(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The contents of the buffers whose values a forward may ask for: of the small ones."""
+    return {
+        path: buffer
+        for path, buffer in model.named_buffers()
+        if not _is_fake(buffer)
+        and buffer.device.type != "meta"
+        and buffer.numel() <= MAX_ASSUMED_ELEMENTS
+    }

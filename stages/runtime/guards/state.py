@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .buffer_values import BufferValueGuard, is_buffer_value
 from .compare import ModelDifference, describe_difference, encodings_match, missing_source
 from .encode import (
     DICT_VIEWS,
@@ -63,8 +64,10 @@ class GuardedState:
         self.known: dict[int, tuple[torch.Tensor, int, Any]] = {}
         self.lists = GuardTable()
         self.kept: dict[int, tuple[torch.Tensor, int]] = {}
+        self.values = BufferValueGuard([], self.paths)
         if not self.active:
             return
+        self.values = BufferValueGuard(description.get("buffer_values", []), self.paths)
         self.holders = description["sources"]
         self.names = description["names"]
         self.types = {path: [module, name] for path, module, name in description["modules"]}
@@ -102,6 +105,7 @@ class GuardedState:
             self._lay_out(modules)
         if self.lists.lru_cached:
             self._check_kept()
+        self.values.check(modules)
 
     def _check_kept(self) -> None:
         """Raises Difference where what a function keeps was changed since it was first seen."""
@@ -306,6 +310,8 @@ def check_guard_description(description: Any) -> None:
         part = description[name]
         if not isinstance(part, kind) or (test and not all(map(test, part))):
             raise ValueError(f"the description of what is watched has {name} of an unknown form")
+    if not all(map(is_buffer_value, description.get("buffer_values", []))):
+        raise ValueError("the description of what is watched has buffers of an unknown form")
     if not all(isinstance(value, str | bool) for value in description["global_state"].values()):
         raise ValueError("the description of what is watched has states of an unknown form")
 

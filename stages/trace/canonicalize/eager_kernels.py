@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from tightfit.stages.trace.program import CapturedProgram, OperatorCall, Variable
+from tightfit.stages.trace.random_states import eager_dropout_scale
 
 aten = torch.ops.aten
 
@@ -38,11 +39,6 @@ def match_eager_dropout(program: CapturedProgram) -> None:
             call.args = (*call.args[:2], scales[call.args[1]])
         calls.append(call)
     program.calls = calls
-
-
-def eager_dropout_scale(p: float, dtype: torch.dtype) -> float:
-    """What eager dropout on the CPU multiplies the kept elements by."""
-    return torch.ones(1, dtype=dtype).div_(1 - p).item()
 
 
 def _is_cpu_dropout(call: OperatorCall) -> bool:

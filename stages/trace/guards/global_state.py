@@ -44,10 +44,6 @@ def global_state_setters() -> dict[Any, str]:
         "_set_mkldnn_enabled": "torch.backends.mkldnn.enabled",
         "_set_deterministic_algorithms": "the use of deterministic algorithms",
         "_set_float32_matmul_precision": "the precision of float32 products",
-        "_set_sdp_use_math": "the kernels of attention",
-        "_set_sdp_use_flash": "the kernels of attention",
-        "_set_sdp_use_mem_efficient": "the kernels of attention",
-        "_set_sdp_use_cudnn": "the kernels of attention",
     }
     return {getattr(torch._C, n): shown for n, shown in names.items() if hasattr(torch._C, n)}
 

@@ -64,6 +64,7 @@ from tightfit.util.errors import ModelError
 
 _RNN_WEIGHT_LISTS = ("_flat_weights", "_flat_weight_refs")
 """Lists of a recurrent layer's weights, which PyTorch makes anew where a weight is replaced."""
+_SCRIPT_TYPES = (torch.jit.ScriptFunction, torch.jit.ScriptModule)
 _COPY_METHODS = ("__reduce_ex__", "__getstate__")
 """Built-in methods that take all fields of an object."""
 
@@ -110,6 +111,11 @@ class GuardRecorder:
     def names(self) -> set[str]:
         """All names in the user's code that ran."""
         return {name for code in self._reader.codes for name in code.co_names}
+
+    def calls_script_functions(self) -> bool:
+        """Whether code that ran can reach a function or a module of TorchScript."""
+        reached = (value for names in self._reader.codes.values() for value in names.values())
+        return any(isinstance(value, _SCRIPT_TYPES) for value in (*reached, *self.model.modules()))
 
     def __enter__(self) -> GuardRecorder:
         self._check_hooks()

@@ -348,6 +348,8 @@ _REQUIRE_GRADS_HOOK = "enable_input_require_grads.<locals>.make_inputs_require_g
 """A hook of transformers that lets embeddings require gradients, which the capture sees."""
 _CAPTURE_OUTPUT_HOOK = "install_output_capuring_hook.<locals>.output_capturing_hook"
 """A hook of transformers that hands a submodule's output to the running forward."""
+_OBSERVER_HOOKS = ("_observer_forward_hook", "_observer_forward_pre_hook")
+"""Hooks by which quantization-aware training calls a fake quantizer, which the capture sees."""
 
 
 def describe_model_structure(model: nn.Module) -> dict[str, Any]:
@@ -400,7 +402,7 @@ def model_state_paths(model: nn.Module) -> dict[int, str]:
 
 def is_computing_hook(hook: Any) -> bool:
     """True for a hook whose only effect is an attribute that the forward reads."""
-    named = hook_name(hook).endswith((_REQUIRE_GRADS_HOOK, _CAPTURE_OUTPUT_HOOK))
+    named = hook_name(hook).endswith((_REQUIRE_GRADS_HOOK, _CAPTURE_OUTPUT_HOOK, *_OBSERVER_HOOKS))
     return named or type(hook).__module__ in _COMPUTING_HOOK_MODULES
 
 

@@ -256,6 +256,64 @@ def test_remedies(last: bool, tmp_path: Path) -> None:
     assert not is_refused(planned, model, x, loss)
 
 
+LAST_OF_IMAGES: dict[str, Callable[[], nn.Module]] = {
+    "nearest": lambda: nn.Upsample(scale_factor=2),
+    "bilinear": lambda: nn.Upsample(scale_factor=2, mode="bilinear"),
+    "shuffle": lambda: nn.Sequential(nn.Conv2d(6, 8, 1), nn.PixelShuffle(2)),
+    "maximum": lambda: nn.MaxPool2d(2),
+    "mean": lambda: nn.AvgPool2d(2),
+    "adaptive": lambda: nn.AdaptiveAvgPool2d(4),
+    "zeros": lambda: nn.ZeroPad2d(2),
+    "reflection": lambda: nn.ReflectionPad2d(2),
+}
+
+
+@pytest.mark.parametrize("last", LAST_OF_IMAGES)
+def test_images_with_channels_last(last: str, tmp_path: Path) -> None:
+    """The gradient of an ordinary loss is contiguous; one of the output's strides is taken, too."""
+    torch.manual_seed(0)
+    model = channels_last(conv(nn.ReLU(), LAST_OF_IMAGES[last]()))
+    x = torch.randn(IMAGE).to(memory_format=torch.channels_last)
+    planned = planned_of(model, x, tmp_path / "p")
+    weights = torch.randn(model(x).shape)
+    turned = weights.to(memory_format=torch.channels_last)
+    for loss in (
+        lambda out: functional.cross_entropy(out, weights.argmax(1)),
+        lambda out: functional.mse_loss(out, weights),
+        lambda out: out.pow(2).mean(),
+        lambda out: (out * weights).sum(),
+        lambda out: (out * turned).sum(),
+        lambda out: out.sum(),
+    ):
+        assert not is_refused(planned, model, x, loss)
+
+
+class Spectrum(nn.Module):
+    """A short-time Fourier transform, or what `read` reads of it."""
+
+    def __init__(self, read: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.read = nn.Linear(32, 32), read
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        window = torch.hann_window(16)
+        return self.read(torch.stft(self.layer(x), 16, 4, window=window, return_complex=True))
+
+
+@pytest.mark.parametrize("read", [lambda made: made, torch.abs, torch.view_as_real])
+def test_spectra(read: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Spectrum(read), torch.randn(4, 32)
+    planned = planned_of(model, x, tmp_path / "p")
+    losses: list[Loss] = [
+        lambda out: out.abs().pow(2).mean(),
+        lambda out: (torch.view_as_real(out) if out.is_complex() else out).pow(2).mean(),
+        lambda out: (out.transpose(1, 2) * 2).abs().cos().sum(),
+    ]
+    for loss in losses:
+        assert not is_refused(planned, model, x, loss)
+
+
 class Turned(nn.Module):
     """A cumulative sum, of which the layouts are not known, after the last layer."""
 

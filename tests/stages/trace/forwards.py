@@ -131,9 +131,12 @@ def without_cudnn(self: Any, x: torch.Tensor) -> torch.Tensor:
         return x.tanh()
 
 
-def chooses_attention(self: Any, x: torch.Tensor) -> torch.Tensor:
-    with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
-        return nn.functional.scaled_dot_product_attention(x[None], x[None], x[None])[0]
+def is_deterministic(self: Any, x: torch.Tensor) -> torch.Tensor:
+    torch.use_deterministic_algorithms(True)
+    try:
+        return x * 2
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def freezes(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -208,7 +211,7 @@ REFUSED = [
     (seeds, "calls torch.manual_seed at tests"),
     (saves, "uses saved_tensors_hooks at tests"),
     (sets_default, "sets the default dtype at tests"),
-    (chooses_attention, "sets the kernels of attention at tests"),
+    (is_deterministic, "sets the use of deterministic algorithms at tests"),
     (without_cudnn, "sets torch.backends.cudnn.enabled at tests"),
 ]
 
