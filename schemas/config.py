@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
@@ -11,6 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from tightfit.schemas.config_chains import ChainConfig, build_chain_configs, find_chain_problems
+from tightfit.schemas.config_errors import (
+    describe_schema_error,
+    format_config_errors,
+    format_key_path,
+)
 from tightfit.schemas.frontier import COARSE_FRONTIER_BUDGETS, FRONTIER_BUDGETS
 from tightfit.schemas.link import read_host_link
 from tightfit.schemas.machine import read_machine, resolve_machine_file
@@ -18,59 +23,7 @@ from tightfit.schemas.measurement import FAILED_VERDICT
 from tightfit.util.budget import NO_BUDGET, parse_budget, parse_user_budget
 from tightfit.util.errors import ConfigError, TightfitError
 from tightfit.util.solver_engines import BLOCK_SOLVERS, BlockSolver, SolverEngine, step_engine
-from tightfit.util.strategies import KEEP_ALL, STRATEGIES, baseline_names
-
-
-def describe_schema_error(error: Any) -> str:
-    """One line for an error of jsonschema: path, what was found, what was expected."""
-    path, expected = list(error.absolute_path), _expected_value(error.schema)
-    if error.validator == "required":
-        missing = next(key for key in error.validator_value if key not in error.instance)
-        wanted = _expected_value(error.schema["properties"][missing])
-        return f"{format_key_path([*path, missing])}: is missing, expected {wanted}"
-    if error.validator == "additionalProperties":
-        known = list(error.schema["properties"])
-        unknown = [key for key in error.instance if key not in known]
-        return "\n".join(_describe_unknown_key(path, key, known) for key in unknown)
-    if "propertyNames" in error.absolute_schema_path:
-        return f"{format_key_path([*path, error.instance])}: is no name to use, expected {expected}"
-    return (
-        f"{format_key_path(path)}: {_format_value(error.instance)} was found, expected {expected}"
-    )
-
-
-def _describe_unknown_key(path: list[Any], key: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(key, known, 1)
-    hint = f"did you mean {close[0]}" if close else f"expected one of {', '.join(known)}"
-    return f"{format_key_path([*path, key])}: is no known key, {hint}"
-
-
-def _expected_value(schema: Mapping[str, Any]) -> str:
-    return cast(str, schema["expected"])
-
-
-def _format_value(value: Any) -> str:
-    if value is None:
-        return "nothing"
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def format_key_path(parts: Iterable[str | int]) -> str:
-    """The path of a key, as `models.NAME.budgets[0]`."""
-    text = ""
-    for part in parts:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text or "the configuration"
-
-
-def format_config_errors(source: str, problems: list[str]) -> str:
-    """All errors of a configuration as one text, a line each."""
-    lines = [line for problem in problems for line in problem.splitlines()]
-    if len(lines) == 1:
-        return f"{source}: {lines[0]}"
-    return "\n".join([f"{source} has {len(lines)} errors:", *(f"  {line}" for line in lines)])
-
+from tightfit.util.strategies import CHAIN_STRATEGIES, KEEP_ALL, STRATEGIES, baseline_names
 
 FUSED_KERNELS = "fused"
 EAGER_FOLDER = "eager"
@@ -127,6 +80,7 @@ class Config:
     the environment."""
 
     models: dict[str, ModelConfig]
+    chains: dict[str, ChainConfig]
     device: str
     engine: BlockSolver
     peaks: int
@@ -183,6 +137,10 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
         describe_schema_error(error) for error in Draft202012Validator(schema).iter_errors(plain)
     ]
     problems += _budget_problems(plain) + _device_problems(plain) + _sample_problems(plain)
+    problems += [
+        f"{format_key_path(path)}: {said}"
+        for path, said in find_chain_problems(plain, _planned_model_names(plain))
+    ]
     if not problems:
         filled = _with_defaults(plain, schema)
         problems = _link_problems(filled) + _kernel_problems(filled)
@@ -195,6 +153,7 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
             for name in filled["models"]
             for model in _expand_samples(name, filled)
         },
+        chains=build_chain_configs(filled, step_engine(solver["engine"])),
         device=filled["device"],
         engine=solver["engine"],
         peaks=solver["peaks"],
@@ -278,9 +237,20 @@ def _sample_names(name: str, samples: Sequence[Any]) -> list[str]:
     return [f"{name}.{number}" for number in range(1, len(samples) + 1)]
 
 
+def _planned_model_names(document: Any) -> list[str]:
+    """The names that the models of a document, sound or not, are planned as."""
+    models = document.get("models") if isinstance(document, dict) else None
+    found: list[str] = []
+    for name, model in models.items() if isinstance(models, dict) else ():
+        samples = model.get("samples") if isinstance(model, dict) else None
+        found += _sample_names(name, samples) if isinstance(samples, list) else [name]
+    return found
+
+
 def _load_schema() -> dict[str, Any]:
     schema = cast(dict[str, Any], json.loads(SCHEMA_PATH.read_text()))
     schema["$defs"]["strategies"]["items"] = _enum_schema(STRATEGIES)
+    schema["$defs"]["chain_strategies"]["items"] = _enum_schema(CHAIN_STRATEGIES)
     schema["properties"]["solver"]["properties"]["engine"] |= _enum_schema(BLOCK_SOLVERS)
     return schema
 
@@ -418,10 +388,11 @@ def _budget_lists(document: Any) -> Iterator[tuple[list[str | int], list[Any]]]:
         return
     if isinstance(document.get("budgets"), list):
         yield ["budgets"], document["budgets"]
-    models = document.get("models")
-    for name, model in models.items() if isinstance(models, dict) else ():
-        if isinstance(model, dict) and isinstance(model.get("budgets"), list):
-            yield ["models", name, "budgets"], model["budgets"]
+    for section in ("models", "chains"):
+        planned = document.get(section)
+        for name, each in planned.items() if isinstance(planned, dict) else ():
+            if isinstance(each, dict) and isinstance(each.get("budgets"), list):
+                yield [section, name, "budgets"], each["budgets"]
 
 
 def _with_defaults(value: Any, schema: Mapping[str, Any]) -> Any:

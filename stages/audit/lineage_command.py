@@ -12,6 +12,7 @@ from typing import Any
 from tightfit.schemas import store
 from tightfit.schemas.lineage import LineageRecord, lineage_path, path_digest, read_lineage
 from tightfit.schemas.package_manifest import MANIFEST_NAME, read_manifest
+from tightfit.schemas.pipeline_plan import is_pipeline_plan, read_pipeline_plan
 from tightfit.schemas.plan import read_plan
 from tightfit.util.errors import ArtifactError
 
@@ -84,9 +85,18 @@ class _LineagePrinter:
             said = {"kind": f"{header.name}/{header.version}", **header.metadata}
             yield f"says: {_format_pairs(said)}"
         elif path.name == "plan.json":
-            plan = read_plan(path)
-            said = {"strategy": plan.strategy, "budget": plan.budget, "status": plan.status}
-            yield f"says: {_format_pairs({**said, 'solver': plan.solver})}"
+            yield f"says: {_format_pairs(_plan_words(path))}"
+
+
+def _plan_words(path: Path) -> dict[str, str]:
+    """What a plan says of itself in a line; that of a pipeline has a machine and no budget."""
+    if is_pipeline_plan(path):
+        pipeline = read_pipeline_plan(path)
+        said = {"strategy": pipeline.strategy, "machine": pipeline.machine}
+        return {**said, "status": pipeline.status, "solver": pipeline.solver}
+    plan = read_plan(path)
+    said = {"strategy": plan.strategy, "budget": plan.budget}
+    return {**said, "status": plan.status, "solver": plan.solver}
 
 
 def _describe_record(record: LineageRecord, found: str) -> Iterator[str]:

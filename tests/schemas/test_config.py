@@ -203,7 +203,7 @@ def test_all_errors_are_told_at_once_with_path_and_expectation() -> None:
     [
         (None, "the configuration: nothing was found, expected a mapping with the key models"),
         ([1], "the configuration: [1] was found, expected a mapping with the key models"),
-        ({}, "models: is missing, expected a mapping from names to models, with at least one"),
+        ({}, "models: is missing, expected a mapping from names to models, or chains beside it"),
         ({"models": {}}, "models: {} was found, expected a mapping from names to models"),
         ({"models": {"a": None}}, "models.a: nothing was found, expected a mapping with the key"),
         ({"models": {3: {"factory": "a:b"}}}, "models.3: the key 3 is no text"),

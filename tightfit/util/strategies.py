@@ -25,7 +25,8 @@ class StrategyInfo:
     once polished its plans are seldom better. One with `uses_solved_options` takes the options that
     integer programs found, and hangs on how these ended. One that takes `clusters` is given a
     hierarchy of them (`HIERARCHY_LIMITS` says how large). One that plans `chains` takes chains that
-    come as files, and one that `plans_joins` several that end in one loss. One with `links` takes
+    come as files, and one that `plans_joins` several that end in one loss; one that `rounds` sizes
+    to parts of the memory takes how many of these there are. One with `links` takes
     the link to an offload target, to which plans may send what waits; one with `uses_link_options`
     takes options of blocks that were made for that link, too. Plans of one that `recomputes` may
     compute again.
@@ -44,6 +45,7 @@ class StrategyInfo:
     clusters: bool = False
     chains: bool = False
     plans_joins: bool = False
+    rounds: bool = False
     links: bool = False
     uses_link_options: bool = False
     recomputes: bool = False
@@ -76,6 +78,7 @@ _BUDGETED = [
         "blocks",
         chains=True,
         plans_joins=True,
+        rounds=True,
         optimal_in=f"persistent sequences of the chain at {BUDGET_SLOTS} slots",
     ),
     StrategyInfo(
@@ -85,6 +88,7 @@ _BUDGETED = [
         uses_solved_options=True,
         chains=True,
         plans_joins=True,
+        rounds=True,
         optimal_in=f"persistent sequences of the blocks' options at {BUDGET_SLOTS} slots",
     ),
     StrategyInfo(
@@ -101,9 +105,27 @@ _BUDGETED = [
         chains=True,
     ),
     StrategyInfo(
+        "sequential",
+        "segments of equal length, of which all but the last run again as a whole; as many as fit "
+        "the budget with the least time (Chen et al.), to compare others with",
+        apart=True,
+        chains=True,
+    ),
+    StrategyInfo(
+        "revolve",
+        "only inputs of blocks are stored, and each block runs again right before its backward; a "
+        "dynamic program chooses over the sequence of blocks, to compare others with",
+        apart=True,
+        chains=True,
+        rounds=True,
+        optimal_in=f"sequences of the chain that store inputs alone at {BUDGET_SLOTS} slots",
+    ),
+    StrategyInfo(
         "join",
         "branches of a model that meet in the loss, as the towers of a siamese net, planned "
         "together, each of their blocks with two options",
+        plans_joins=True,
+        rounds=True,
     ),
     StrategyInfo(
         "checkmate",
@@ -245,3 +267,10 @@ _ALLOCATORS = [
 
 ALLOCATORS: dict[str, StrategyInfo] = {about.name: about for about in _ALLOCATORS}
 """All by name: NAME is `STRATEGY` of `stages/combine/pipeline/allocators/NAME.py`."""
+
+CHAIN_STRATEGIES: dict[str, StrategyInfo] = {
+    **{name: about for name, about in STRATEGIES.items() if about.chains or about.plans_joins},
+    **OFFLOADERS,
+    **ALLOCATORS,
+}
+"""What `chain` plans with, by name: chains and joins, chains with a link, pipelines."""

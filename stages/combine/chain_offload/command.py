@@ -32,7 +32,7 @@ def run_offload(options: argparse.Namespace) -> None:
     from tightfit.stages.combine.chain.options import build_chain_problem
     from tightfit.stages.combine.chain_offload.planner import ChainOffloadPlans, load_planner
     from tightfit.util.budget import parse_budget
-    from tightfit.util.command_line import format_verdict
+    from tightfit.util.command_line import print_verdict
 
     _check_options(options)
     path = options.chain[0]
@@ -48,7 +48,7 @@ def run_offload(options: argparse.Namespace) -> None:
         options.out / "streams.arrow", chosen.replay.steps if chosen else [], digest
     )
     write_plan(options.out / "plan.json", plan)
-    print(format_verdict(plan.status, plan.message))
+    print_verdict(plan.status, plan.message, options)
 
 
 def offload_lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:

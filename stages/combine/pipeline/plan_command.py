@@ -6,7 +6,7 @@ import argparse
 
 from tightfit.schemas.machine import machine_path
 from tightfit.stages.combine.pipeline.plan_task import PipelineTask
-from tightfit.util.command_line import LineageEntry, format_verdict
+from tightfit.util.command_line import LineageEntry, print_verdict
 from tightfit.util.errors import ConfigError
 from tightfit.util.progress import StageProgress
 from tightfit.util.solver_engines import ENGINES
@@ -66,7 +66,7 @@ def run_pipeline(options: argparse.Namespace) -> None:
     if options.budget is not None:
         raise ConfigError("--budget is not for pipelines: the memory is that of the machine")
     plan = _parse_task(options).run(StageProgress())
-    print(format_verdict(plan.status, plan.message))
+    print_verdict(plan.status, plan.message, options)
 
 
 def pipeline_lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:

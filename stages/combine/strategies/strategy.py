@@ -77,7 +77,8 @@ class Strategy(Protocol):
 
 
 class ChainStrategy(Strategy, Protocol):
-    """A way to plan that takes chains from files, too."""
+    """A way to plan that takes chains from files, too: one at a time if it plans `chains`, the
+    branches of a join if it `plans_joins`."""
 
     def plans_of_chain(self, ways: ChainProblem, slots: int) -> ChainPlans:
         """The plans of a chain, by a table of so many slots where there is one."""
@@ -92,7 +93,7 @@ def load_strategy(name: str) -> Strategy:
 def load_chain_strategy(name: str) -> ChainStrategy:
     """The strategy of that name, which plans chains from files; raises ConfigError when it does
     not."""
-    known = [name for name, about in STRATEGIES.items() if about.chains]
+    known = [name for name, about in STRATEGIES.items() if about.chains or about.plans_joins]
     if name not in known:
         raise ConfigError(f"--strategy {name}: a chain is planned by {' or '.join(known)}")
     return cast(ChainStrategy, load_strategy(name))
