@@ -51,6 +51,7 @@ OPTION_TAKERS: dict[str, Callable[[StrategyInfo], bool]] = {
     "buffers": _is_allocator,
     "stage_recompute": lambda about: about.inside,
     "k": lambda about: about.turns,
+    "microbatches": lambda about: about.flushes,
     "engine": lambda about: about.solves,
 }
 """Which strategies take a key of a chain; each is given those that it takes."""
@@ -61,6 +62,7 @@ COMMAND_OPTIONS = {
     "buffers": "buffers",
     "stage_recompute": "stage-recompute",
     "k": "k",
+    "microbatches": "microbatches",
     "engine": "solver",
 }
 """Keys of a chain by the options of the command that takes them."""

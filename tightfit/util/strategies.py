@@ -32,9 +32,10 @@ class StrategyInfo:
     compute again.
 
     A `contiguous` allocator gives each device one stage, so that only neighbors need a link. One
-    with `turns` makes k-periodic patterns and takes k. One with `inside` can compute again inside
-    of stages. One that `solves` integer programs takes the engine that does. A `blind` one looks at
-    memory afterwards, so that it may find nothing where something fits.
+    with `turns` makes k-periodic patterns and takes k. One that `flushes` takes how many batches go
+    through before none is under way. One with `inside` can compute again inside of stages. One that
+    `solves` integer programs takes the engine that does. A `blind` one looks at memory afterwards,
+    so that it may find nothing where something fits.
     """
 
     name: str
@@ -51,6 +52,7 @@ class StrategyInfo:
     recomputes: bool = False
     contiguous: bool = False
     turns: bool = False
+    flushes: bool = False
     inside: bool = False
     solves: bool = False
     blind: bool = False
@@ -232,6 +234,14 @@ _ALLOCATORS = [
         contiguous=True,
         blind=True,
         optimal_in="contiguous allocations",
+    ),
+    StrategyInfo(
+        "gpipe",
+        "contiguous, all batches of a flush forward and then all backward, with the least time for "
+        "them at which they fit the memory (a baseline)",
+        contiguous=True,
+        flushes=True,
+        optimal_in="contiguous allocations with all forwards of a flush ahead of its backwards",
     ),
     StrategyInfo(
         "one_f_one_b",

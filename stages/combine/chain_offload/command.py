@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from tightfit.stages.combine.pipeline.plan_command import PIPELINE_OPTIONS
 from tightfit.util.command_line import LineageEntry
 from tightfit.util.errors import ConfigError
 
@@ -142,7 +143,7 @@ def _check_options(options: argparse.Namespace) -> None:
             raise ConfigError(f"chain --strategy {options.strategy} needs --{name}")
     if len(options.chain) != 1:
         raise ConfigError(f"--strategy {options.strategy} plans one chain, and no join")
-    for name in ("options", "period", "weight_copies", "buffers", "stage_recompute", "k", "solver"):
+    for name in ("options", *PIPELINE_OPTIONS):
         if getattr(options, name) is not None:
             flag = name.replace("_", "-")
             raise ConfigError(f"--strategy {options.strategy} takes no --{flag}")

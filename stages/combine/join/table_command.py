@@ -53,7 +53,5 @@ def run(options: argparse.Namespace) -> None:
     slots = min(options.slots or enough, enough)
     join = build_unit_join(lengths, list(map(bool, kept)), *times)
     print("slots  time")
-    for count, seconds in enumerate(
-        unit_join_makespans(join, min(options.slots or enough, enough))
-    ):
+    for count, seconds in enumerate(unit_join_makespans(join, slots)):
         print(f"{count:>5}  {'-' if math.isinf(seconds) else f'{seconds:g}'}")

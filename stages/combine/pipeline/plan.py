@@ -71,7 +71,8 @@ class PipelineSettings:
     times as `weight_copies` say (3 as in M, 1 with a flush). Cuts may take `buffers`. `k` is that
     of k-periodic patterns. `inside` is how stages compute again: not at all (""), by blocks that
     keep everything or nothing ("rotor"), or by `options` of blocks ("rockmate"). The `engine`
-    solves the allocator's integer programs."""
+    solves the allocator's integer programs. `microbatches` are the batches between two flushes of
+    an allocator that flushes, None for as many as it takes."""
 
     period: float | None = None
     weight_copies: int = 3
@@ -80,6 +81,7 @@ class PipelineSettings:
     inside: str = ""
     options: Mapping[str, list[BlockOption]] | None = None
     engine: SolverEngine = HIGHS_ENGINE
+    microbatches: int | None = None
 
 
 def plan_pipeline(
@@ -96,7 +98,7 @@ def plan_pipeline(
     if inner is not None:
         layers = replace(layers, stage_options=build_stage_options(inner, layers))
     period = None if settings.period is None else layers.ticks(settings.period)
-    asked = (period, settings.k, settings.engine)
+    asked = (period, settings.k, settings.engine, settings.microbatches)
     instance = AllocationProblem(layers, fleet.names, fleet.memory, *asked)
     answer = allocator.allocate(instance)
     if answer is None:
@@ -202,7 +204,8 @@ def _infeasible_plan(
     else:
         memory = min_device_memory(layers, instance.names)
         devices = _sufficient_devices(layers, instance)
-        how = " with one_f_one_b" if allocator.about.blind else ""
+        other = allocator.about.blind or allocator.about.flushes
+        how = " with one_f_one_b" if other else ""
         sentence = _known_to_work_message(instance, memory, devices, how)
     return PipelinePlan(
         name,
