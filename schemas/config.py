@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +23,14 @@ from tightfit.schemas.measurement import FAILED_VERDICT
 from tightfit.util.budget import NO_BUDGET, parse_budget, parse_user_budget
 from tightfit.util.errors import ConfigError, TightfitError
 from tightfit.util.solver_engines import BLOCK_SOLVERS, BlockSolver, SolverEngine, step_engine
-from tightfit.util.strategies import CHAIN_STRATEGIES, KEEP_ALL, STRATEGIES, baseline_names
+from tightfit.util.strategies import (
+    BUDGET_SLOTS,
+    CHAIN_STRATEGIES,
+    HIERARCHY_LIMITS,
+    KEEP_ALL,
+    STRATEGIES,
+    baseline_names,
+)
 
 FUSED_KERNELS = "fused"
 EAGER_FOLDER = "eager"
@@ -77,7 +84,8 @@ class Config:
     `machine` is the description of the device, None where the device is here. `linked` is that of
     the machine whose link to an offload target strategies take, None where none is named: that of
     the device is measured then. `disk` is the folder that it leads to on the CPU, "" for that of
-    the environment."""
+    the environment. Dynamic programs cut the memory into `slots`, and `hierarchy` are the limits of
+    clusters."""
 
     models: dict[str, ModelConfig]
     chains: dict[str, ChainConfig]
@@ -95,6 +103,8 @@ class Config:
     machine: Path | None = None
     linked: Path | None = None
     disk: str = ""
+    slots: int = BUDGET_SLOTS
+    hierarchy: dict[str, int] = field(default_factory=lambda: dict(HIERARCHY_LIMITS))
 
     @property
     def here(self) -> str:
@@ -143,7 +153,7 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
     ]
     if not problems:
         filled = _with_defaults(plain, schema)
-        problems = _link_problems(filled) + _kernel_problems(filled)
+        problems = _link_problems(filled) + _kernel_problems(filled) + _limit_problems(filled)
     if problems:
         raise ConfigError(format_config_errors(source, sorted(set(problems))))
     solver = filled["solver"]
@@ -170,6 +180,8 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
         machine=resolve_machine_file(filled["device"]),
         linked=_link_machine(filled),
         disk=filled["disk"],
+        slots=solver["slots"],
+        hierarchy=filled["hierarchy"],
     )
 
 
@@ -370,6 +382,13 @@ def _kernel_problems(document: dict[str, Any]) -> list[str]:
         problems += _package_content_problems(path, keys, own, document["device"])
     keys = [key for key in PACKAGE_CONTENT_KEYS if document[key]]
     return problems + _package_content_problems([], keys, fused, document["device"])
+
+
+def _limit_problems(document: dict[str, Any]) -> list[str]:
+    """What is amiss with the limits of a hierarchy, whose top has room for a cluster at least."""
+    top, clusters = (document["hierarchy"][name] for name in ("top", "clusters"))
+    wanted = f"expected at least hierarchy.clusters, which is {clusters}"
+    return [f"hierarchy.top: {top} was found, {wanted}"] if top < clusters else []
 
 
 def _package_content_problems(

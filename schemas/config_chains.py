@@ -139,7 +139,7 @@ def build_chain_configs(
     document: Mapping[str, Any], engine: SolverEngine
 ) -> dict[str, ChainConfig]:
     """The chains of a valid document with its defaults; `engine` solves the integer programs of
-    allocators where a chain names none."""
+    allocators where a chain names none, and `solver.slots` are those of one that names none."""
     found = {}
     for name, given in document["chains"].items():
         budgets = given.get("budgets", document["budgets"])
@@ -152,7 +152,7 @@ def build_chain_configs(
             [parse_budget(budget).text for budget in budgets],
             machine_path(given["machine"]) if "machine" in given else None,
             given.get("options"),
-            {"engine": engine, **settings},
+            {"engine": engine, "slots": document["solver"]["slots"], **settings},
         )
     return found
 

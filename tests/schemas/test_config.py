@@ -53,6 +53,15 @@ def test_the_engine_solves_programs_of_steps_whether_or_not_it_solves_those_of_b
     assert found == {"highs": "highs", "cbc": "cbc", "none": "highs"}
 
 
+def test_limits_of_hierarchies_and_slots_are_keys() -> None:
+    config = parse_config(minimal(hierarchy={"nodes": 20}, solver={"slots": 40}))
+    assert config.hierarchy == {"nodes": 20, "clusters": 6, "top": 12} and config.slots == 40
+    assert parse_config(minimal()).slots == 500
+    assert problems(minimal(hierarchy={"top": 5})) == [
+        "hierarchy.top: 5 was found, expected at least hierarchy.clusters, which is 6"
+    ]
+
+
 def test_a_model_may_have_its_own_budgets_and_strategies() -> None:
     document = minimal(budgets=["1GiB"])
     document["models"]["own"] = {

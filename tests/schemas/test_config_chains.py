@@ -61,7 +61,7 @@ def test_a_configuration_may_have_chains_alone() -> None:
     assert (asked.strategy, asked.budget) == ("rotor", "30%")
     assert asked.folder == "chains/c/rotor/30pct"
     options = config.chains["c"].command_options(asked)
-    assert options == ["--strategy", "rotor", "--budget", "30%"]
+    assert options == ["--strategy", "rotor", "--budget", "30%", "--slots", "500"]
 
 
 def test_each_strategy_is_given_what_it_takes() -> None:
@@ -134,7 +134,7 @@ def test_the_blocks_of_a_model_are_a_chain() -> None:
         ({"stage_recompute": "rotor"}, "stage_recompute: none of the strategies takes it"),
         ({"engine": "cbc"}, "engine: none of the strategies takes it, expected no such key, or"),
         ({"strategies": ["early_free"], "slots": 9}, "slots: none of the strategies takes it"),
-        ({"slots": 0}, "slots: 0 was found, expected a whole number from 1 to 100000"),
+        ({"slots": 0}, "slots: 0 was found, expected a whole number from 1 to 65536"),
         ({"buffer": True}, "buffer: is no known key, did you mean buffers"),
         ({"strategies": ["rockmate"]}, "options: is missing, expected the options of the blocks"),
         (

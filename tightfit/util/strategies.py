@@ -58,6 +58,12 @@ class StrategyInfo:
     blind: bool = False
     optimal_in: str = ""
 
+    def optimal_class(self, slots: int) -> str:
+        """The class that its plans are optimal in where it cuts the memory into so many `slots`, ""
+        for none."""
+        rounded = self.rounds and self.optimal_in
+        return f"{self.optimal_in} at {slots} slots" if rounded else self.optimal_in
+
 
 def load_strategy_module(about: StrategyInfo, package: str) -> Any:
     """The `STRATEGY` of the file of a strategy in the package of its kind."""
@@ -81,7 +87,7 @@ _BUDGETED = [
         chains=True,
         plans_joins=True,
         rounds=True,
-        optimal_in=f"persistent sequences of the chain at {BUDGET_SLOTS} slots",
+        optimal_in="persistent sequences of the chain",
     ),
     StrategyInfo(
         "rockmate",
@@ -91,7 +97,7 @@ _BUDGETED = [
         chains=True,
         plans_joins=True,
         rounds=True,
-        optimal_in=f"persistent sequences of the blocks' options at {BUDGET_SLOTS} slots",
+        optimal_in="persistent sequences of the blocks' options",
     ),
     StrategyInfo(
         "early_free",
@@ -120,7 +126,7 @@ _BUDGETED = [
         apart=True,
         chains=True,
         rounds=True,
-        optimal_in=f"sequences of the chain that store inputs alone at {BUDGET_SLOTS} slots",
+        optimal_in="sequences of the chain that store inputs alone",
     ),
     StrategyInfo(
         "join",

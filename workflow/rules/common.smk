@@ -13,7 +13,7 @@ from tightfit.util.budget import NO_BUDGET
 from tightfit.schemas.config import EAGER_FOLDER, parse_config, require_folders
 from tightfit.util.errors import ConfigError
 from tightfit.util.code_fingerprint import factory_fingerprint, stage_fingerprint
-from tightfit.util.strategies import HIERARCHY_LIMITS, KEEP_ALL, STRATEGIES
+from tightfit.util.strategies import KEEP_ALL, STRATEGIES
 
 if not config.keys() & {"models", "chains"}:
 

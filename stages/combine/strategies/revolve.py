@@ -21,7 +21,7 @@ class RevolveStrategy:
     def candidates(self, step: PlanningProblem) -> list[Candidate]:
         """Plans from storing every input down to the least memory."""
         ways = build_model_chain_problem(step.blocks, step.options, True)
-        return frontier_candidates(step, RevolveFrontier(ways))
+        return frontier_candidates(step, RevolveFrontier(ways, step.slots))
 
     def plans_of_chain(self, ways: ChainProblem, slots: int) -> RevolveChainPlans:
         """The plans of a chain from a file."""

@@ -40,7 +40,7 @@ STRATEGY = RotorStrategy()
 
 def chain_candidates(step: PlanningProblem, ways: ChainProblem) -> list[Candidate]:
     """The candidates of the dynamic program on `ways`."""
-    return frontier_candidates(step, ChainFrontier(ways))
+    return frontier_candidates(step, ChainFrontier(ways, step.slots))
 
 
 def frontier_candidates(step: PlanningProblem, program: ProgramFrontier) -> list[Candidate]:

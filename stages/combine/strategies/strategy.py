@@ -20,7 +20,12 @@ from tightfit.stages.combine.chain.options import ChainProblem
 from tightfit.util.command_line import find_registered
 from tightfit.util.errors import ConfigError
 from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
-from tightfit.util.strategies import STRATEGIES, StrategyInfo, load_strategy_module
+from tightfit.util.strategies import (
+    BUDGET_SLOTS,
+    STRATEGIES,
+    StrategyInfo,
+    load_strategy_module,
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,8 @@ class PlanningProblem:
     """A training step as strategies see it: the condensed graph, its blocks, the options of each
     distinct block by digest, and its hierarchy of clusters. Where plans may take a link to another
     memory, the link and the graph itself, for the values that may take it. The `engine` solves the
-    integer programs that a strategy writes of the whole step."""
+    integer programs that a strategy writes of the whole step, and dynamic programs cut the memory
+    into so many `slots`."""
 
     problem: PlanningGraph
     blocks: Blocks
@@ -37,6 +43,7 @@ class PlanningProblem:
     link: HostLink | None = None
     graph: Graph | None = None
     engine: SolverEngine = HIGHS_ENGINE
+    slots: int = BUDGET_SLOTS
 
 
 @dataclass(frozen=True)
