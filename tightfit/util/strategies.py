@@ -107,10 +107,11 @@ _BUDGETED = [
     ),
     StrategyInfo(
         "floating_persistence",
-        "the fastest sequence of a chain of up to 23 blocks that keep everything or nothing, where "
+        "the fastest sequence of a chain of up to 79 blocks that keep everything or nothing, where "
         "what was stored last may be replaced by what comes after it, to compare `early_free` with",
         apart=True,
         chains=True,
+        rounds=True,
     ),
     StrategyInfo(
         "sequential",
