@@ -262,6 +262,32 @@ def test_what_is_not_asked_for_any_more_is_left_over(finished: Finished) -> None
     place.configure(configuration())
 
 
+def test_a_plan_that_failed_is_a_row_and_stops_no_other(finished: Finished) -> None:
+    place, _ = finished
+    document = configuration()
+    document["chains"]["offload"] |= {"strategies": ["pofo"], "budgets": ["16B", "1GB"]}
+    place.configure(document)
+    run = place.snakemake()
+    said = "chain: --budget 1GB: that is 1,000,000,000 bytes, and cuda:0 has 1,000,000"
+    assert run.returncode == 1 and said.removeprefix("chain: ") in run.stderr
+    assert "Traceback" not in run.stderr
+    log = "results/chains/offload/pofo/1GB/logs/chain.txt"
+    assert (place.folder / log).read_text() == f"{said}\n"
+    index = (place.folder / "results/index.html").read_text()
+    row = r'<tr data-model="chains/offload" data-strategy="pofo" data-verdict="(.*?)"'
+    assert sorted(re.findall(row, index)) == ["failed", "should fit"] and said in index
+    table = place.stage("summary", "--configuration", "config.yaml").stdout
+    assert f"chains/offload pofo 1GB: {said} (see {log})" in table
+    assert todo(place) == {
+        "chains/offload: planning with pofo for 1GB",
+        "chains/offload: writing the report",
+        "writing the index",
+    }
+    [line] = [line for line in why(place) if line.startswith("chains/")]
+    assert line == "chains/offload, 2 steps: it failed before and is tried again"
+    place.configure(configuration())
+
+
 def test_the_chain_of_a_model_is_made_of_its_blocks(quick: Workplace, tiny: dict[str, Any]) -> None:
     write_machine(quick.folder / "two.json", 10**9, 1e9, 2)
     own = {"model": "tiny", "strategies": ["rockmate", "madpipe"], "machine": "two.json"}

@@ -78,6 +78,20 @@ def chain_plans(wildcards):
     ]
 
 
+def chain_sequences(wildcards):
+    """What the plans of a chain do: their sequences, and the streams of those with a link."""
+    plans = [
+        (request.strategy, f"{SETTINGS.results}/{request.folder}")
+        for request in chain_of(wildcards).requests()
+    ]
+    sequences = [
+        f"{plan}/sequence.arrow" for name, plan in plans if name not in ALLOCATORS
+    ]
+    return sequences + [
+        f"{plan}/streams.arrow" for name, plan in plans if name in OFFLOADERS
+    ]
+
+
 rule model_chain:
     input:
         graph=f"{MODEL}/graph.arrow",
@@ -144,6 +158,7 @@ use rule chain as chain_pipeline with:
 rule chain_report:
     input:
         plans=chain_plans,
+        sequences=chain_sequences,
     output:
         f"{CHAIN}/report.html",
     log:

@@ -194,7 +194,7 @@ MAX_FLOATING_POSITIONS = 24
 """Positions of the longest chain whose sizes are not rounded: its program grows with the fifth
 power of them, and with the budgets at which times fall."""
 MAX_FLOATING_TABLE_POSITIONS = 80
-"""Positions of the longest chain of all, whose table of 500 slots is filled in a minute."""
+"""Positions of the longest chain of all, whose table of 500 slots is filled in minutes."""
 
 
 def floating_chain_plans(ways: ChainProblem, slots: int) -> ChainPlans:

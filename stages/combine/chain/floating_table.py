@@ -88,7 +88,7 @@ def _least_slots(needed: int, unit: int, count: int) -> int:
     return min(max(-((-needed) // unit), 0), count + 1)
 
 
-@njit(cache=True)
+@njit(cache=True, fastmath={"nnan", "nsz"})
 def fill_floating_table(
     begin: IntArray,
     sizes: tuple[IntArray, IntArray, IntArray],
@@ -98,11 +98,13 @@ def fill_floating_table(
     count: int,
 ) -> SecondsArray:
     """The least seconds above the bases, shape (segments, count + 1). `sizes` are slots of outputs,
-    of what comes before a position and of what it saves; `needs` are bytes."""
+    of what comes before a position and of what it saves; `needs` are bytes. With more slots a row
+    is never slower, and none is faster than its passes and what forwards at once save."""
     output, source, save = sizes
     enter, passing, move, beside = needs
     passes, alone, once = seconds
     length = save.size - 1
+    saved = alone.sum()
     cost = np.full((begin[0, 0], count + 1), np.inf)
     for t in range(1, length + 1):
         for s in range(t, 0, -1):
@@ -122,14 +124,22 @@ def fill_floating_table(
                     inner = cost[begin[s + 1, t] + low - s - 1]
                     for m in range(max(least, shift), count + 1):
                         row[m] = inner[min(m - shift, count)] + passes[s] - passes[s - 1]
+                most = count + 1
                 for r in range(s, t):
                     least = _least_slots(passing[s, r] + beside[t], unit, count)
                     least, more = max(least, output[r]), passes[r] - passes[s - 1]
+                    while most > least and row[most - 1] <= more + saved:
+                        most -= 1
+                    if most <= least:
+                        continue
+                    own = row[least:most]
                     for u in range(max(low, r) + 1, t + 1):
-                        first = cost[begin[r + 1, t] + u - r - 1]
-                        later = cost[begin[s, u - 1] + low - s]
-                        for m in range(least, count + 1):
-                            row[m] = min(row[m], more + first[m - output[r]] + later[m])
+                        first = cost[begin[r + 1, t] + u - r - 1, least - output[r] :]
+                        later = cost[begin[s, u - 1] + low - s, least:]
+                        for m in range(most - least):
+                            seconds_of = more + first[m] + later[m]
+                            if seconds_of < own[m]:
+                                own[m] = seconds_of
     return cost
 
 
