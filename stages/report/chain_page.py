@@ -35,7 +35,7 @@ BATCHES_SHOWN = 3
 
 
 @dataclass(frozen=True)
-class ChainTable:
+class PlanFigureTable:
     """A table of a plan, as text; numbers are in all columns but the first `names`."""
 
     title: str
@@ -55,7 +55,7 @@ class ChainPanel:
     word: str
     sentence: str
     facts: list[Fact]
-    tables: list[ChainTable]
+    tables: list[PlanFigureTable]
     picture: GanttChart | None
     periodic: bool
     sequence: list[str]
@@ -88,7 +88,7 @@ def _build_panel(result: ChainPlanResult, ink: int) -> ChainPanel:
     state, word = result.verdict
     plan, place = result.plan, result.place
     facts: list[Fact] = []
-    tables: list[ChainTable] = []
+    tables: list[PlanFigureTable] = []
     if isinstance(plan, PipelinePlan):
         facts, tables = _pipeline_facts(plan), _pipeline_tables(plan)
     elif plan is not None:
@@ -165,7 +165,7 @@ def _pipeline_facts(plan: PipelinePlan) -> list[Fact]:
     return [*facts, *([("Found by", plan.solver)] if plan.solver else [])]
 
 
-def _pipeline_tables(plan: PipelinePlan) -> list[ChainTable]:
+def _pipeline_tables(plan: PipelinePlan) -> list[PlanFigureTable]:
     """The stages and devices of a pipeline."""
     if not plan.stages:
         return []
@@ -190,8 +190,8 @@ def _pipeline_tables(plan: PipelinePlan) -> list[ChainTable]:
     ]
     heads = ["Stage", "Device", "Positions", "Batches in flight", "Recomputation a batch"]
     return [
-        ChainTable("Stages", heads, stages, 3),
-        ChainTable("Devices", ["Device", "Peak", "Memory", "Busy"], devices, 1),
+        PlanFigureTable("Stages", heads, stages, 3),
+        PlanFigureTable("Devices", ["Device", "Peak", "Memory", "Busy"], devices, 1),
     ]
 
 

@@ -199,8 +199,8 @@ def test_all_errors_are_told_at_once_with_path_and_expectation() -> None:
         'frontier: "fine" was found, expected auto, true or false',
         'fail_on[0]: "never" was found, expected failed or infeasible',
         'strategies[0]: "magic" was found, expected keep_all, checkpoint_all, auto, '
-        "rotor, rockmate, early_free, floating_persistence, join, checkmate, tw_remat, hiremate, "
-        "offload or offmate",
+        "rotor, rockmate, early_free, floating_persistence, sequential, revolve, join, checkmate, "
+        "tw_remat, hiremate, offload or offmate",
     ]
     assert len(found) == len(expected), found
     for sentence in expected:

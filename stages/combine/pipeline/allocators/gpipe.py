@@ -102,7 +102,7 @@ class _FlushPartition:
                 for last in range(before + 1, self.layers.count + 1):
                     if self.layers.memory(before + 1, last, self.batches) <= self.memory:
                         for label in self._extended(own, before + 1, last):
-                            _insert(found.setdefault(last, []), label)
+                            _insert_label(found.setdefault(last, []), label)
             for label in found.pop(self.layers.count, []):
                 if self.best is None or self._ticks(label) < self._ticks(self.best):
                     self.best, self.ticks = label, min(self.ticks, self._ticks(label))
@@ -167,7 +167,7 @@ class _FlushPartition:
         ]
 
 
-def _insert(labels: list[_StageLabel], label: _StageLabel) -> None:
+def _insert_label(labels: list[_StageLabel], label: _StageLabel) -> None:
     """Keeps a label unless another is as good in all, and drops those that it is as good as."""
     if any(label.is_above(other) for other in labels):
         return
