@@ -34,7 +34,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         write_chain(f"{name}.arrow", layers(3))
-    write_block_options("options.arrow", {}, "")
+    write_block_options("options.arrow", {})
     for name, machine in (("host", HOST), ("pair", PAIR)):
         Path(f"{name}.json").write_text(json.dumps(machine))
 

@@ -132,7 +132,7 @@ def test_plans_are_the_known_optima(finished: Finished) -> None:
         for name in ("offload_greedy", "offload_dynprog", "pofo")
     )
     assert greedy == OFFLOAD["expected_greedy_int"] and dynprog == OFFLOAD["expected_exact_int"]
-    assert pofo is not None and pofo <= dynprog
+    assert pofo is not None and dynprog is not None and pofo <= dynprog
     pipeline = place.folder / "results/chains/pipeline"
     assert read_pipeline_plan(pipeline / "one_f_one_b/none/plan.json").period == 42
     assert (pipeline / "one_f_one_b/none/pattern.arrow").exists()
