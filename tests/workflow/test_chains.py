@@ -242,7 +242,8 @@ def test_settings_of_a_chain_redo_what_takes_them(finished: Finished) -> None:
     document["chains"]["remat"]["slots"] = 7
     place.configure(document)
     assert {step for step in todo(place) if "planning" in step} == {
-        "chains/remat: planning with rotor for 15B"
+        "chains/remat: planning with rotor for 15B",
+        "chains/remat: planning with floating_persistence for 15B",
     }
     place.configure(configuration())
 
