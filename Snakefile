@@ -10,6 +10,8 @@ include: "workflow/rules/solve.smk"  # blocks.arrow -> options.arrow
 include: "workflow/rules/combine.smk"  # options.arrow -> frontier.arrow -> schedule.arrow, plan.json
 include: "workflow/rules/generate.smk"  # graph, schedule, plan -> module/
 include: "workflow/rules/validate.smk"  # module/ -> measurement.arrow
+include: "workflow/rules/chain_common.smk"
+include: "workflow/rules/chain.smk"  # chain.arrow, machine -> sequence.arrow, streams.arrow or pattern.arrow, plan.json
 include: "workflow/rules/report.smk"  # all of it -> report.html, index.html
 
 

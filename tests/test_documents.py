@@ -146,6 +146,8 @@ def test_the_configuration_page_has_all_keys() -> None:
     models = schema["models"]["additionalProperties"]
     keys = {*schema} - {"solver"} | {f"solver.{key}" for key in solver["properties"]}
     keys |= {f"models.NAME.{key}" for key in models["properties"]}
+    chains = schema["chains"]["additionalProperties"]
+    keys |= {f"chains.NAME.{key}" for key in chains["properties"]}
     rows = re.findall(r"^\| (`.*?) \|", page_text("docs/configuration.md"), re.M)
     assert keys <= set(re.findall(r"`([\w.]+)`", " ".join(rows)))
 

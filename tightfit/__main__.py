@@ -36,6 +36,11 @@ _STAGES = (
     ("select", "combine.select_command", "choose the plan of a strategy for a budget"),
     ("chain", "combine.chain.command", "plan a chain, or the branches of a join, from files"),
     (
+        "join-table",
+        "combine.join.table_command",
+        "print the least times of a join of unit sizes by its memory",
+    ),
+    (
         "optimizer-offload",
         "combine.optimizer_offload.command",
         "plan a step with its optimizer, in two memories",

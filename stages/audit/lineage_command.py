@@ -13,6 +13,7 @@ from typing import Any
 from tightfit.schemas import store
 from tightfit.schemas.lineage import LineageRecord, lineage_path, path_digest, read_lineage
 from tightfit.schemas.package_manifest import MANIFEST_NAME, read_manifest
+from tightfit.schemas.pipeline_plan import is_pipeline_plan, read_pipeline_plan
 from tightfit.schemas.plan import read_plan
 from tightfit.util.errors import ArtifactError
 
@@ -96,6 +97,10 @@ def _own_facts(path: Path) -> dict[str, Any]:
     if path.suffix == ".arrow":
         header = store.read_header(path)
         return {"kind": f"{header.name}/{header.version}", **header.metadata}
+    if path.name == "plan.json" and is_pipeline_plan(path):
+        pipeline = read_pipeline_plan(path)
+        said = {"strategy": pipeline.strategy, "machine": pipeline.machine}
+        return {**said, "status": pipeline.status, "solver": pipeline.solver}
     if path.name == "plan.json":
         plan = read_plan(path)
         said = {"strategy": plan.strategy, "budget": plan.budget, "status": plan.status}

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
 from tightfit.schemas.config import EAGER_FOLDER, Config
+from tightfit.schemas.config_chains import CHAINS_FOLDER
 from tightfit.schemas.lineage import LINEAGE_FOLDER
 from tightfit.schemas.package_manifest import MANIFEST_NAME, read_manifest
 from tightfit.util.errors import ArtifactError
@@ -27,6 +28,7 @@ RESULT_FILES = {
         "frontier.arrow",
     ),
     *("sequence.arrow", "schedule.arrow", "memory_timeline.arrow", "measurement.arrow"),
+    *("chain.arrow", "streams.arrow", "pattern.arrow"),
     *("plan.json", "trace.json", "report.html", "report.done"),
 }
 """What a run writes about a model, beside modules, records and sentences of errors."""
@@ -37,6 +39,9 @@ SNAKEMAKE_TIMESTAMP = ".snakemake_timestamp"
 def find_stale_results(config: Config) -> Iterator[Path]:
     """The folders below the results that were made for what the configuration does not ask for."""
     for model in _result_folders(Path(config.results)):
+        if model.name == CHAINS_FOLDER and config.chains:
+            yield from _find_stale_chains(model, config)
+            continue
         if model.name not in config.models:
             if _has_run_files(model):
                 yield model
@@ -46,6 +51,17 @@ def find_stale_results(config: Config) -> Iterator[Path]:
         yield from _find_stale_plans(model, wanted, beside)
         if beside is not None:
             yield from _find_stale_plans(beside, wanted)
+
+
+def _find_stale_chains(folder: Path, config: Config) -> Iterator[Path]:
+    """The folders of chains, and of plans of theirs, that are not wanted."""
+    for chain in _result_folders(folder):
+        if chain.name in config.chains:
+            asked = config.chains[chain.name].requests()
+            wanted = {(request.strategy, request.directory) for request in asked}
+            yield from _find_stale_plans(chain, wanted)
+        elif _has_run_files(chain):
+            yield chain
 
 
 def _find_stale_plans(

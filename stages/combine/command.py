@@ -12,6 +12,7 @@ from tightfit.stages.combine.frontier_task import FrontierTask
 from tightfit.util.command_line import LineageEntry, parse_count
 from tightfit.util.progress import ProgressPrinter
 from tightfit.util.solver_engines import ENGINES, HIGHS_ENGINE
+from tightfit.util.strategies import BUDGET_SLOTS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=HIGHS_ENGINE,
         help="what solves the integer programs of the step and of its bound",
     )
+    parser.add_argument(
+        "--slots",
+        type=parse_count,
+        default=BUDGET_SLOTS,
+        help=f"memory slots of dynamic programs (default: {BUDGET_SLOTS})",
+    )
     parser.add_argument("--out", type=Path, required=True, help="the frontier to write")
 
 
@@ -63,7 +70,7 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
 def _parse_task(options: argparse.Namespace) -> FrontierTask:
     files = (options.graph, options.costs, options.blocks, options.options, options.hierarchy)
     return FrontierTask(
-        FrontierFiles(*files, options.machine, options.solver),
+        FrontierFiles(*files, options.machine, options.solver, options.slots),
         options.strategy,
         options.out,
         not options.no_local_search,

@@ -9,13 +9,14 @@ from tightfit.schemas.frontier import FRONTIER_BUDGETS, Frontier
 from tightfit.util.errors import ConfigError
 from tightfit.util.progress import StageProgress
 from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
+from tightfit.util.strategies import BUDGET_SLOTS
 
 
 @dataclass(frozen=True)
 class FrontierFiles:
     """What a frontier is made of: graph, costs, blocks with their options, and a hierarchy or the
     description of a machine for strategies that take one. The `engine` solves the integer programs
-    of the step."""
+    of the step, and dynamic programs cut the memory into so many `slots`."""
 
     graph: Path
     costs: Path
@@ -24,6 +25,7 @@ class FrontierFiles:
     hierarchy: Path | None = None
     machine: Path | None = None
     engine: SolverEngine = HIGHS_ENGINE
+    slots: int = BUDGET_SLOTS
 
     def check(self) -> None:
         """Raises ArtifactError or ConfigError where one of them cannot be read."""
@@ -64,7 +66,10 @@ class FrontierFiles:
                 "(`tightfit machine` measures that of this one)"
             )
         files = (self.graph, self.costs, self.blocks, self.options, self.hierarchy)
-        read = FrontierInputs.read(*files, self.machine if about.links else None, self.engine)
+        machine = self.machine if about.links else None
+        read = FrontierInputs.read(*files, machine, self.engine)
+        read = replace(read, step=replace(read.step, slots=self.slots))
+        about = replace(about, optimal_in=about.optimal_class(self.slots))
         if about.uses_link_options and read.step.link is not None:
             _check_link_speed(self.options, read.step.link.speed)
         if said := strategy.supports(read.step):

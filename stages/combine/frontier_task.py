@@ -43,5 +43,6 @@ class FrontierTask:
         read = [files.graph, files.costs, files.blocks, files.options]
         read += [path for path in (files.hierarchy, files.machine) if path is not None]
         settings: dict[str, Any] = {"strategy": self.strategy, "solver": files.engine}
+        settings |= {"slots": files.slots}
         settings |= {"local_search": False} if not self.local_search else {"budgets": self.budgets}
         return [LineageEntry([self.out], read, settings)]

@@ -8,10 +8,11 @@ from pathlib import Path
 from tightfit.schemas.machine import machine_path
 from tightfit.stages.combine.frontier_files import FrontierFiles
 from tightfit.stages.combine.select_task import SelectionRequest, SelectionTask
-from tightfit.util.command_line import LineageEntry, print_status
+from tightfit.util.command_line import LineageEntry, parse_count, print_status
 from tightfit.util.errors import ConfigError
 from tightfit.util.progress import ProgressPrinter
 from tightfit.util.solver_engines import ENGINES, HIGHS_ENGINE
+from tightfit.util.strategies import BUDGET_SLOTS
 
 FRONTIER_FILE_OPTIONS = {
     "blocks": "blocks.arrow of {}, with the options: where nothing near to the bound is found from "
@@ -74,6 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=HIGHS_ENGINE,
         help="what solves the integer programs of the step and of its bound",
     )
+    parser.add_argument(
+        "--slots",
+        type=parse_count,
+        default=BUDGET_SLOTS,
+        help=f"memory slots of dynamic programs (default: {BUDGET_SLOTS})",
+    )
     parser.add_argument("--out", type=Path, required=True, help="the folder to write into")
 
 
@@ -115,7 +122,7 @@ def _parse_request(options: argparse.Namespace, prefix: str = "") -> SelectionRe
     makings = None
     if not missing:
         of_blocks = (blocks, made_options, hierarchy, options.machine)
-        makings = FrontierFiles(graph, costs, *of_blocks, options.solver)
+        makings = FrontierFiles(graph, costs, *of_blocks, options.solver, options.slots)
     wanted = (options.solver, not options.no_search)
     joint = () if prefix else tuple(options.joint)
     return SelectionRequest(graph, costs, frontier, options.budget, makings, *wanted, joint)

@@ -34,6 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show plans without frontiers, with --model-dir, --index or --failed",
     )
+    what.add_argument(
+        "--chain-plans",
+        type=Path,
+        nargs="+",
+        help="the plan.json of each plan of a chain, to write its page",
+    )
     what.add_argument("--pipeline", type=Path, help="what `pipeline` wrote, to write its page")
     what.add_argument("--perfetto", type=Path, help="a schedule.arrow, to write a trace of it")
     parser.add_argument(
@@ -64,6 +70,8 @@ def run(options: argparse.Namespace) -> None:
     """Writes the file; raises ArtifactError when an artifact is damaged."""
     if options.pipeline is not None:
         _write_pipeline_page(options)
+    elif options.chain_plans is not None:
+        _write_chain_page(options)
     elif options.perfetto is not None:
         _write_trace(options)
     elif options.graph is not None:
@@ -78,7 +86,7 @@ def run(options: argparse.Namespace) -> None:
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
-    from tightfit.stages.report.load import MODEL_PAGE_FILE, model_result_files, run_result_files
+    from tightfit.stages.report.load import MODEL_PAGE_FILE, model_result_files
 
     if options.pipeline is not None:
         from tightfit.schemas.pipeline import PIPELINE_FILE
@@ -97,17 +105,29 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
         graph = find_schedule_graph(options.perfetto, options.graph)
         more = [path for path in (options.costs, options.timeline) if path is not None]
         return [LineageEntry([options.out], [options.perfetto, graph, *more])]
+    if options.chain_plans is not None:
+        from tightfit.stages.report.chain_page import chain_page_files
+
+        return [LineageEntry([options.out], chain_page_files(options.chain_plans))]
     curves = not options.plans_only
     if options.model_dir is not None:
         return [LineageEntry([options.out], model_result_files(options.model_dir, curves))]
     if options.index is not None:
-        return [LineageEntry([options.out], run_result_files(options.index, curves))]
+        return [LineageEntry([options.out], _index_files(options.index, curves))]
     failed = _failed_models(options)
     pages = [
         LineageEntry([folder / MODEL_PAGE_FILE], model_result_files(folder, curves))
         for folder in failed
     ]
-    return [*pages, LineageEntry([options.out], run_result_files(options.failed, curves))]
+    return [*pages, LineageEntry([options.out], _index_files(options.failed, curves))]
+
+
+def _index_files(results: Path, curves: bool) -> list[Path]:
+    """The artifacts and plans that an index shows."""
+    from tightfit.stages.report.chain_results import find_chain_plans
+    from tightfit.stages.report.load import run_result_files
+
+    return [*run_result_files(results, curves), *find_chain_plans(results)]
 
 
 def _write_pipeline_page(options: argparse.Namespace) -> None:
@@ -139,6 +159,14 @@ def _write_pipeline_page(options: argparse.Namespace) -> None:
         write_bytes(options.trace, json.dumps(document, separators=(",", ":")).encode())
 
 
+def _write_chain_page(options: argparse.Namespace) -> None:
+    from tightfit.schemas.store import write_bytes
+    from tightfit.stages.report.chain_page import build_chain_page
+    from tightfit.stages.report.render import render_chain
+
+    write_bytes(options.out, render_chain(build_chain_page(options.chain_plans)).encode())
+
+
 def _write_model_page(folder: Path, path: Path, curves: bool, planned: Sequence[str] = ()) -> None:
     from tightfit.schemas.store import write_bytes
     from tightfit.stages.report.load import load_model_results
@@ -150,16 +178,21 @@ def _write_model_page(folder: Path, path: Path, curves: bool, planned: Sequence[
 
 
 def _write_index_page(
-    folder: Path, path: Path, curves: bool, planned: Mapping[str, Sequence[str]] | None = None
+    folder: Path,
+    path: Path,
+    curves: bool,
+    planned: Mapping[str, Sequence[str]] | None = None,
+    chains: Sequence[Path] = (),
 ) -> None:
     from tightfit.schemas.store import write_bytes
+    from tightfit.stages.report.chain_results import chain_index_rows, read_chain_results
     from tightfit.stages.report.index_page import build_run_index
     from tightfit.stages.report.load import load_run_results
     from tightfit.stages.report.render import render_index
 
-    write_bytes(
-        path, render_index(build_run_index(load_run_results(folder, planned, curves))).encode()
-    )
+    further = chain_index_rows(read_chain_results(folder, chains))
+    index = build_run_index(load_run_results(folder, planned, curves), further)
+    write_bytes(path, render_index(index).encode())
 
 
 def _write_failed_pages(options: argparse.Namespace) -> None:
@@ -178,7 +211,8 @@ def _write_failed_pages(options: argparse.Namespace) -> None:
             remove_with_lineage(folder / MODEL_PAGE_FILE)
             damaged.append(str(error))
     (options.failed / "index.done").unlink(missing_ok=True)
-    _write_index_page(options.failed, options.out, not options.plans_only, planned)
+    chains = [path for path in options.planned if _is_chain_plan(options, path)]
+    _write_index_page(options.failed, options.out, not options.plans_only, planned, chains)
     if damaged:
         raise ArtifactError("; ".join(damaged))
 
@@ -196,10 +230,19 @@ def _failed_models(options: argparse.Namespace) -> list[Path]:
     return folders
 
 
+def _is_chain_plan(options: argparse.Namespace, path: Path) -> bool:
+    """Whether a plan is one of a chain, and of no model."""
+    from tightfit.schemas.config_chains import CHAINS_FOLDER
+
+    return path.is_relative_to(options.failed / CHAINS_FOLDER)
+
+
 def _planned_points(options: argparse.Namespace) -> dict[str, list[str]]:
     """The points that a run was for, as strategy/budget, by model."""
     points: dict[str, list[str]] = {}
     for path in options.planned:
+        if _is_chain_plan(options, path):
+            continue
         if len(path.parts) < 4:
             raise ConfigError(f"--planned {path}: expected MODEL/STRATEGY/BUDGET/plan.json")
         model, strategy, budget = path.parts[-4:-1]

@@ -72,8 +72,9 @@ class RunIndex:
     words: list[str]
 
 
-def build_run_index(models: Sequence[ModelResults]) -> RunIndex:
-    """The index of a run, models in the order given."""
+def build_run_index(models: Sequence[ModelResults], further: Sequence[IndexRow] = ()) -> RunIndex:
+    """The index of a run, models in the order given, with `further` rows behind theirs, of what
+    has another page than a model."""
     rows: list[IndexRow] = []
     sparks = []
     colors = strategy_colors(sorted({name for model in models for name in strategy_order(model)}))
@@ -82,11 +83,15 @@ def build_run_index(models: Sequence[ModelResults]) -> RunIndex:
         if spark is not None:
             sparks.append(spark)
         rows += _model_rows(model, colors, spark.id if spark else "", scales)
+    rows += further
+    others = list(dict.fromkeys(row.model for row in further))
+    plans = sum(len(model.plans) for model in models)
+    plans += sum(row.word not in ("not planned", "failed") for row in further)
     return RunIndex(
         rows=rows,
         sparks=sparks,
-        tally=_count_outcomes(models, rows),
-        models=[model.name for model in models],
+        tally=_count_outcomes(len(models) + len(others), plans, rows),
+        models=[*(model.name for model in models), *others],
         strategies=sorted({row.strategy for row in rows if row.strategy}),
         words=sorted({row.word for row in rows}),
     )
@@ -155,7 +160,7 @@ def _failure_row(
     return IndexRow(
         model=model,
         strategy=strategy,
-        budget=_budget_text(budget),
+        budget=format_budget_folder(budget),
         budget_bytes=None,
         link=link,
         ink=ink,
@@ -205,7 +210,7 @@ def _plan_row(
     )
 
 
-def _budget_text(directory: str) -> str:
+def format_budget_folder(directory: str) -> str:
     """A budget as it was written, of the name of its folder."""
     return "" if directory == NO_BUDGET else re.sub("pct$", "%", directory)
 
@@ -215,21 +220,18 @@ def _row_note(result: PlanResult) -> str:
     return "; ".join(filter(None, [optimality_label(result.plan), reason_not_validated(result)]))
 
 
-def _count_outcomes(
-    models: Sequence[ModelResults], rows: Sequence[IndexRow]
-) -> list[tuple[str, int]]:
+def _count_outcomes(models: int, plans: int, rows: Sequence[IndexRow]) -> list[tuple[str, int]]:
     """Counts to show above the table; zeros are left out but for the first two."""
     counts: dict[str, int] = {}
     for row in rows:
         counts[row.word] = counts.get(row.word, 0) + 1
-    plans = sum(len(model.plans) for model in models)
     known = (
         *("fits", "should fit", "over budget", "over device", "infeasible"),
         *("not planned", "failed"),
     )
     kinds = [(word, counts[word]) for word in known if word in counts]
     return [
-        ("model" if len(models) == 1 else "models", len(models)),
+        ("model" if models == 1 else "models", models),
         ("plan" if plans == 1 else "plans", plans),
         *kinds,
     ]

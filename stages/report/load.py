@@ -13,6 +13,7 @@ import pyarrow as pa
 from tightfit.schemas.block_options import BlockOption, read_block_options
 from tightfit.schemas.blocks import Blocks, read_blocks
 from tightfit.schemas.config import EAGER_FOLDER
+from tightfit.schemas.config_chains import CHAINS_FOLDER
 from tightfit.schemas.costs import Costs, ProfileDevice, read_costs, read_profile_device
 from tightfit.schemas.frontier import Frontier, read_frontier
 from tightfit.schemas.graph.training_graph import Graph, has_fused_kernels, read_graph
@@ -177,7 +178,7 @@ def load_run_results(
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: there is no such directory of results")
     found = []
-    for path in filter(_has_model_results, sorted(folder.iterdir())):
+    for path in filter(_has_model_results, _model_folders(folder)):
         points = (planned or {}).get(path.name, ())
         try:
             found.append(load_model_results(path, whole=False, planned=points, curves=curves))
@@ -203,9 +204,12 @@ def model_result_files(folder: Path | str, curves: bool = True) -> list[Path]:
 
 def run_result_files(folder: Path | str, curves: bool = True) -> list[Path]:
     """The artifacts and plans that `load_run_results` reads."""
-    return [
-        path for model in sorted(Path(folder).iterdir()) for path in _index_files(model, curves)
-    ]
+    return [path for model in _model_folders(Path(folder)) for path in _index_files(model, curves)]
+
+
+def _model_folders(folder: Path) -> list[Path]:
+    """What may be a model of a run: all but the folder of its chains."""
+    return [path for path in sorted(folder.iterdir()) if path.name != CHAINS_FOLDER]
 
 
 def _index_files(folder: Path, curves: bool) -> list[Path]:

@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tightfit.stages.report import formatting
+from tightfit.stages.report.chain_page import ChainPage
 from tightfit.stages.report.index_page import RunIndex
 from tightfit.stages.report.model_page import ModelPage
 from tightfit.stages.report.pipeline_page import PipelinePage
@@ -33,6 +34,11 @@ def render_model(page: ModelPage) -> str:
 def render_pipeline(page: PipelinePage) -> str:
     """The HTML of a pipeline's page."""
     return _render("pipeline.html", page=page)
+
+
+def render_chain(page: ChainPage) -> str:
+    """The HTML of a chain's page."""
+    return _render("chain.html", page=page)
 
 
 def render_index(index: RunIndex) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from tightfit.schemas.config import Config, read_config
 from tightfit.schemas.measurement import Measurement
 from tightfit.schemas.plan import GpuMemory, Plan
+from tightfit.stages.report.chain_results import NOT_RUN, ChainPlanResult, find_chain_plans
 from tightfit.stages.report.formatting import (
     format_bytes,
     format_duration,
@@ -191,6 +192,7 @@ def run(options: argparse.Namespace) -> int:
         for name in _model_names(folder, config)
         for line in _summary_rows(folder / name, config)
     ]
+    lines += _chain_rows(folder, config)
     print_summary(lines, folder)
     return int(config is not None and any(line.plan_status in config.fail_on for line in lines))
 
@@ -311,6 +313,42 @@ def _summary_rows(folder: Path, config: Config | None) -> Iterator[SummaryRow]:
                 "warning" if runs else "bad",
                 "" if log is None or runs else f"{read_error(log)} (see {log})",
             )
+
+
+def _chain_rows(folder: Path, config: Config | None) -> Iterator[SummaryRow]:
+    """The lines of all chains: the plans of the configuration, or whatever was planned."""
+    if config is None:
+        places = [path.parent for path in find_chain_plans(folder)]
+    else:
+        asked = [request for chain in config.chains.values() for request in chain.requests()]
+        places = [folder / request.folder for request in asked]
+    for result in map(ChainPlanResult.of, places):
+        yield _chain_summary(result)
+
+
+def _chain_summary(result: ChainPlanResult) -> SummaryRow:
+    page = result.place.parents[1] / MODEL_PAGE_FILE
+    (state, word), log = result.outcome, latest_error_log(result.place)
+    runs, period = is_file_locked(log), result.period
+    note = NOT_RUN if state != "bad" else result.message
+    if word == "not planned" or runs:
+        note = ""
+    elif log is not None:
+        note += f" (see {log})"
+    return SummaryRow(
+        result.chain,
+        result.strategy,
+        result.budget or _format_budget(NO_BUDGET),
+        RUNNING if runs else word,
+        "" if result.peak is None else format_bytes(result.peak),
+        "",
+        _format_seconds(period) if result.ratio is None else format_ratio(result.ratio),
+        "" if result.gap is None else format_percent(result.gap),
+        str(page) if page.exists() else "",
+        "warning" if runs else state,
+        note,
+        plan_status="" if result.plan is None else result.plan.status,
+    )
 
 
 def _load_results(folder: Path) -> ModelResults | None:

@@ -54,6 +54,15 @@ def test_the_engine_solves_programs_of_steps_whether_or_not_it_solves_those_of_b
     assert found == {"highs": "highs", "cbc": "cbc", "none": "highs"}
 
 
+def test_limits_of_hierarchies_and_slots_are_keys() -> None:
+    config = parse_config(minimal(hierarchy={"nodes": 20}, solver={"slots": 40}))
+    assert config.hierarchy == {"nodes": 20, "clusters": 6, "top": 12} and config.slots == 40
+    assert parse_config(minimal()).slots == 500
+    assert problems(minimal(hierarchy={"top": 5})) == [
+        "hierarchy.top: 5 was found, expected at least hierarchy.clusters, which is 6"
+    ]
+
+
 def test_a_model_may_have_its_own_budgets_and_strategies() -> None:
     document = minimal(budgets=["1GiB"])
     document["models"]["own"] = {
@@ -246,8 +255,8 @@ def test_all_errors_are_told_at_once_with_path_and_expectation() -> None:
         'frontier: "fine" was found, expected auto, true or false',
         'fail_on[0]: "never" was found, expected failed or infeasible',
         'strategies[0]: "magic" was found, expected keep_all, checkpoint_all, auto, '
-        "rotor, rockmate, early_free, floating_persistence, join, checkmate, tw_remat, hiremate, "
-        "offload or offmate",
+        "rotor, rockmate, early_free, floating_persistence, sequential, revolve, join, checkmate, "
+        "tw_remat, hiremate, offload or offmate",
     ]
     assert len(found) == len(expected), found
     for sentence in expected:
@@ -259,7 +268,7 @@ def test_all_errors_are_told_at_once_with_path_and_expectation() -> None:
     [
         (None, "the configuration: nothing was found, expected a mapping with the key models"),
         ([1], "the configuration: [1] was found, expected a mapping with the key models"),
-        ({}, "models: is missing, expected a mapping from names to models, with at least one"),
+        ({}, "models: is missing, expected a mapping from names to models, or chains beside it"),
         ({"models": {}}, "models: {} was found, expected a mapping from names to models"),
         ({"models": {"a": None}}, "models.a: nothing was found, expected a mapping with the key"),
         ({"models": {3: {"factory": "a:b"}}}, "models.3: the key 3 is no text"),

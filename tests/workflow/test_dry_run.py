@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import subprocess
 from typing import Any
@@ -43,6 +44,19 @@ def test_the_engine_solves_blocks_and_whole_steps(commands: list[str]) -> None:
     for stage in ("solve", "combine", "select"):
         own = [line for line in commands if f"-m tightfit {stage} " in line]
         assert own and all(" --solver cbc " in line for line in own), stage
+
+
+def test_limits_and_slots_are_those_of_the_configuration(
+    quick: Workplace, tiny: dict[str, Any]
+) -> None:
+    limits = {"hierarchy": {"nodes": 9, "clusters": 5, "top": 8}, "solver": {"slots": 77}}
+    quick.configure({"models": {"one": tiny}, "strategies": ["hiremate", "rotor"], **limits})
+    result = quick.snakemake("--dry-run", "--printshellcmds", logger="")
+    said = (result.stdout + result.stderr).splitlines()
+    [command] = [line for line in said if " --hierarchy results/one/" in line and "--top" in line]
+    assert " --nodes 9 --clusters 5 --top 8 " in command
+    planned = [line for line in said if re.search("-m tightfit (combine|select) ", line)]
+    assert planned and all(" --slots 77 " in line for line in planned)
 
 
 def test_frontiers_share_the_cores(

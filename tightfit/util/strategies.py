@@ -25,15 +25,17 @@ class StrategyInfo:
     `auto`: after local search its plans are seldom better. One with `uses_solved_options` takes the
     options that integer programs found, and hangs on how these ended. One that takes `clusters` is
     given a hierarchy of them (`HIERARCHY_LIMITS` says how large). One that plans `chains` takes
-    chains that come as files, and one that `plans_joins` several that end in one loss. One with
-    `links` takes the link to an offload target, to which plans may send what waits; one with
-    `uses_link_options` takes options of blocks that were made for that link, too. Plans of one that
-    `recomputes` may compute again.
+    chains that come as files, and one that `plans_joins` several that end in one loss; one that
+    `rounds` sizes to parts of the memory takes how many of these there are. One with `links` takes
+    the link to an offload target, to which plans may send what waits; one with `uses_link_options`
+    takes options of blocks that were made for that link, too. Plans of one that `recomputes` may
+    compute again.
 
     A `contiguous` allocator gives each device one stage, so that only neighbors need a link. One
-    with `turns` makes k-periodic patterns and takes k. One with `inside` can compute again inside
-    of stages. One that `solves` integer programs takes the engine that does. A `blind` one looks at
-    memory afterwards, so that it may find nothing where something fits.
+    with `turns` makes k-periodic patterns and takes k. One that `flushes` takes how many batches go
+    through before none is under way. One with `inside` can compute again inside of stages. One that
+    `solves` integer programs takes the engine that does. A `blind` one looks at memory afterwards,
+    so that it may find nothing where something fits.
     """
 
     name: str
@@ -44,15 +46,23 @@ class StrategyInfo:
     clusters: bool = False
     chains: bool = False
     plans_joins: bool = False
+    rounds: bool = False
     links: bool = False
     uses_link_options: bool = False
     recomputes: bool = False
     contiguous: bool = False
     turns: bool = False
+    flushes: bool = False
     inside: bool = False
     solves: bool = False
     blind: bool = False
     optimal_in: str = ""
+
+    def optimal_class(self, slots: int) -> str:
+        """The class that its plans are optimal in where it cuts the memory into so many `slots`, ""
+        for none."""
+        rounded = self.rounds and self.optimal_in
+        return f"{self.optimal_in} at {slots} slots" if rounded else self.optimal_in
 
 
 def load_strategy_module(about: StrategyInfo, package: str) -> Any:
@@ -76,7 +86,8 @@ _BUDGETED = [
         "blocks",
         chains=True,
         plans_joins=True,
-        optimal_in=f"persistent sequences of the chain at {BUDGET_SLOTS} slots",
+        rounds=True,
+        optimal_in="persistent sequences of the chain",
     ),
     StrategyInfo(
         "rockmate",
@@ -85,7 +96,8 @@ _BUDGETED = [
         uses_solved_options=True,
         chains=True,
         plans_joins=True,
-        optimal_in=f"persistent sequences of the blocks' options at {BUDGET_SLOTS} slots",
+        rounds=True,
+        optimal_in="persistent sequences of the blocks' options",
     ),
     StrategyInfo(
         "early_free",
@@ -95,15 +107,34 @@ _BUDGETED = [
     ),
     StrategyInfo(
         "floating_persistence",
-        "the fastest sequence of a chain of up to 23 blocks that keep everything or nothing, where "
+        "the fastest sequence of a chain of up to 79 blocks that keep everything or nothing, where "
         "what was stored last may be replaced by what comes after it, to compare `early_free` with",
         apart=True,
         chains=True,
+        rounds=True,
+    ),
+    StrategyInfo(
+        "sequential",
+        "segments of equal length, of which all but the last run again as a whole; as many as fit "
+        "the budget with the least time (Chen et al.), to compare others with",
+        apart=True,
+        chains=True,
+    ),
+    StrategyInfo(
+        "revolve",
+        "only inputs of blocks are stored, and each block runs again right before its backward; a "
+        "dynamic program chooses over the sequence of blocks, to compare others with",
+        apart=True,
+        chains=True,
+        rounds=True,
+        optimal_in="sequences of the chain that store inputs alone",
     ),
     StrategyInfo(
         "join",
         "branches of a model that meet in the loss, as the towers of a siamese net, planned "
         "together, each of their blocks with two options",
+        plans_joins=True,
+        rounds=True,
     ),
     StrategyInfo(
         "checkmate",
@@ -212,6 +243,14 @@ _ALLOCATORS = [
         optimal_in="contiguous allocations",
     ),
     StrategyInfo(
+        "gpipe",
+        "contiguous, all batches of a flush forward and then all backward, with the least time for "
+        "them at which they fit the memory (a baseline)",
+        contiguous=True,
+        flushes=True,
+        optimal_in="contiguous allocations with all forwards of a flush ahead of its backwards",
+    ),
+    StrategyInfo(
         "one_f_one_b",
         "contiguous, with the least period at which 1F1B* fits the memory",
         contiguous=True,
@@ -245,3 +284,10 @@ _ALLOCATORS = [
 
 ALLOCATORS: dict[str, StrategyInfo] = {about.name: about for about in _ALLOCATORS}
 """All by name: NAME is `STRATEGY` of `stages/combine/pipeline/allocators/NAME.py`."""
+
+CHAIN_STRATEGIES: dict[str, StrategyInfo] = {
+    **{name: about for name, about in STRATEGIES.items() if about.chains or about.plans_joins},
+    **OFFLOADERS,
+    **ALLOCATORS,
+}
+"""What `chain` plans with, by name: chains and joins, chains with a link, pipelines."""

@@ -34,6 +34,7 @@ rule own_plans:
         machine=linked_machine,
         link=described_link,
         engine=of_model("step_engine"),
+        slots=of_model("slots"),
         effort="--no-local-search",
         code=code_of("combine"),
     message:
@@ -41,7 +42,7 @@ rule own_plans:
     shell:
         "python -m tightfit combine --graph {input.graph:q} --costs {input.costs:q}"
         " --blocks {input.blocks:q} --options {input.options:q} --strategy {wildcards.strategy}"
-        " {params.hierarchy:q} {params.machine:q} --solver {params.engine:q} {params.effort:q} --out {output:q} --error-file {log:q}"
+        " {params.hierarchy:q} {params.machine:q} --solver {params.engine:q} --slots {params.slots} {params.effort:q} --out {output:q} --error-file {log:q}"
 
 
 # The plans for all budgets, one frontier a strategy: reports show it, those of baselines are taken.
@@ -57,6 +58,7 @@ use rule own_plans as frontier with:
         machine=linked_machine,
         link=described_link,
         engine=of_model("step_engine"),
+        slots=of_model("slots"),
         effort=lambda wildcards, threads: [
             *("--workers", str(threads), "--budgets", str(SETTINGS.budgets_shown or 1))
         ],
@@ -95,6 +97,7 @@ rule select:
         budget=lambda wildcards: SETTINGS.budget(wildcards.model, wildcards.budget),
         folder=subpath(output.plan, parent=True),
         engine=of_model("step_engine"),
+        slots=of_model("slots"),
         code=code_of("combine"),
     message:
         "{wildcards.model}: choosing {wildcards.strategy} for {params.budget}"
@@ -102,7 +105,7 @@ rule select:
         "python -m tightfit select --frontier {input.frontier:q} --graph {input.graph:q}"
         " --costs {input.costs:q} --blocks {input.blocks:q} --options {input.options:q}"
         " {params.hierarchy:q} {params.machine:q} {params.rival:q} {params.joint:q} --budget {params.budget:q}"
-        " --solver {params.engine:q} --out {params.folder:q} --error-file {log:q}"
+        " --solver {params.engine:q} --slots {params.slots} --out {params.folder:q} --error-file {log:q}"
 
 
 # Where kernels are fused, the plan is one of eager's where these are better or alone fit.

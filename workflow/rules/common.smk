@@ -13,9 +13,9 @@ from tightfit.util.budget import NO_BUDGET
 from tightfit.schemas.config import EAGER_FOLDER, parse_config, require_folders
 from tightfit.util.errors import ConfigError
 from tightfit.util.code_fingerprint import factory_fingerprint, stage_fingerprint
-from tightfit.util.strategies import HIERARCHY_LIMITS, KEEP_ALL, STRATEGIES
+from tightfit.util.strategies import KEEP_ALL, STRATEGIES
 
-if "models" not in config:
+if not config.keys() & {"models", "chains"}:
 
     configfile: CHECKOUT / "config.yaml"
 
@@ -45,6 +45,11 @@ KEEP_ALL_POINT = f"{MODEL}/{KEEP_ALL}/{NO_BUDGET}"
 DONE = f"{SETTINGS.results}/index.done"
 LINK = f"{SETTINGS.results}/machine_{{device}}.json"
 COMPILED = f"{SETTINGS.results}/search.done"
+
+# What the index tells beside models: the pages that are done before it, and the plans that a run is
+# for. Each kind of plan adds its own.
+FURTHER_PAGES = []
+FURTHER_PLANS = []
 
 # What running a model asks a cluster for: a GPU, or, to measure, a node without other jobs. On a
 # described device nothing runs and nothing is measured. A resource that is None is not asked for.

@@ -29,7 +29,7 @@ rule hierarchy:
     params:
         limits=[
             word
-            for name, most in HIERARCHY_LIMITS.items()
+            for name, most in SETTINGS.hierarchy.items()
             for word in (f"--{name}", most)
         ],
         code=code_of("partition"),

@@ -47,6 +47,7 @@ rule index:
         expand(f"{MODEL}/report.done", model=SETTINGS.models),
         expand(f"{MODEL}/report.html", model=SETTINGS.models),
         [path for model in SETTINGS.models for path in compared(model)],
+        lambda wildcards: [*FURTHER_PAGES, *FURTHER_PLANS],
     output:
         page=f"{SETTINGS.results}/index.html",
         done=touch(DONE),
@@ -85,5 +86,6 @@ onerror:
                 for name in SETTINGS.models
                 for path in of_plans(name, "plan.json")
             ),
+            *FURTHER_PLANS,
         ]
     )

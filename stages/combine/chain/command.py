@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
     from tightfit.schemas.plan import write_plan
     from tightfit.schemas.sequence import write_sequence
     from tightfit.util.budget import parse_budget
-    from tightfit.util.command_line import format_status
+    from tightfit.util.command_line import print_status
 
     strategy = _load_strategy(options)
     chains = [read_chain(path) for path in options.chain]
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> None:
     digests = " ".join(store.read(path, CHAIN).digest for path in options.chain)
     write_sequence(options.out / "sequence.arrow", chosen.sequence if chosen else [], digests)
     write_plan(options.out / "plan.json", plan)
-    print(format_status(plan.status, plan.message))
+    print_status(plan.status, plan.message, options)
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
@@ -157,7 +157,7 @@ def plan_chain(
             smallest_budget=frontier.smallest_budget, keep_all=kept, baseline=fixed, solver=solver,
         )  # fmt: skip
         return refusal, None
-    bound = _lower_bound(frontier, size)
+    bound = _lower_bound(frontier, size, chosen)
     optimal_in = _proven_class(SEQUENCE_CLASSES[kind], frontier, size, chosen, bound)
     gap = optimality_gap(chosen.seconds, bound)
     plan = Plan(
@@ -206,14 +206,19 @@ def _load_strategy(options: argparse.Namespace) -> ChainStrategy:
         raise ConfigError(f"chain --strategy {options.strategy} needs --options")
     if len(options.chain) > 1 and not strategy.about.plans_joins:
         raise ConfigError(f"--strategy {options.strategy} plans one chain, and no join")
+    if len(options.chain) == 1 and not strategy.about.chains:
+        raise ConfigError(
+            f"--strategy {options.strategy} plans several chains that end in one loss: give "
+            "--chain more than once"
+        )
     if options.slots < 1:
         raise ConfigError(f"--slots {options.slots}: expected 1 or more")
     return strategy
 
 
-def _lower_bound(frontier: ChainPlans, budget: int) -> float:
+def _lower_bound(frontier: ChainPlans, budget: int, chosen: ChainPlan) -> float:
     """The seconds that no sequence of the class within the budget beats."""
-    if budget >= frontier.keep_all.peak:
+    if budget >= frontier.keep_all.peak and chosen.seconds <= frontier.keep_all.seconds:
         return frontier.keep_all.seconds
     return frontier.bound(budget)
 

@@ -24,7 +24,12 @@ from tightfit.stages.combine.chain.dp_table import (
     position_operations,
     unroll_segments,
 )
-from tightfit.stages.combine.chain.frontier import ChainPlan, keep_all_sequence
+from tightfit.stages.combine.chain.frontier import (
+    ChainPlan,
+    ChainPlans,
+    ProgramFrontier,
+    keep_all_sequence,
+)
 from tightfit.stages.combine.chain.options import ChainProblem, PositionOption
 from tightfit.util.errors import ConfigError
 
@@ -186,24 +191,41 @@ def _lower_envelope(ways: Iterator[TimeStaircase]) -> TimeStaircase:
 
 
 MAX_FLOATING_POSITIONS = 24
-"""Positions of the longest chain: its program grows with the fifth power of them, and with the
-budgets at which times fall."""
+"""Positions of the longest chain whose sizes are not rounded: its program grows with the fifth
+power of them, and with the budgets at which times fall."""
+MAX_FLOATING_TABLE_POSITIONS = 80
+"""Positions of the longest chain of all, whose table of 500 slots is filled in minutes."""
+
+
+def floating_chain_plans(ways: ChainProblem, slots: int) -> ChainPlans:
+    """The fastest plans of sequences in which the last stored output may move on, of a long chain
+    with sizes rounded to `slots`. Raises ConfigError where it is too long for these, too."""
+    if len(ways) <= MAX_FLOATING_POSITIONS:
+        return FloatingChainPlans(ways)
+    return floating_frontier(ways, slots)
+
+
+def floating_frontier(ways: ChainProblem, slots: int) -> ProgramFrontier:
+    """The plans of a chain of any length up to the longest, with sizes rounded to `slots`."""
+    from tightfit.stages.combine.chain.floating_table import FloatingTableProgram
+
+    if len(ways) > MAX_FLOATING_TABLE_POSITIONS:
+        raise ConfigError(
+            f"a chain of {len(ways)} positions is too long for outputs that move, which take up to "
+            f"{MAX_FLOATING_TABLE_POSITIONS}; take another strategy"
+        )
+    return ProgramFrontier(FloatingTableProgram(ways), slots)
 
 
 class FloatingChainPlans:
     """The fastest plans at any budget, to the byte, of sequences in which the last stored output
-    may move on. Raises ConfigError for a chain of more than `LONGEST` positions."""
+    may move on."""
 
     slots = 0
     kind = "floating"
     solver = "dynamic program, no slots"
 
     def __init__(self, ways: ChainProblem) -> None:
-        if len(ways) > MAX_FLOATING_POSITIONS:
-            raise ConfigError(
-                f"a chain of {len(ways)} positions is too long for outputs that move, which take "
-                f"up to {MAX_FLOATING_POSITIONS}; take another strategy"
-            )
         self.ways = ways
         self.keep_all = ChainPlan.of_chain(self.ways, keep_all_sequence(ways))
 

@@ -29,6 +29,8 @@ from tightfit.util.strategies import BUDGET_SLOTS
 SEQUENCE_CLASSES = {
     "persistent": "persistent sequences of the chain",
     "nested": "nested sequences of the join",
+    "sequential": "divisions of the chain into segments of equal length",
+    "revolve": "sequences of the chain that store inputs of positions alone",
     "floating": "sequences of the chain in which the last stored output may move on",
     "possible": "all sequences of the chain",
 }

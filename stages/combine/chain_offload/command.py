@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from tightfit.stages.combine.pipeline.plan_command import PIPELINE_OPTIONS
 from tightfit.util.command_line import LineageEntry
 from tightfit.util.errors import ConfigError
 
@@ -32,7 +33,7 @@ def run_offload(options: argparse.Namespace) -> None:
     from tightfit.stages.combine.chain.options import build_chain_problem
     from tightfit.stages.combine.chain_offload.planner import ChainOffloadPlans, load_planner
     from tightfit.util.budget import parse_budget
-    from tightfit.util.command_line import format_status
+    from tightfit.util.command_line import print_status
 
     _check_options(options)
     path = options.chain[0]
@@ -48,7 +49,7 @@ def run_offload(options: argparse.Namespace) -> None:
         options.out / "streams.arrow", chosen.simulation.steps if chosen else [], digest
     )
     write_plan(options.out / "plan.json", plan)
-    print(format_status(plan.status, plan.message))
+    print_status(plan.status, plan.message, options)
 
 
 def offload_lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
@@ -142,7 +143,7 @@ def _check_options(options: argparse.Namespace) -> None:
             raise ConfigError(f"chain --strategy {options.strategy} needs --{name}")
     if len(options.chain) != 1:
         raise ConfigError(f"--strategy {options.strategy} plans one chain, and no join")
-    for name in ("options", "period", "weight_copies", "buffers", "stage_recompute", "k", "solver"):
+    for name in ("options", *PIPELINE_OPTIONS):
         if getattr(options, name) is not None:
             flag = name.replace("_", "-")
             raise ConfigError(f"--strategy {options.strategy} takes no --{flag}")

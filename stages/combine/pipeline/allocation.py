@@ -184,30 +184,33 @@ def select_stage_options(
 @dataclass(frozen=True)
 class PatternTiming:
     """When the tasks of an allocation run on batch 0, in ticks, on batch i `i * period` later;
-    `kept` of each `turns` batches are there, the others are left out (k-periodic)."""
+    `kept` of each `turns` batches are there, the others are left out (k-periodic). Where there is a
+    `spacing`, the batches of a turn follow each other so many ticks apart, forward and backward."""
 
     period: int
     forward: Sequence[int]
     backward: Sequence[int]
     kept: int = 1
     turns: int = 1
+    spacing: tuple[int, int] | None = None
 
 
 def build_pattern(allocation: Allocation, timing: PatternTiming) -> PipelinePattern:
     """The pattern of a timing: period `timing.period * timing.turns`, `timing.kept` batches."""
     tick = allocation.layers.tick
     whole = timing.period * timing.turns
+    spacing = timing.spacing or (timing.period, timing.period)
     rows: list[tuple[PatternTask, PatternKind, int, int, int]] = []
     for task, forward, backward in zip(
         allocation.tasks, timing.forward, timing.backward, strict=True
     ):
         there, back = _operation_kinds(task)
         for turn in range(timing.kept):
-            for kind, begin, ticks in (
-                (there, forward, task.forward),
-                (back, backward, task.backward),
+            for kind, begin, ticks, apart in (
+                (there, forward, task.forward, spacing[0]),
+                (back, backward, task.backward, spacing[1]),
             ):
-                periods, start = divmod(begin + turn * timing.period, whole)
+                periods, start = divmod(begin + turn * apart, whole)
                 rows.append((task, kind, start, ticks, turn - periods * timing.kept))
     _, first = min(
         (start, shift)

@@ -17,7 +17,8 @@ from tightfit.util.strategies import ALLOCATORS, StrategyInfo, load_strategy_mod
 class AllocationProblem:
     """What is asked of an allocator: layers, the names of equal devices with `memory` bytes each,
     the ticks that a batch is to take (`period`, None for the fewest), the k of k-periodic patterns
-    (None for any), and the engine that solves its integer programs."""
+    (None for any), the engine that solves its integer programs, and the batches between two flushes
+    (`microbatches`, None for what the allocator takes)."""
 
     layers: PipelineLayers
     names: tuple[str, ...]
@@ -25,6 +26,7 @@ class AllocationProblem:
     period: int | None = None
     k: int | None = None
     engine: SolverEngine = HIGHS_ENGINE
+    microbatches: int | None = None
 
     @property
     def lower_bound(self) -> float:

@@ -4,14 +4,14 @@ what it gave, and says how good it is; or what is known to work, where nothing f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
 from pathlib import Path
 
 from tightfit.schemas.block_options import BlockOption
 from tightfit.schemas.chain import Chain
-from tightfit.schemas.machine import Machine, MachineLink
+from tightfit.schemas.machine import Machine
+from tightfit.schemas.pipeline_devices import find_uniform_devices
 from tightfit.schemas.pipeline_pattern import PipelinePattern
 from tightfit.schemas.pipeline_plan import PipelinePlan, PlannedDevice, PlannedStage
 from tightfit.schemas.plan import optimality_gap
@@ -48,51 +48,14 @@ class PipelineDevices:
 
 
 def check_uniform_devices(machine: Machine, path: Path | str, contiguous: bool) -> PipelineDevices:
-    """The devices of a machine. Raises ConfigError, which names the file, where devices or links
-    differ, have an overhead, or where two devices lack a link that is needed: those next to each
-    other in the list where allocations are `contiguous`, else any two."""
-    names = tuple(device.name for device in machine.devices)
-    memories = sorted({device.memory for device in machine.devices})
-    if len(memories) > 1:
-        raise ConfigError(
-            f"{path}: its devices have from {memories[0]} to {memories[-1]} bytes of memory, and "
-            "pipelines are planned for equal ones"
-        )
-    if memories[0] >= NO_LIMIT:
-        raise ConfigError(f"{path}: {memories[0]} bytes of memory are more than any device has")
-    needed = list(pairwise(names)) if contiguous else list(combinations(names, 2))
-    return PipelineDevices(names, memories[0], _uniform_link(machine.links, needed, path))
-
-
-def _uniform_link(
-    links: Iterable[MachineLink], needed: list[tuple[str, str]], path: Path | str
-) -> PipelineLink:
-    by_ends: dict[frozenset[str], MachineLink] = {}
-    for link in links:
-        ends = frozenset(link.between)
-        if ends in by_ends:
-            raise ConfigError(f"{path}: has two links between {' and '.join(link.between)}")
-        by_ends[ends] = link
-    wires = set()
-    for one, other in needed:
-        found = by_ends.get(frozenset((one, other)))
-        if found is None:
-            raise ConfigError(f"{path}: has no link between {one} and {other}")
-        if found.bandwidth == 0:
-            raise ConfigError(f"{path}: the link between {one} and {other} has no bandwidth")
-        if found.overhead or found.overhead_per_byte:
-            raise ConfigError(
-                f"{path}: the link between {one} and {other} has an overhead, and pipelines are "
-                "planned for links without: leave it out"
-            )
-        wires.add(PipelineLink(found.bandwidth, found.latency))
-    if len(wires) > 1:
-        slow, fast = min(wire.bandwidth for wire in wires), max(wire.bandwidth for wire in wires)
-        raise ConfigError(
-            f"{path}: its links differ (from {slow:g} to {fast:g} bytes a second), and pipelines "
-            "are planned for equal ones"
-        )
-    return next(iter(wires), PipelineLink(math.inf))
+    """The devices of a machine. Raises ConfigError, which names the file, where these are none that
+    pipelines take (`find_uniform_devices`), or have more memory than is counted."""
+    found = find_uniform_devices(machine, path, contiguous)
+    if found.memory >= NO_LIMIT:
+        raise ConfigError(f"{path}: {found.memory} bytes of memory are more than any device has")
+    link = found.link
+    wire = PipelineLink(math.inf) if link is None else PipelineLink(link.bandwidth, link.latency)
+    return PipelineDevices(found.names, found.memory, wire)
 
 
 OPTIMALITY_TOLERANCE = 1e-5
@@ -108,7 +71,8 @@ class PipelineSettings:
     times as `weight_copies` say (3 as in M, 1 with a flush). Cuts may take `buffers`. `k` is that
     of k-periodic patterns. `inside` is how stages compute again: not at all (""), by blocks that
     keep everything or nothing ("rotor"), or by `options` of blocks ("rockmate"). The `engine`
-    solves the allocator's integer programs."""
+    solves the allocator's integer programs. `microbatches` are the batches between two flushes of
+    an allocator that flushes, None for as many as it takes."""
 
     period: float | None = None
     weight_copies: int = 3
@@ -117,6 +81,7 @@ class PipelineSettings:
     inside: str = ""
     options: Mapping[str, list[BlockOption]] | None = None
     engine: SolverEngine = HIGHS_ENGINE
+    microbatches: int | None = None
 
 
 def plan_pipeline(
@@ -133,7 +98,7 @@ def plan_pipeline(
     if inner is not None:
         layers = replace(layers, stage_options=build_stage_options(inner, layers))
     period = None if settings.period is None else layers.ticks(settings.period)
-    asked = (period, settings.k, settings.engine)
+    asked = (period, settings.k, settings.engine, settings.microbatches)
     instance = AllocationProblem(layers, fleet.names, fleet.memory, *asked)
     answer = allocator.allocate(instance)
     if answer is None:
@@ -239,7 +204,8 @@ def _infeasible_plan(
     else:
         memory = min_device_memory(layers, instance.names)
         devices = _sufficient_devices(layers, instance)
-        how = " with one_f_one_b" if allocator.about.blind else ""
+        other = allocator.about.blind or allocator.about.flushes
+        how = " with one_f_one_b" if other else ""
         sentence = _known_to_work_message(instance, memory, devices, how)
     return PipelinePlan(
         name,

@@ -6,12 +6,16 @@ import argparse
 
 from tightfit.schemas.machine import machine_path
 from tightfit.stages.combine.pipeline.plan_task import PipelineTask
-from tightfit.util.command_line import LineageEntry, format_status
+from tightfit.util.command_line import LineageEntry, print_status
 from tightfit.util.errors import ConfigError
 from tightfit.util.progress import StageProgress
 from tightfit.util.solver_engines import ENGINES
 
 STAGE_RECOMPUTE = ("rotor", "rockmate")
+PIPELINE_OPTIONS = (
+    *("period", "weight_copies", "buffers", "stage_recompute", "k", "microbatches", "solver"),
+)
+"""What only a pipeline takes."""
 
 
 def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +47,11 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--k", type=int, help="leave out every (k+1)-th batch (k_periodic)")
     group.add_argument(
+        "--microbatches",
+        type=int,
+        help="the batches between two flushes (gpipe), four for each device by default",
+    )
+    group.add_argument(
         "--solver",
         choices=ENGINES,
         help="what solves the integer programs of allocators that have some (default: highs)",
@@ -51,7 +60,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check_no_pipeline(options: argparse.Namespace) -> None:
     """Raises ConfigError where an option is given that only a pipeline takes."""
-    for name in ("period", "weight_copies", "buffers", "stage_recompute", "k", "solver"):
+    for name in PIPELINE_OPTIONS:
         if getattr(options, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is for pipelines, and needs --machine")
 
@@ -66,7 +75,7 @@ def run_pipeline(options: argparse.Namespace) -> None:
     if options.budget is not None:
         raise ConfigError("--budget is not for pipelines: the memory is that of the machine")
     plan = _parse_task(options).run(StageProgress())
-    print(format_status(plan.status, plan.message))
+    print_status(plan.status, plan.message, options)
 
 
 def pipeline_lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
@@ -87,4 +96,5 @@ def _parse_task(options: argparse.Namespace) -> PipelineTask:
         options.options,
         options.k,
         options.solver,
+        options.microbatches,
     )

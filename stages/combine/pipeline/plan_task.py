@@ -26,7 +26,8 @@ class PipelineTask:
     into, and the settings, None for their defaults: the seconds that a batch may take (`period`),
     how many times a device stores its parameters (`weight_copies`), whether there are `buffers` on
     both sides of a cut, how stages recompute (`stage_recompute`, with the `options` of blocks for
-    rockmate), that every (k+1)-th batch is left out (`k`), and the `solver` of integer programs."""
+    rockmate), that every (k+1)-th batch is left out (`k`), the `solver` of integer programs, and
+    the batches between two flushes (`microbatches`)."""
 
     stage: ClassVar[str] = "chain"
     chain: Path
@@ -40,6 +41,7 @@ class PipelineTask:
     options: Path | None = None
     k: int | None = None
     solver: SolverEngine | None = None
+    microbatches: int | None = None
 
     def run(self, progress: StageProgress) -> PipelinePlan:
         """Writes plan.json, pattern.arrow where there is a plan, and sequence.arrow where its
@@ -67,6 +69,8 @@ class PipelineTask:
             raise ConfigError(
                 f"--strategy {self.strategy} takes no --solver: it solves no integer program"
             )
+        if settings.microbatches is not None and not chosen.about.flushes:
+            raise ConfigError(f"--strategy {self.strategy} takes no --microbatches")
         if settings.inside and not chosen.about.inside:
             raise ConfigError(f"--strategy {self.strategy} takes no --stage-recompute")
         path = self.chain
@@ -100,7 +104,12 @@ class PipelineTask:
         inside = self.stage_recompute or ""
         blocks = None if self.options is None else read_block_options(self.options)
         engine = self.solver or HIGHS_ENGINE
-        return PipelineSettings(period, copies, bool(self.buffers), self.k, inside, blocks, engine)
+        if self.microbatches is not None and not 1 <= self.microbatches <= 1000:
+            raise ConfigError(f"--microbatches {self.microbatches}: expected 1 to 1000")
+        return PipelineSettings(
+            *(period, copies, bool(self.buffers), self.k, inside, blocks, engine),
+            self.microbatches,
+        )
 
     def lineage_entries(self) -> list[LineageEntry]:
         """What `run` made of what."""
@@ -114,6 +123,7 @@ class PipelineTask:
                 "stage_recompute",
                 "k",
                 "solver",
+                "microbatches",
             )
         }
         outputs = [path for name in (PATTERN, SEQUENCE, PLAN) if (path := self.out / name).exists()]

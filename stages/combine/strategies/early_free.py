@@ -33,7 +33,7 @@ class EarlyFreeStrategy:
     def candidates(self, step: PlanningProblem) -> list[Candidate]:
         """The fastest plans at budgets spread over the peaks of the persistent ones."""
         ways = build_model_chain_problem(step.blocks, step.options, True)
-        persistent = ChainFrontier(ways).plans()
+        persistent = ChainFrontier(ways, step.slots).plans()
         chosen = [persistent[index] for index in spread_indices(len(persistent), BUDGETS)]
         search, candidates = SequenceSearch(ways), []
         for plan in chosen:

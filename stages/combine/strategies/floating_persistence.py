@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from tightfit.stages.combine.chain.floating_persistence import (
     MAX_FLOATING_POSITIONS,
+    MAX_FLOATING_TABLE_POSITIONS,
     FloatingChainPlans,
+    floating_chain_plans,
+    floating_frontier,
 )
-from tightfit.stages.combine.chain.frontier import spread_indices
+from tightfit.stages.combine.chain.frontier import ChainPlans, spread_indices
 from tightfit.stages.combine.chain.options import ChainProblem, build_model_chain_problem
 from tightfit.stages.combine.lowering.blocks import build_candidate
+from tightfit.stages.combine.strategies.rotor import frontier_candidates
 from tightfit.stages.combine.strategies.strategy import Candidate, PlanningProblem
 from tightfit.util.strategies import STRATEGIES
 
@@ -23,14 +27,17 @@ class FloatingStrategy:
     def supports(self, step: PlanningProblem) -> str:
         """A step that is a chain of some blocks."""
         count = len(step.blocks.blocks)
-        if count < MAX_FLOATING_POSITIONS:
+        if count < MAX_FLOATING_TABLE_POSITIONS:
             return ""
-        most = MAX_FLOATING_POSITIONS - 1
+        most = MAX_FLOATING_TABLE_POSITIONS - 1
         return f"it has {count} blocks, and a chain whose outputs move takes {most}"
 
     def candidates(self, step: PlanningProblem) -> list[Candidate]:
         """The fastest plans at budgets spread over those at which the time falls."""
-        chain = FloatingChainPlans(build_model_chain_problem(step.blocks, step.options, True))
+        ways = build_model_chain_problem(step.blocks, step.options, True)
+        if len(ways) > MAX_FLOATING_POSITIONS:
+            return frontier_candidates(step, floating_frontier(ways, step.slots))
+        chain = FloatingChainPlans(ways)
         budgets = chain.program.whole.bytes.tolist()
         found = []
         for index in spread_indices(len(budgets), BUDGETS):
@@ -38,9 +45,9 @@ class FloatingStrategy:
             found.append(build_candidate(step, sequence, f"floating within {budgets[index]} bytes"))
         return found
 
-    def plans_of_chain(self, ways: ChainProblem, slots: int) -> FloatingChainPlans:
-        """The plans of a chain from a file; nothing is rounded to slots."""
-        return FloatingChainPlans(ways)
+    def plans_of_chain(self, ways: ChainProblem, slots: int) -> ChainPlans:
+        """The plans of a chain from a file; those of a short one are rounded to no slots."""
+        return floating_chain_plans(ways, slots)
 
 
 STRATEGY = FloatingStrategy()

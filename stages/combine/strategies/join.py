@@ -30,7 +30,7 @@ class JoinStrategy:
         if states > MAX_STATES:
             return f"its branches are too long for the program of joins, which has {states} states"
         found = StepJoin(step)
-        keep_all = JoinFrontier(found.join()).keep_all
+        keep_all = JoinFrontier(found.join(), step.slots).keep_all
         if found.executions(keep_all.sequence) is None:
             return "its branches take turns in drawing random numbers or writing buffers"
         return ""
@@ -38,7 +38,7 @@ class JoinStrategy:
     def candidates(self, step: PlanningProblem) -> list[Candidate]:
         """Plans from keeping everything down to the least memory."""
         found = StepJoin(step)
-        plans = JoinFrontier(found.join()).plans()
+        plans = JoinFrontier(found.join(), step.slots).plans()
         candidates = []
         for index in spread_indices(len(plans), BUDGETS):
             plan = plans[index]

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tightfit.stages.combine.chain.frontier import ChainFrontier, spread_indices
+from tightfit.stages.combine.chain.frontier import (
+    ChainFrontier,
+    ProgramFrontier,
+    spread_indices,
+)
 from tightfit.stages.combine.chain.options import ChainProblem, build_model_chain_problem
 from tightfit.stages.combine.lowering.blocks import build_candidate
 from tightfit.stages.combine.strategies.strategy import Candidate, PlanningProblem
@@ -35,9 +39,13 @@ STRATEGY = RotorStrategy()
 
 
 def chain_candidates(step: PlanningProblem, ways: ChainProblem) -> list[Candidate]:
-    """At most `BUDGETS` plans of the dynamic program on `ways`, evenly spread over its frontier,
-    from most to least memory. They are optimal where none of the frontier is left out."""
-    program = ChainFrontier(ways)
+    """The candidates of the dynamic program on `ways`."""
+    return frontier_candidates(step, ChainFrontier(ways, step.slots))
+
+
+def frontier_candidates(step: PlanningProblem, program: ProgramFrontier) -> list[Candidate]:
+    """At most `BUDGETS` plans of a dynamic program, evenly spread over its frontier, from most to
+    least memory. They are optimal where none of the frontier is left out."""
     plans = program.plans()
     optimal = program.complete and len(plans) <= BUDGETS
     found: list[Candidate] = []

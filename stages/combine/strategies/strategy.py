@@ -20,7 +20,12 @@ from tightfit.stages.combine.chain.options import ChainProblem
 from tightfit.util.command_line import find_registered
 from tightfit.util.errors import ConfigError
 from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
-from tightfit.util.strategies import STRATEGIES, StrategyInfo, load_strategy_module
+from tightfit.util.strategies import (
+    BUDGET_SLOTS,
+    STRATEGIES,
+    StrategyInfo,
+    load_strategy_module,
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,8 @@ class PlanningProblem:
     """A training step as strategies see it: the condensed graph, its blocks, the options of each
     distinct block by digest, and its hierarchy of clusters. Where plans may take a link to another
     memory, the link and the graph itself, for the values that may take it. The `engine` solves the
-    integer programs that a strategy writes of the whole step."""
+    integer programs that a strategy writes of the whole step, and dynamic programs cut the memory
+    into so many `slots`."""
 
     problem: PlanningGraph
     blocks: Blocks
@@ -37,6 +43,7 @@ class PlanningProblem:
     link: HostLink | None = None
     graph: Graph | None = None
     engine: SolverEngine = HIGHS_ENGINE
+    slots: int = BUDGET_SLOTS
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,8 @@ class Strategy(Protocol):
 
 
 class ChainStrategy(Strategy, Protocol):
-    """A way to plan that takes chains from files, too."""
+    """A way to plan that takes chains from files, too: one at a time if it plans `chains`, the
+    branches of a join if it `plans_joins`."""
 
     def plans_of_chain(self, ways: ChainProblem, slots: int) -> ChainPlans:
         """The plans of a chain, by a table of so many slots where there is one."""
@@ -92,7 +100,7 @@ def load_strategy(name: str) -> Strategy:
 def load_chain_strategy(name: str) -> ChainStrategy:
     """The strategy of that name, which plans chains from files; raises ConfigError when it does
     not."""
-    known = [name for name, about in STRATEGIES.items() if about.chains]
+    known = [name for name, about in STRATEGIES.items() if about.chains or about.plans_joins]
     if name not in known:
         raise ConfigError(f"--strategy {name}: a chain is planned by {' or '.join(known)}")
     return cast(ChainStrategy, load_strategy(name))

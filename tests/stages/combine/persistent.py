@@ -78,7 +78,8 @@ def _keeping(
     for index, way in enumerate(one.ways):
         peak = beside + way.forward_peak
         after = state._replace(kept=state.kept | {(position, index)}, pinned=pinned)
-        yield way.forward_seconds, peak, after
+        if not way.at_once:
+            yield way.forward_seconds, peak, after
         if position == state.next_backward and position < len(ways):
             more, back, last = _backward(ways, after, position)
             seconds = way.forward_seconds - way.output_seconds + more

@@ -7,12 +7,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+NO_BUDGET = "none"
+"""What stands for a budget where a strategy takes none."""
 RUN_LABEL = "the run"
 """What stands for a model where a job belongs to none."""
 
+CHAIN_RULES = ("chain", "chain_offload", "chain_pipeline")
+"""The rules that plan a chain."""
 TRACE_RULES = ("trace", "trace_eager")
 """The rules that trace a model."""
-REPORT_RULES = ("report", "index")
+REPORT_RULES = ("report", "chain_report", "index")
 """The rules whose input are plans: others read other files where their settings ask for that."""
 SETTINGS_CHANGED = "its settings in the configuration changed"
 
@@ -28,8 +32,9 @@ class WorkflowJob:
 
     @property
     def model(self) -> str:
-        """The model it is for, or the run."""
-        return self.wildcards.get("model", RUN_LABEL)
+        """The model or the chain it is for, or the run."""
+        chain = self.wildcards.get("chain")
+        return f"chains/{chain}" if chain else self.wildcards.get("model", RUN_LABEL)
 
     @property
     def follows(self) -> bool:
@@ -100,7 +105,9 @@ def _missing_cause(job: WorkflowJob) -> str:
         return "it is new"
     if job.rule in ("own_plans", "frontier"):
         return f"the strategy {strategy} is new"
-    if job.rule in ("select", "select_kernels"):
+    if job.rule in ("select", "select_kernels", *CHAIN_RULES):
+        if job.wildcards["budget"] == NO_BUDGET:
+            return f"the strategy {strategy} is new"
         return f"the budget {job.wildcards['budget']} is new for {strategy}"
     if job.rule == "compile_search":
         return ""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.stages.combine.chain.test_command import layers
 from tests.stages.combine.chains import chains
 from tests.stages.combine.persistent import cases, chain_of_case, optimum
 from tightfit.__main__ import main
@@ -17,10 +18,12 @@ from tightfit.schemas.chain import Chain, write_chain
 from tightfit.schemas.plan import read_plan
 from tightfit.schemas.sequence import ChainOperation
 from tightfit.stages.combine.chain.floating_persistence import (
-    MAX_FLOATING_POSITIONS,
-    FloatingChainPlans,
+    MAX_FLOATING_TABLE_POSITIONS,
     FloatingProgram,
+    floating_chain_plans,
 )
+from tightfit.stages.combine.chain.floating_table import FloatingTableProgram
+from tightfit.stages.combine.chain.frontier import ProgramFrontier
 from tightfit.stages.combine.chain.options import ChainProblem, PositionOptions, build_chain_problem
 from tightfit.stages.combine.chain.sequence_search import SequenceSearch, StoredState, _Move
 from tightfit.stages.combine.chain.simulate import simulate_chain
@@ -95,9 +98,60 @@ def test_a_chain_from_a_file(tmp_path: Path) -> None:
     assert plan.status == "infeasible" and plan.smallest_budget == least
 
 
+def frontier_of(chain: Chain, slots: int = 500) -> ProgramFrontier:
+    return ProgramFrontier(FloatingTableProgram(build_chain_problem(chain)), slots)
+
+
+@given(chains(longest=5), st.integers(0, 40))
+@settings(max_examples=100, deadline=None)
+def test_a_table_finds_what_the_program_without_slots_finds(chain: Chain, budget: int) -> None:
+    ways = build_chain_problem(chain)
+    exact, frontier = FloatingProgram(ways).whole, frontier_of(chain)
+    assert frontier.smallest_budget == exact.bytes[0]
+    plan = frontier.within(budget)
+    found = inf if plan is None else plan.seconds
+    assert found == pytest.approx(exact.at(budget))
+    if plan is not None:
+        played = simulate_chain(ways, plan.sequence)
+        assert (played.seconds, played.peak) == (plan.seconds, plan.peak)
+        assert plan.peak <= budget
+
+
+@given(chains(longest=6), st.integers(1, 9), st.integers(0, 60))
+@settings(max_examples=100, deadline=None)
+def test_rounding_to_slots_keeps_the_budget_and_bounds_the_optimum(
+    chain: Chain, slots: int, budget: int
+) -> None:
+    exact, frontier = FloatingProgram(build_chain_problem(chain)).whole, frontier_of(chain, slots)
+    plan = frontier.within(budget)
+    if plan is None:
+        assert budget < exact.bytes[0]
+        return
+    assert plan.peak <= budget and plan.seconds >= exact.at(budget) - 1e-9
+    assert frontier.bound(budget) <= exact.at(budget) + 1e-9
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case["id"])
+def test_a_table_has_the_optimum_of_every_known_case(case: dict) -> None:
+    plan = frontier_of(chain_of_case(case)).within(case["memory"])
+    assert (None if plan is None else plan.seconds) == case["expected_c_fl_repaired"]
+
+
+def test_a_chain_of_more_than_24_positions_is_planned_in_slots(tmp_path: Path) -> None:
+    write_chain(tmp_path / "chain.arrow", layers(27))
+    words = ["chain", "--chain", str(tmp_path / "chain.arrow"), "--budget", "30%", "--slots", "60"]
+    found = {}
+    for name in ("floating_persistence", "rotor"):
+        assert main([*words, "--strategy", name, "--out", str(tmp_path / name)]) == 0
+        found[name] = read_plan(tmp_path / name / "plan.json")
+    plan = found["floating_persistence"]
+    assert plan.feasible and plan.solver == "dynamic program, 60 slots"
+    assert plan.time is not None and plan.lower_bound is not None
+    assert plan.lower_bound <= plan.time <= (found["rotor"].time or 0) + 1e-9
+
+
 def test_a_long_chain_is_refused() -> None:
     one = build_chain_problem(chain_of_case(cases()[0])).positions[0]
-    with pytest.raises(
-        Exception, match=f"a chain of 25 positions is too long .* to {MAX_FLOATING_POSITIONS};"
-    ):
-        FloatingChainPlans(ChainProblem([one] * 25, 0))
+    most = MAX_FLOATING_TABLE_POSITIONS
+    with pytest.raises(Exception, match=f"a chain of 81 positions is too long .* to {most};"):
+        floating_chain_plans(ChainProblem([one] * 81, 0), 500)

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -224,7 +225,7 @@ def test_candidates_are_optimal_where_none_is_left_out(monkeypatch: pytest.Monke
         return Candidate([], sequence, origin)
 
     monkeypatch.setattr(rotor, "build_candidate", plain)
-    step: Any = None
+    step: Any = SimpleNamespace(slots=500)
     short, long = (build_chain_problem(alike(count)) for count in (6, 24))
     assert all(candidate.optimal for candidate in rotor.chain_candidates(step, short))
     found = rotor.chain_candidates(step, long)

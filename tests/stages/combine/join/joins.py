@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import strategies as st
 
 from tests.stages.combine.chains import QUARTERS, SIZES, chains, ways
 from tightfit.schemas.chain import Chain
-from tightfit.schemas.sequence import NO_OPTION
-from tightfit.stages.combine.chain.options import ChainProblem, PositionOption, PositionOptions
+from tightfit.stages.combine.chain.options import PositionOption, PositionOptions
 from tightfit.stages.combine.join.problem import JoinProblem
 
 
@@ -39,27 +37,3 @@ def chains_of_a_join(draw: st.DrawFn, most: int = 3, longest: int = 4) -> list[C
         )
         for chain in found
     ]
-
-
-def build_unit_join(
-    lengths: Sequence[int],
-    kept: Sequence[bool],
-    forward: float = 1.0,
-    backward: float = 1.0,
-    turn: float = 1.0,
-) -> JoinProblem:
-    """The join of S ch. 1 and J: MULTI-b, where everything takes one slot of memory.
-
-    Branch j has `lengths[j]` steps, and the gradient of its input stays to the end where `kept[j]`.
-    A backward reads the input of its step and the gradient of its output, so that a way keeps
-    nothing; results overwrite inputs that are not needed again (S Table 1.1).
-    """
-    way = PositionOption(NO_OPTION, 0, 0, 1, 0.0, backward, at_once=True)
-    step = PositionOptions(1, 1, 0, forward, 1, [way], in_place=True)
-    branches = [
-        ChainProblem([step] * length, always_resident=1, loss=False, released=0 if stays else 1)
-        for length, stays in zip(lengths, kept, strict=True)
-    ]
-    return JoinProblem(
-        branches, PositionOptions(0, 0, 0, 0.0, 0, [PositionOption(NO_OPTION, 0, 0, 0, 0.0, turn)])
-    )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.stages.combine.chains import chains
 from tests.stages.combine.join.exhaustive_search import nested_optimum, persistent_optimum
-from tests.stages.combine.join.joins import build_unit_join, chains_of_a_join, joins
+from tests.stages.combine.join.joins import chains_of_a_join, joins
 from tightfit.schemas.chain import Chain, ChainPosition
 from tightfit.schemas.sequence import ChainOperation
 from tightfit.stages.combine.chain.frontier import ChainFrontier
@@ -23,6 +23,7 @@ from tightfit.stages.combine.join.dp_table import build_empty_join_table, fill_j
 from tightfit.stages.combine.join.dp_table_compiled import fill_join_table_compiled
 from tightfit.stages.combine.join.frontier import JoinFrontier
 from tightfit.stages.combine.join.problem import JoinProblem, build_join_problem
+from tightfit.stages.combine.join.unit_costs import build_unit_join
 from tightfit.util.errors import ArtifactError
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.stages.combine.join.joins import build_unit_join
 from tightfit.schemas.chain import Chain, ChainPosition
 from tightfit.schemas.sequence import ChainOperation
 from tightfit.stages.combine.chain.simulate import simulate_join
 from tightfit.stages.combine.join.problem import build_join_problem
+from tightfit.stages.combine.join.unit_costs import build_unit_join
 from tightfit.util.errors import ScheduleError
 
 LOSS = ChainPosition(2, 0.5, 0.25, 3, 4, 5, 2, 7, 0, 11, "loss")

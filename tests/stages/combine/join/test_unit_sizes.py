@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.stages.combine.join.exhaustive_search import cases, unit_optimum
-from tests.stages.combine.join.joins import build_unit_join
+from tightfit.__main__ import main
 from tightfit.stages.combine.chain.simulate import simulate_join
 from tightfit.stages.combine.join.dp_table import build_join_table
 from tightfit.stages.combine.join.frontier import JoinFrontier, JoinMinMemory
 from tightfit.stages.combine.join.problem import JoinProblem
+from tightfit.stages.combine.join.unit_costs import build_unit_join
 
 JOINS = cases("join")
 TABLES = [case for case in cases("join_tables") if "lengths" in case]
@@ -64,6 +65,36 @@ def test_the_table_of_every_known_network(case: dict[str, Any]) -> None:
         if seconds is not None:
             played = simulate_join(join, table.sequence(memory - join.always_resident))
             assert played.seconds == seconds and played.peak <= memory
+
+
+@pytest.mark.parametrize("case", TABLES[:2], ids=lambda case: case["name"])
+def test_the_command_prints_the_table(
+    case: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lengths, kept = map(str, case["lengths"]), map(str, case["b"])
+    assert main(["join-table", "--lengths", *lengths, "--input-gradients", *kept]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    expected = case["expected_makespan_by_c"]
+    assert head.split() == ["slots", "time"] and len(rows) > case["c_opt"]
+    for count, row in enumerate(rows[: len(expected)]):
+        seconds = expected[count]
+        assert row.split() == [str(count), "-" if seconds is None else f"{seconds:g}"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["3", "4", "--input-gradients", "1"], "--input-gradients: expected 2 numbers"),
+        (["600", "600"], "--lengths: expected at most 1000 steps together"),
+        (["300", "300"], "are too long to be planned as a join"),
+        (["3", "--forward", "nan"], "--forward, --backward and --turn: expected numbers from 0"),
+    ],
+)
+def test_the_command_refuses_what_is_no_join(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["join-table", "--lengths", *words]) == 1
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("case", CHAINS, ids=lambda case: case["name"])

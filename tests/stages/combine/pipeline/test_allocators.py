@@ -64,7 +64,7 @@ def test_the_registry_knows_its_files() -> None:
     for name, about in ALLOCATORS.items():
         assert about.name == name and load_allocator(name).about is about
         assert f"- `{name}`: {about.summary}" in told
-    with pytest.raises(ConfigError, match="a pipeline is planned by pipedream or one_f_one_b or"):
+    with pytest.raises(ConfigError, match="a pipeline is planned by pipedream or gpipe or"):
         load_allocator("rotor")
 
 

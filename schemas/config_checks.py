@@ -1,0 +1,229 @@
+"""What is wrong with a configuration beyond its schema: budgets, devices, links, kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tightfit.schemas.config_errors import format_key_path
+from tightfit.schemas.link import read_host_link
+from tightfit.schemas.machine import read_machine, resolve_machine_file
+from tightfit.util.budget import MIN_BUDGET, parse_plan_budget, parse_user_budget
+from tightfit.util.errors import ConfigError, TightfitError
+from tightfit.util.strategies import STRATEGIES
+
+FUSED_KERNELS = "fused"
+PACKAGE_CONTENT_KEYS = ("with_eager", "with_libraries")
+"""Keys that say what modules of fused kernels carry."""
+
+
+def find_early_problems(document: Any) -> list[str]:
+    """What is wrong with the budgets, devices and samples of a document, valid or not."""
+    return _budget_problems(document) + _device_problems(document) + _sample_problems(document)
+
+
+def find_late_problems(document: dict[str, Any]) -> list[str]:
+    """What is wrong with the links, kernels and limits of a valid document with its defaults."""
+    return [
+        *_link_problems(document),
+        *_kernel_problems(document),
+        *_chain_budget_problems(document),
+        *_limit_problems(document),
+    ]
+
+
+def sample_names(name: str, samples: Sequence[Any]) -> list[str]:
+    """The names that the samples of a model are planned as."""
+    return [f"{name}.{number}" for number in range(1, len(samples) + 1)]
+
+
+def planned_model_names(document: Any) -> list[str]:
+    """The names that the models of a document, sound or not, are planned as."""
+    models = document.get("models") if isinstance(document, dict) else None
+    found: list[str] = []
+    for name, model in models.items() if isinstance(models, dict) else ():
+        samples = model.get("samples") if isinstance(model, dict) else None
+        found += sample_names(name, samples) if isinstance(samples, list) else [name]
+    return found
+
+
+def to_json_values(document: Any) -> tuple[Any, list[str]]:
+    """The document as JSON would hold it, with a sentence for each value that JSON has not."""
+    problems: list[str] = []
+
+    def convert(value: Any, path: list[str | int]) -> Any:
+        if isinstance(value, Mapping):
+            for key in value:
+                if not isinstance(key, str):
+                    where = format_key_path([*path, str(key)])
+                    problems.append(f"{where}: the key {key!r} is no text, expected a name")
+            return {str(key): convert(item, [*path, str(key)]) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [convert(item, [*path, index]) for index, item in enumerate(value)]
+        finite = not isinstance(value, float) or math.isfinite(value)
+        if value is None or (isinstance(value, str | int | float) and finite):
+            return value
+        problems.append(
+            f"{format_key_path(path)}: {value!r} is a {type(value).__name__}, "
+            "expected a number, a text, a list or a mapping"
+        )
+        return str(value)
+
+    return convert(document, []), problems
+
+
+def _budget_problems(document: Any) -> list[str]:
+    problems: list[str] = []
+    for path, budgets in _budget_lists(document):
+        seen: dict[str, Any] = {}
+        for index, written in enumerate(budgets):
+            if isinstance(written, bool) or not isinstance(written, str | int):
+                continue  # the schema says so
+            key = format_key_path([*path, index])
+            try:
+                parse = parse_user_budget if "chains" in path else parse_plan_budget
+                directory = parse(written, key).directory
+            except ConfigError as error:
+                problems.append(str(error))
+                continue
+            if directory in seen and seen[directory] != written:
+                problems.append(
+                    f"{key}: {written!r} repeats {seen[directory]!r}, expected each budget once"
+                )
+            seen.setdefault(directory, written)
+    return problems
+
+
+def _sample_problems(document: Any) -> list[str]:
+    """A sentence for each sample whose name is that of a model, too, and for each joint budget
+    without samples."""
+    models = document.get("models") if isinstance(document, dict) else None
+    problems = []
+    for name, model in models.items() if isinstance(models, dict) else ():
+        samples = model.get("samples") if isinstance(model, dict) else None
+        if isinstance(model, dict) and model.get("joint") is True:
+            where = format_key_path(["models", name, "joint"])
+            budgets = model.get("budgets", document.get("budgets", ()))
+            if samples is None:
+                problems.append(f"{where}: true was found, expected samples beside it")
+            elif isinstance(budgets, list) and MIN_BUDGET in budgets:
+                problems.append(f"{where}: true was found, expected budgets without {MIN_BUDGET}")
+        for index, taken in enumerate(sample_names(name, samples or ())):
+            if taken in models:  # type: ignore[operator]
+                where = format_key_path(["models", name, "samples", index])
+                problems.append(f"{where}: is planned as {taken}, which is a model of its own")
+    return problems
+
+
+def _device_problems(document: Any) -> list[str]:
+    """What is wrong with devices that are none of PyTorch's, or with their descriptions."""
+    problems = []
+    for path, section in _document_sections(document):
+        device = section.get("device")
+        if not isinstance(device, str):
+            continue  # the schema says so
+        try:
+            if file := resolve_machine_file(device):
+                read_machine(file).single_device(file)
+        except TightfitError as error:
+            problems.append(f"{format_key_path([*path, 'device'])}: {error}")
+    return problems
+
+
+def _document_sections(
+    document: Any, kinds: Sequence[str] = ("models",)
+) -> Iterator[tuple[list[str | int], dict[str, Any]]]:
+    """The parts of a document that may set the keys of all, each with its path: its top, and its
+    models, or what else is of some kinds."""
+    if not isinstance(document, dict):
+        return
+    yield [], document
+    for kind in kinds:
+        planned = document.get(kind)
+        for name, section in planned.items() if isinstance(planned, dict) else ():
+            if isinstance(section, dict):
+                yield [kind, name], section
+
+
+def find_link_machine(document: dict[str, Any], model: dict[str, Any]) -> Path | None:
+    """The description of the machine whose link the strategies of a model take, of a document with
+    defaults; a model's own device comes before the machine of all models."""
+    own = model.keys() & {"machine", "device"}
+    if named := (model if own else document).get("machine"):
+        return Path(named)
+    return resolve_machine_file(model.get("device", document["device"]))
+
+
+def _link_problems(document: dict[str, Any]) -> list[str]:
+    """What is wrong with the link to an offload target, if a strategy takes it or it is named. One
+    that is not described is measured."""
+    problems = []
+    for path, section in _document_sections(document):
+        model = section if path else {}
+        strategies = section.get("strategies", document["strategies"])
+        file = find_link_machine(document, model)
+        needed = any(STRATEGIES[name].links for name in strategies) or "machine" in section
+        if file is None or not needed:
+            continue
+        try:
+            read_host_link(read_machine(file), file)
+        except TightfitError as error:
+            own = path if {"machine", "device"} & model.keys() else []
+            problems.append(f"{format_key_path([*own, 'machine'])}: {error}")
+    return problems
+
+
+def _chain_budget_problems(document: dict[str, Any]) -> list[str]:
+    """A sentence for each chain that would have the budget min of all models."""
+    if MIN_BUDGET not in document["budgets"]:
+        return []
+    return [
+        f"{format_key_path(['chains', name, 'budgets'])}: is missing, expected sizes or "
+        f"percentages, since {MIN_BUDGET} is a budget of models alone"
+        for name, chain in document["chains"].items()
+        if "budgets" not in chain
+    ]
+
+
+def _kernel_problems(document: dict[str, Any]) -> list[str]:
+    """A sentence for each model with fused kernels, which are not compiled for a device that is
+    not here, and for each key that says what modules of such kernels carry where there are none, or
+    libraries for a GPU."""
+    fused, problems = False, []
+    for name, model in document["models"].items():
+        path, own = ["models", name], model.get("kernels", document["kernels"]) == FUSED_KERNELS
+        device = model.get("device", document["device"])
+        fused = fused or own
+        if own and resolve_machine_file(device) is not None:
+            said = 'kernels: "fused" was found, expected eager where the device is described'
+            problems.append(f"{format_key_path(path)}.{said}")
+        keys = [key for key in PACKAGE_CONTENT_KEYS if model.get(key)]
+        problems += _package_content_problems(path, keys, own, device)
+    keys = [key for key in PACKAGE_CONTENT_KEYS if document[key]]
+    return problems + _package_content_problems([], keys, fused, document["device"])
+
+
+def _limit_problems(document: dict[str, Any]) -> list[str]:
+    """What is amiss with the limits of a hierarchy, whose top has room for a cluster at least."""
+    top, clusters = (document["hierarchy"][name] for name in ("top", "clusters"))
+    wanted = f"expected at least hierarchy.clusters, which is {clusters}"
+    return [f"hierarchy.top: {top} was found, {wanted}"] if top < clusters else []
+
+
+def _package_content_problems(
+    path: list[str], keys: list[str], fused: bool, device: str
+) -> list[str]:
+    wrong = [] if fused else [(key, "kernels: fused beside it") for key in keys]
+    if fused and "with_libraries" in keys and device != "cpu":
+        wrong.append(("with_libraries", "false where the device is not the CPU"))
+    return [
+        f"{format_key_path([*path, key])}: true was found, expected {said}" for key, said in wrong
+    ]
+
+
+def _budget_lists(document: Any) -> Iterator[tuple[list[str | int], list[Any]]]:
+    for path, section in _document_sections(document, ("models", "chains")):
+        if isinstance(section.get("budgets"), list):
+            yield [*path, "budgets"], section["budgets"]
