@@ -311,9 +311,9 @@ def test_the_blocks_of_a_model_are_planned_as_a_chain(
     quick: Workplace, tiny: dict[str, Any]
 ) -> None:
     write_machine(quick.folder / "two.json", 10**9, 1e9, 2)
-    own = {"model": "tiny", "strategies": ["rockmate", "madpipe", "gpipe"], "machine": "two.json"}
+    own: dict[str, Any] = {"model": "tiny", "machine": "two.json", "weight_copies": 1}
+    own |= {"strategies": ["rockmate", "madpipe", "gpipe"], "stage_recompute": "rockmate"}
     models = {"tiny": {**tiny, "strategies": ["keep_all"]}}
-    own |= {"stage_recompute": "rockmate", "weight_copies": 1}
     quick.configure({"models": models, "chains": {"own": own}, "solver": {"engine": "none"}})
     page = "results/chains/own/report.html"
     run = quick.snakemake(page)
