@@ -32,7 +32,7 @@ from tightfit.stages.report.pipeline_page import (
 from tightfit.stages.report.tradeoff_plot import strategy_colors
 
 BATCHES_SHOWN = 3
-"""Batches that are shown of a pipeline, for each of its stages."""
+"""Batches that are shown of a pipeline, for each of its stages, unless a pattern has more."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _build_panel(result: ChainPlanResult, ink: int) -> ChainPanel:
     picture = None
     if pattern.exists():
         found = read_pipeline_pattern(pattern)
-        spans = planned_spans(found, BATCHES_SHOWN * found.stages)
+        spans = planned_spans(found, max(BATCHES_SHOWN * found.stages, found.batches))
         picture = build_gantt_chart("The pipeline, as planned", spans)
     elif streams.exists() and (steps := read_operation_timeline(streams)):
         picture = build_gantt_chart("The step, as planned", _stream_spans(steps))

@@ -304,3 +304,24 @@ def test_the_chain_of_a_model_is_made_of_its_blocks(quick: Workplace, tiny: dict
     said = (result.stdout + result.stderr).splitlines()
     [command] = [line for line in said if "-m tightfit chain" in line and "rockmate" in line]
     assert "--chain results/tiny/chain.arrow --options results/tiny/options.arrow" in command
+
+
+@pytest.mark.long
+def test_the_blocks_of_a_model_are_planned_as_a_chain(
+    quick: Workplace, tiny: dict[str, Any]
+) -> None:
+    write_machine(quick.folder / "two.json", 10**9, 1e9, 2)
+    own: dict[str, Any] = {"model": "tiny", "machine": "two.json", "weight_copies": 1}
+    own |= {"strategies": ["rockmate", "madpipe", "gpipe"], "stage_recompute": "rockmate"}
+    models = {"tiny": {**tiny, "strategies": ["keep_all"]}}
+    quick.configure({"models": models, "chains": {"own": own}, "solver": {"engine": "none"}})
+    page = "results/chains/own/report.html"
+    run = quick.snakemake(page)
+    assert run.returncode == 0, run.stderr
+    plan = plan_of(quick, "own", "rockmate", "50pct")
+    assert plan.feasible and plan.peak is not None and plan.peak <= (plan.budget_total or 0)
+    folder = quick.folder / "results/chains/own"
+    for name in ("madpipe", "gpipe"):
+        assert read_pipeline_plan(folder / name / "none/plan.json").period is not None
+    assert quick.stage("audit", "results").returncode == 0
+    assert "results/tiny/graph.arrow" in quick.stage("lineage", page).stdout
