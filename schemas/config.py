@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from tightfit.schemas.config_matrix import expand_matrices, matrix_problems
+from tightfit.schemas.config_paths import resolve_config_paths
 from tightfit.schemas.frontier import COARSE_FRONTIER_BUDGETS, FRONTIER_BUDGETS
 from tightfit.schemas.link import read_host_link
 from tightfit.schemas.machine import read_machine, resolve_machine_file
@@ -170,8 +172,10 @@ class Config:
         )
 
 
-def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Config:
-    """Checks a configuration and fills in its defaults.
+def parse_config(
+    document: Mapping[str, Any], source: str = "config.yaml", folder: Path = Path()
+) -> Config:
+    """Checks a configuration and fills in its defaults. Its relative paths start at a folder.
 
     Raises ConfigError with one line for each error, naming its path and what was expected.
     """
@@ -182,12 +186,16 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
     problems += [
         describe_schema_error(error) for error in Draft202012Validator(schema).iter_errors(plain)
     ]
-    problems += _budget_problems(plain) + _device_problems(plain) + _sample_problems(plain)
+    problems += _budget_problems(plain) + _sample_problems(plain)
+    problems += _device_problems(resolve_config_paths(plain, schema, folder))
     if not problems:
-        filled = _with_defaults(plain, schema)
+        filled = resolve_config_paths(_with_defaults(plain, schema), schema, folder)
         problems = _link_problems(filled) + _kernel_problems(filled)
+        faults = matrix_problems(filled["models"])
+        problems += [f"{format_key_path(path)}: {fault}" for path, fault in faults]
     if problems:
         raise ConfigError(format_config_errors(source, sorted(set(problems))))
+    filled["models"] = expand_matrices(filled["models"])
     solver = filled["solver"]
     return Config(
         models={
@@ -215,7 +223,8 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
 
 
 def read_config(path: Path | str) -> Config:
-    """Reads a configuration file; raises ConfigError when it is absent, no YAML or not valid."""
+    """Reads a configuration file, in whose folder its relative paths start; raises ConfigError when
+    it is absent, no YAML or not valid."""
     import yaml
 
     try:
@@ -224,7 +233,7 @@ def read_config(path: Path | str) -> Config:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is not YAML ({' '.join(str(error).split())})") from error
-    return parse_config(document, str(path))
+    return parse_config(document, str(path), Path(path).parent)
 
 
 def require_folders(config: Config, source: str = "config.yaml") -> None:

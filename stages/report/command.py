@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tightfit.util.command_line import LineageEntry
 from tightfit.util.errors import ArtifactError, ConfigError
 
+if TYPE_CHECKING:
+    from tightfit.stages.report.result_files import PlannedPoints
+
 PATTERN_FILE = "pattern.arrow"
-PAGE_DONE_FILE = "report.done"
-"""The mark of a model whose page is done."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         help="the plan.json of each plan that the run was for, with --failed",
+    )
+    parser.add_argument(
+        "--points",
+        nargs="*",
+        help="the plans to show, as STRATEGY/BUDGET, with --model-dir (default: all)",
+    )
+    parser.add_argument(
+        "--done", type=Path, help="a mark to write that the page is done, with --model-dir"
+    )
+    parser.add_argument(
+        "--models", nargs="*", help="the models to show, with --index (default: all)"
     )
     parser.add_argument(
         "--plans-only",
@@ -69,11 +82,15 @@ def run(options: argparse.Namespace) -> None:
     elif options.graph is not None:
         raise ConfigError("report needs --graph with --perfetto only")
     elif options.index is not None:
-        _write_index_page(options.index, options.out, not options.plans_only)
+        _write_index_page(
+            options.index, options.out, not options.plans_only, _shown_points(options)
+        )
     elif options.failed is not None:
         _write_failed_pages(options)
     else:
-        _write_model_page(options.model_dir, options.out, not options.plans_only)
+        _write_model_page(options.model_dir, options.out, not options.plans_only, options.points)
+        if options.done is not None:
+            _write_done_mark(options.done, options.points or ())
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
@@ -99,15 +116,33 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
         return [LineageEntry([options.out], [options.perfetto, graph, *more])]
     curves = not options.plans_only
     if options.model_dir is not None:
-        return [LineageEntry([options.out], model_result_files(options.model_dir, curves))]
+        files = model_result_files(options.model_dir, curves, options.points)
+        return [LineageEntry([options.out], files)]
     if options.index is not None:
-        return [LineageEntry([options.out], run_result_files(options.index, curves))]
-    failed = _failed_models(options)
+        files = run_result_files(options.index, curves, _shown_points(options))
+        return [LineageEntry([options.out], files)]
+    planned = _planned_points(options)
     pages = [
-        LineageEntry([folder / MODEL_PAGE_FILE], model_result_files(folder, curves))
-        for folder in failed
+        LineageEntry(
+            [folder / MODEL_PAGE_FILE],
+            model_result_files(folder, curves, (planned or {}).get(folder.name)),
+        )
+        for folder in _failed_models(options)
     ]
-    return [*pages, LineageEntry([options.out], run_result_files(options.failed, curves))]
+    return [*pages, LineageEntry([options.out], run_result_files(options.failed, curves, planned))]
+
+
+def _shown_points(options: argparse.Namespace) -> PlannedPoints | None:
+    """What the index shows: the plans of the pages of the models that are named."""
+    from tightfit.stages.report.result_files import read_shown_points
+
+    return None if options.models is None else read_shown_points(options.index, options.models)
+
+
+def _write_done_mark(path: Path, points: Sequence[str]) -> None:
+    from tightfit.schemas.store import write_bytes
+
+    write_bytes(path, "".join(f"{point}\n" for point in points).encode())
 
 
 def _write_pipeline_page(options: argparse.Namespace) -> None:
@@ -139,7 +174,9 @@ def _write_pipeline_page(options: argparse.Namespace) -> None:
         write_bytes(options.trace, json.dumps(document, separators=(",", ":")).encode())
 
 
-def _write_model_page(folder: Path, path: Path, curves: bool, planned: Sequence[str] = ()) -> None:
+def _write_model_page(
+    folder: Path, path: Path, curves: bool, planned: Sequence[str] | None = None
+) -> None:
     from tightfit.schemas.store import write_bytes
     from tightfit.stages.report.load import load_model_results
     from tightfit.stages.report.model_page import build_model_page
@@ -150,16 +187,19 @@ def _write_model_page(folder: Path, path: Path, curves: bool, planned: Sequence[
 
 
 def _write_index_page(
-    folder: Path, path: Path, curves: bool, planned: Mapping[str, Sequence[str]] | None = None
+    folder: Path,
+    path: Path,
+    curves: bool,
+    planned: PlannedPoints | None = None,
+    strict: bool = True,
 ) -> None:
     from tightfit.schemas.store import write_bytes
     from tightfit.stages.report.index_page import build_run_index
     from tightfit.stages.report.load import load_run_results
     from tightfit.stages.report.render import render_index
 
-    write_bytes(
-        path, render_index(build_run_index(load_run_results(folder, planned, curves))).encode()
-    )
+    results = load_run_results(folder, planned, curves, strict)
+    write_bytes(path, render_index(build_run_index(results)).encode())
 
 
 def _write_failed_pages(options: argparse.Namespace) -> None:
@@ -167,18 +207,19 @@ def _write_failed_pages(options: argparse.Namespace) -> None:
     done; raises ArtifactError behind these, where a model whose files are damaged has none."""
     from tightfit.schemas.lineage import remove_with_lineage
     from tightfit.stages.report.load import MODEL_PAGE_FILE
+    from tightfit.stages.report.result_files import PAGE_DONE_FILE
 
     planned, damaged = _planned_points(options), []
     for folder in _failed_models(options):
         (folder / PAGE_DONE_FILE).unlink(missing_ok=True)
         try:
-            points = planned.get(folder.name, ())
+            points = None if planned is None else planned[folder.name]
             _write_model_page(folder, folder / MODEL_PAGE_FILE, not options.plans_only, points)
         except ArtifactError as error:
             remove_with_lineage(folder / MODEL_PAGE_FILE)
             damaged.append(str(error))
     (options.failed / "index.done").unlink(missing_ok=True)
-    _write_index_page(options.failed, options.out, not options.plans_only, planned)
+    _write_index_page(options.failed, options.out, not options.plans_only, planned, strict=False)
     if damaged:
         raise ArtifactError("; ".join(damaged))
 
@@ -186,9 +227,10 @@ def _write_failed_pages(options: argparse.Namespace) -> None:
 def _failed_models(options: argparse.Namespace) -> list[Path]:
     """The folders of models of which something failed, or whose page a run has not come to."""
     from tightfit.stages.report.load import load_run_results
+    from tightfit.stages.report.result_files import PAGE_DONE_FILE
 
     folders = []
-    for model in load_run_results(options.failed, _planned_points(options)):
+    for model in load_run_results(options.failed, _planned_points(options), strict=False):
         folder = options.failed / model.name
         failed = model.error or model.failures or any(plan.error for plan in model.plans)
         if failed or not (folder / PAGE_DONE_FILE).exists():
@@ -196,15 +238,15 @@ def _failed_models(options: argparse.Namespace) -> list[Path]:
     return folders
 
 
-def _planned_points(options: argparse.Namespace) -> dict[str, list[str]]:
-    """The points that a run was for, as strategy/budget, by model."""
+def _planned_points(options: argparse.Namespace) -> dict[str, list[str]] | None:
+    """The points that a run was for, as strategy/budget, by model; None if that is not said."""
     points: dict[str, list[str]] = {}
     for path in options.planned:
         if len(path.parts) < 4:
             raise ConfigError(f"--planned {path}: expected MODEL/STRATEGY/BUDGET/plan.json")
         model, strategy, budget = path.parts[-4:-1]
         points.setdefault(model, []).append(f"{strategy}/{budget}")
-    return points
+    return points or None
 
 
 def _write_trace(options: argparse.Namespace) -> None:

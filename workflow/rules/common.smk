@@ -6,8 +6,12 @@ import sys
 from functools import cache
 from pathlib import Path
 
-CHECKOUT = Path(workflow.basedir)
-sys.path.insert(0, str(CHECKOUT))
+# The folder of the package tightfit: a checkout, or that of an installation, which is found without
+# being named.
+ROOT = Path(workflow.basedir)
+ROOT = ROOT if (ROOT / "tightfit").is_dir() else ROOT.parent
+CHECKOUT = [str(ROOT)] if (ROOT / "Snakefile").is_file() else []
+sys.path[:0] = CHECKOUT
 
 from tightfit.util.budget import NO_BUDGET
 from tightfit.schemas.config import EAGER_FOLDER, parse_config, require_folders
@@ -17,7 +21,7 @@ from tightfit.util.strategies import HIERARCHY_LIMITS, KEEP_ALL, STRATEGIES
 
 if "models" not in config:
 
-    configfile: CHECKOUT / "config.yaml"
+    configfile: ROOT / "config.yaml"
 
 
 try:
@@ -26,13 +30,14 @@ try:
 except ConfigError as error:
     sys.exit(str(error))
 
-# Jobs run the Python that runs Snakemake, and find the stages in this checkout.
-os.environ.update(
-    PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.getenv('PATH')}",
-    PYTHONPATH=f"{CHECKOUT}{os.pathsep}{os.getenv('PYTHONPATH', '')}".rstrip(
-        os.pathsep
-    ),
-)
+# Jobs run the Python that runs Snakemake, and find the stages that it found.
+for name, folders in {
+    "PATH": [Path(sys.executable).parent],
+    "PYTHONPATH": CHECKOUT,
+}.items():
+    os.environ[name] = os.pathsep.join(
+        map(str, filter(None, [*folders, os.getenv(name)]))
+    )
 
 # Modules that send tensors find the folder of the disk in the environment.
 if SETTINGS.disk:
@@ -92,13 +97,18 @@ def name_of(wildcards):
     return model_of(wildcards).name
 
 
+def points_of(model):
+    """The plans of a model, as strategy/budget."""
+    return [
+        f"{request.strategy}/{request.directory}"
+        for request in SETTINGS.requests(model)
+    ]
+
+
 def of_plans(model, *files):
     """The paths of files of every plan of a model."""
-    return [
-        f"{SETTINGS.results}/{request.model}/{request.strategy}/{request.directory}/{file}"
-        for request in SETTINGS.requests(model)
-        for file in files
-    ]
+    folder = f"{SETTINGS.results}/{model}"
+    return [f"{folder}/{point}/{file}" for point in points_of(model) for file in files]
 
 
 def frontiers_of(model):

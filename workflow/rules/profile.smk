@@ -31,7 +31,7 @@ rule profile:
 
 
 # Where a strategy takes a link and no machine is named. What the store has is not measured again,
-# here and above, unless REMEASURE of plan.sh asks for that.
+# here and above, unless --remeasure asks for that.
 rule link:
     output:
         LINK,
@@ -46,7 +46,7 @@ rule link:
         disk=os.getenv("TIGHTFIT_DISK", ""),
         code=code_of("profile"),
     message:
-        "measuring the link of {params.device} to its slow memory"
+        "measuring the link of {params.device} to its offload target"
     shell:
         "python -m tightfit machine --device {params.device:q} --library {params.store:q}"
         " --disk={params.disk:q} ${{TIGHTFIT_REMEASURE:+--remeasure}} --out {output:q} --error-file {log:q}"

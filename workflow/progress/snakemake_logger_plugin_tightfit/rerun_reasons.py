@@ -80,13 +80,15 @@ def _cause(job: WorkflowJob) -> str:
         return _missing_cause(job)
     if "Forced execution" in reason:
         return "it is to be measured again"
+    if job.rule in REPORT_RULES and "Set of input files" in reason:
+        return "a plan is new or was removed"
     if "Params have changed" in reason:
         return _changed_cause(reason)
     if "Updated input" in reason:
         files = reason.partition("Updated input files: ")[2].partition(";")[0]
         return f"changed by hand: {files}"
     if "Set of input files" in reason:
-        return "a plan is new or was removed" if job.rule in REPORT_RULES else SETTINGS_CHANGED
+        return SETTINGS_CHANGED
     if "Code has changed" in reason:
         return f"the rule {job.rule} of the workflow changed"
     return ""
