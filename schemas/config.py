@@ -13,11 +13,15 @@ from typing import Any, cast
 
 from tightfit.schemas.config_matrix import expand_matrices, matrix_problems
 from tightfit.schemas.config_paths import resolve_config_paths
-from tightfit.schemas.frontier import COARSE_FRONTIER_BUDGETS, FRONTIER_BUDGETS
 from tightfit.schemas.link import read_host_link
 from tightfit.schemas.machine import read_machine, resolve_machine_file
-from tightfit.schemas.measurement import FAILED_VERDICT
-from tightfit.util.budget import NO_BUDGET, parse_budget, parse_user_budget
+from tightfit.util.budget import (
+    COARSE_FRONTIER_BUDGETS,
+    FRONTIER_BUDGETS,
+    NO_BUDGET,
+    parse_budget,
+    parse_user_budget,
+)
 from tightfit.util.errors import ConfigError, TightfitError
 from tightfit.util.solver_engines import BLOCK_SOLVERS, BlockSolver, SolverEngine, step_engine
 from tightfit.util.strategies import KEEP_ALL, STRATEGIES, baseline_names
@@ -138,7 +142,7 @@ class Config:
     operators: dict[str, str]
     results: str
     store: str
-    fail_on: tuple[str, ...] = (FAILED_VERDICT,)
+    fail_on: tuple[str, ...] = ("failed",)
     budgets_shown: int = COARSE_FRONTIER_BUDGETS
     machine: Path | None = None
     linked: Path | None = None

@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     require_folders(read_config(options.configuration), str(options.configuration))
     with lock_run_folder(options.configuration.absolute().parent) as lock:
         workflow = _build_workflow_run(options, lock)
-        todo, code = workflow.explain()
+        todo, code = workflow.explain(None if options.dry_run else _load_summary)
         if code or options.dry_run:
             if not is_interrupted(code):
                 print(todo, end="", file=sys.stderr if code else sys.stdout)
@@ -133,10 +133,11 @@ class WorkflowRun:
         """Calls Snakemake with more words; returns the exit code."""
         return self._call(words)
 
-    def explain(self) -> tuple[str, int]:
-        """What there is to do and why, as text, and the exit code of the dry run."""
+    def explain(self, meanwhile: Callable[[], object] | None) -> tuple[str, int]:
+        """What there is to do and why, as text, and the exit code of the dry run, during which this
+        process does other work."""
         with tempfile.TemporaryFile() as output:
-            code = self._call(["--dry-run", "--logger-tightfit-why"], output, _load_summary)
+            code = self._call(["--dry-run", "--logger-tightfit-why"], output, meanwhile)
             output.seek(0)
             text = output.read().decode(errors="replace")
         return re.sub(r"^Using profile .*\n", "", text, flags=re.MULTILINE), code

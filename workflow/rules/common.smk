@@ -1,5 +1,6 @@
 # Configuration, folders and fingerprints that the rules share.
 
+import inspect
 import os
 import subprocess
 import sys
@@ -72,6 +73,9 @@ def one_of(names):
 FUSED = [name for name, model in SETTINGS.models.items() if model.fused]
 EAGER = [name for name in SETTINGS.models if name not in FUSED]
 
+# The models that the configuration has first come first.
+PRIORITIES = {name: rank for rank, name in enumerate(reversed(SETTINGS.models), 1)}
+
 # The same steps with eager's kernels, whose plans are taken where they are better: each is planned
 # like a model, in a folder of its model's.
 RIVAL = f"{MODEL}/{EAGER_FOLDER}"
@@ -124,7 +128,7 @@ def frontiers_of(model):
 def before_frontiers(wildcards):
     """The priority of what leads to a measured plan: those of the first model come first, frontiers
     and reports, whose priority is 0, last."""
-    return len(SETTINGS.models) - list(SETTINGS.models).index(name_of(wildcards))
+    return PRIORITIES[name_of(wildcards)]
 
 
 def compiled_search(wildcards):
@@ -241,13 +245,17 @@ def options_for(wildcards, model=MODEL):
 
 def share_of_cores(wildcards):
     """How many threads polish a frontier: its share of the cores among all that are polished."""
-    polished = [
-        strategy
+    return max(1, workflow.cores // max(1, polished_frontiers()))
+
+
+@cache
+def polished_frontiers():
+    """How many frontiers are polished: those of all strategies but baselines."""
+    return sum(
+        not STRATEGIES[strategy].baseline
         for name in [*SETTINGS.models, *FUSED]
         for strategy in SETTINGS.models[name].strategies
-        if not STRATEGIES[strategy].baseline
-    ]
-    return max(1, workflow.cores // max(1, len(polished)))
+    )
 
 
 def given_clusters(wildcards, input):
@@ -361,3 +369,9 @@ def code_behind(factory):
 def code_of(stage):
     """The fingerprint of the code of a stage."""
     return f"code of {stage} {stage_fingerprint(stage)}"
+
+
+# Snakemake asks for the signature of such a function each time that it calls it.
+for value in list(globals().values()):
+    if inspect.isfunction(value) and value.__globals__ is globals():
+        value.__signature__ = inspect.signature(value)

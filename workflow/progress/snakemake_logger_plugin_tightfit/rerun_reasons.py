@@ -44,8 +44,10 @@ def describe_jobs(jobs: Iterable[WorkflowJob]) -> list[str]:
     if not todo:
         return []
     lines = [f"To do: {_step_count_prefix(todo)}{_format_steps(len(todo))}"]
-    for model in sorted({job.model for job in todo}):
-        own = [job for job in todo if job.model == model]
+    by_model: dict[str, list[WorkflowJob]] = {}
+    for job in todo:
+        by_model.setdefault(job.model, []).append(job)
+    for model, own in sorted(by_model.items()):
         causes = _causes(own)
         if causes:
             lines.append(
