@@ -58,6 +58,8 @@ class LogHandler(LogHandlerBase):
         self.interrupted = False
         settings = self.settings
         self.why = isinstance(settings, LogHandlerSettings) and settings.why
+        if self.why:
+            _skip_descriptions()
         self.folder = settings.folder if isinstance(settings, LogHandlerSettings) else ""
 
     def close(self) -> None:
@@ -126,6 +128,15 @@ class LogHandler(LogHandlerBase):
         )
         wanted = record.levelno >= logging.WARNING or text.startswith("Nothing to be done")
         return text if wanted and not told else ""
+
+
+def _skip_descriptions() -> None:
+    """Has Snakemake hand over jobs without message and command. Reasons are told without them, and
+    their texts take a quarter of the dry run of many jobs."""
+    from snakemake.jobs import Job
+
+    for name in ("message", "shellcmd"):
+        setattr(Job, name, None)
 
 
 def _without_budget(data: dict[str, Any]) -> str:
