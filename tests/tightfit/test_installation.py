@@ -38,7 +38,7 @@ model(x).sum().backward()
 wanted = [weight.grad.clone() for weight in model.parameters()]
 model.zero_grad()
 fitted, made = tightfit.plan(
-    model, (x,), loss=torch.sum, strategy="checkpoint",
+    model, (x,), loss=torch.sum, strategy="checkpoint_all",
     solver=tightfit.SolverOptions(peak_levels=1, save_levels=1, jobs=1), progress=False
 )
 fitted(x).sum().backward()
