@@ -103,10 +103,8 @@ def test_models_are_measured_one_at_a_time_here_and_one_on_each_node_of_slurm(
     workplace: Workplace, tiny: dict[str, Any]
 ) -> None:
     workplace.configure({"models": {"one": tiny, "other": tiny}, "strategies": ["keep_all"]})
-    watched = workplace.folder / "Watched"
-    watched.write_text(
-        f'include: "{workplace.checkout}/Snakefile"\nprint("alone:", MEASURING, file=sys.stderr)\n'
-    )
+    watched = workplace.checkout / "Watched"
+    watched.write_text('include: "Snakefile"\nprint("alone:", MEASURING, file=sys.stderr)\n')
     result = workplace.snakemake("--snakefile", str(watched), "--dry-run")
     assert result.returncode == 0, result.stderr
     assert "alone: {'slurm_extra': '--exclusive', 'measuring': 1}\n" in result.stderr
