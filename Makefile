@@ -20,18 +20,22 @@ export PYTHONPATH := $(CURDIR)/workflow/progress
 # What is imported is compiled once, not at the start of each process.
 unexport PYTHONDONTWRITEBYTECODE
 
+# How plan and zoo run the workflow, but for the configuration.
+RUN = exec $(BIN)/python -m tightfit run --profile "$(PROFILE)" $(addprefix --cores ,$(CORES)) \
+	$(if $(filter-out 0,$(REMEASURE)),--remeasure)
+
 CLUSTER := $(if $(filter-out default,$(PROFILE)),$(VENV)/cluster.done)
 
 .PHONY: plan zoo prune test tests test-long check lint types battery fuzz mutate bench crash pipelines slurm docs clean
 
 plan: $(VENV)/plan.done $(CLUSTER)
-	@exec $(BIN)/python workflow/process_group.py workflow/plan.sh $(BIN) $(CONFIG) "$(CORES)" $(PROFILE) $(REMEASURE)
+	@$(RUN) "$(CONFIG)"
 
 zoo: $(VENV)/zoo.done $(CLUSTER)
-	@exec $(BIN)/python workflow/process_group.py workflow/plan.sh $(BIN) zoo.yaml "$(CORES)" $(PROFILE) $(REMEASURE)
+	@$(RUN) zoo.yaml
 
 prune: $(VENV)/plan.done
-	$(BIN)/python -m tightfit prune --configuration $(CONFIG)
+	$(BIN)/python -m tightfit prune --configuration "$(CONFIG)"
 
 # The types are checked beside the tests: they take a minute of one core.
 test: lint

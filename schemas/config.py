@@ -25,10 +25,15 @@ from tightfit.schemas.config_errors import (
     format_config_errors,
     format_key_path,
 )
-from tightfit.schemas.frontier import COARSE_FRONTIER_BUDGETS, FRONTIER_BUDGETS
+from tightfit.schemas.config_matrix import expand_matrices, matrix_problems
+from tightfit.schemas.config_paths import resolve_config_paths
 from tightfit.schemas.machine import resolve_machine_file
-from tightfit.schemas.measurement import FAILED_STATUS
-from tightfit.util.budget import NO_BUDGET, parse_plan_budget
+from tightfit.util.budget import (
+    COARSE_FRONTIER_BUDGETS,
+    FRONTIER_BUDGETS,
+    NO_BUDGET,
+    parse_plan_budget,
+)
 from tightfit.util.errors import ConfigError
 from tightfit.util.solver_engines import BLOCK_SOLVERS, BlockSolver, SolverEngine, step_engine
 from tightfit.util.strategies import (
@@ -127,7 +132,7 @@ class Config(PlanSettings):
     operators: dict[str, str]
     results: str
     store: str
-    fail_on: tuple[str, ...] = (FAILED_STATUS,)
+    fail_on: tuple[str, ...] = ("failed",)
     budgets_shown: int = COARSE_FRONTIER_BUDGETS
     disk: str = ""
     hierarchy: dict[str, int] = field(default_factory=lambda: dict(HIERARCHY_LIMITS))
@@ -151,8 +156,10 @@ class Config(PlanSettings):
         )
 
 
-def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Config:
-    """Checks a configuration and fills in its defaults.
+def parse_config(
+    document: Mapping[str, Any], source: str = "config.yaml", folder: Path = Path()
+) -> Config:
+    """Checks a configuration and fills in its defaults. Its relative paths start at a folder.
 
     Raises ConfigError with one line for each error, naming its path and what was expected.
     """
@@ -163,17 +170,18 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
     problems += [
         describe_schema_error(error) for error in Draft202012Validator(schema).iter_errors(plain)
     ]
-    problems += find_early_problems(plain)
-    problems += [
-        f"{format_key_path(path)}: {said}"
-        for path, said in find_chain_problems(plain, planned_model_names(plain))
-    ]
-    if not problems:
-        filled = _with_defaults(plain, schema)
+    found = resolve_config_paths(plain, schema, folder)
+    problems += find_early_problems(plain, found)
+    faults = [*find_chain_problems(found, planned_model_names(plain))]
+    if not problems and not faults:
+        filled = resolve_config_paths(_with_defaults(plain, schema), schema, folder)
         filled["solver"] = schema["properties"]["solver"]["default"] | filled["solver"]
         problems = find_late_problems(filled)
+        faults = [*matrix_problems(filled["models"])]
+    problems += [f"{format_key_path(path)}: {fault}" for path, fault in faults]
     if problems:
         raise ConfigError(format_config_errors(source, sorted(set(problems))))
+    filled["models"] = expand_matrices(filled["models"])
     return Config(
         **_plan_settings(filled, {}),
         models={
@@ -209,7 +217,8 @@ def _plan_settings(document: dict[str, Any], model: dict[str, Any]) -> dict[str,
 
 
 def read_config(path: Path | str) -> Config:
-    """Reads a configuration file; raises ConfigError when it is absent, no YAML or not valid."""
+    """Reads a configuration file, in whose folder its relative paths start; raises ConfigError when
+    it is absent, no YAML or not valid."""
     import yaml
 
     try:
@@ -218,7 +227,7 @@ def read_config(path: Path | str) -> Config:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is not YAML ({' '.join(str(error).split())})") from error
-    return parse_config(document, str(path))
+    return parse_config(document, str(path), Path(path).parent)
 
 
 def require_folders(config: Config, source: str = "config.yaml") -> None:

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tightfit.schemas import store
-from tightfit.schemas.block_options import BLOCK_OPTIONS
-from tightfit.schemas.chain import CHAIN
 from tightfit.schemas.link import read_host_link
 from tightfit.schemas.machine import Machine, machine_path, read_machine
 from tightfit.schemas.pipeline_devices import find_uniform_devices
@@ -209,7 +206,7 @@ class _ChainReader:
             known = ", ".join(self.models) or "none is there"
             yield ["model"], f"{model} is no model of this configuration, expected one of {known}"
         for number, path in enumerate(files if isinstance(files, list) else []):
-            if isinstance(path, str) and (said := _file_problem(path, CHAIN)):
+            if isinstance(path, str) and (said := _file_problem(path, "chain")):
                 yield ["files", number], said
 
     def join_problems(self) -> Iterator[KeyProblem]:
@@ -250,7 +247,7 @@ class _ChainReader:
         """Whether the options of blocks are there where a strategy takes them."""
         given, inside = self.chain.get("options"), self.chain.get("stage_recompute")
         needing = [about.name for _, about in self.strategies if _needs_options(about, inside)]
-        if isinstance(given, str) and (said := _file_problem(given, BLOCK_OPTIONS)):
+        if isinstance(given, str) and (said := _file_problem(given, "options")):
             yield ["options"], said
         if needing and "options" not in self.chain and "model" not in self.chain:
             names = _format_choices(needing)
@@ -261,8 +258,14 @@ class _ChainReader:
             yield ["options"], "none of the strategies takes it, expected no such key"
 
 
-def _file_problem(path: str, kind: store.ArtifactType) -> str:
-    """What is wrong with a file that is to be an artifact of some kind, "" if nothing is."""
+def _file_problem(path: str, what: str) -> str:
+    """What is wrong with a file that is to be a "chain", or the "options" of blocks, "" if nothing
+    is."""
+    from tightfit.schemas import store
+    from tightfit.schemas.block_options import BLOCK_OPTIONS
+    from tightfit.schemas.chain import CHAIN
+
+    kind = CHAIN if what == "chain" else BLOCK_OPTIONS
     if not Path(path).is_file():
         return f"{path} does not exist, expected a file of the kind {kind.name}"
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.schemas.config_errors import format_key_path
+from tightfit.schemas.config_matrix import expand_matrices
 from tightfit.schemas.link import read_host_link
 from tightfit.schemas.machine import read_machine, resolve_machine_file
 from tightfit.util.budget import MIN_BUDGET, parse_plan_budget, parse_user_budget
@@ -19,9 +20,10 @@ PACKAGE_CONTENT_KEYS = ("with_eager", "with_libraries")
 """Keys that say what modules of fused kernels carry."""
 
 
-def find_early_problems(document: Any) -> list[str]:
-    """What is wrong with the budgets, devices and samples of a document, valid or not."""
-    return _budget_problems(document) + _device_problems(document) + _sample_problems(document)
+def find_early_problems(document: Any, resolved: Any) -> list[str]:
+    """What is wrong with the budgets, devices and samples of a document, valid or not; `resolved`
+    is the same with its relative paths resolved."""
+    return _budget_problems(document) + _device_problems(resolved) + _sample_problems(document)
 
 
 def find_late_problems(document: dict[str, Any]) -> list[str]:
@@ -44,8 +46,11 @@ def planned_model_names(document: Any) -> list[str]:
     models = document.get("models") if isinstance(document, dict) else None
     found: list[str] = []
     for name, model in models.items() if isinstance(models, dict) else ():
-        samples = model.get("samples") if isinstance(model, dict) else None
-        found += sample_names(name, samples) if isinstance(samples, list) else [name]
+        given = model if isinstance(model, dict) else {}
+        matrix, samples = given.get("matrix"), given.get("samples")
+        known = isinstance(matrix, dict) and all(isinstance(each, list) for each in matrix.values())
+        for each in expand_matrices({name: {"matrix": matrix}}) if known else (name,):
+            found += sample_names(each, samples) if isinstance(samples, list) else [each]
     return found
 
 

@@ -140,11 +140,6 @@ class _HasPeakAndSeconds(Protocol):
 
 
 _P = TypeVar("_P", bound=_HasPeakAndSeconds)
-FRONTIER_BUDGETS = 48
-"""How many budgets a frontier is made for at most: the plan for one that is asked is searched for
-by itself."""
-COARSE_FRONTIER_BUDGETS = 12
-"""How many where it is just shown."""
 TIME_TOLERANCE = 1e-9
 """Relative difference of two sums of the same times in another order."""
 

@@ -42,6 +42,8 @@ PROGRAM = """#!{python} -IS
 import array, json, os, socket, sys
 words = sys.argv[1:]
 name = os.path.basename(sys.argv[0])
+if words[:3] == ["-P", "-m", "snakemake"]:
+    name, words = "snakemake", words[3:]
 ours = words[:1] == ["-m"] and (words[1] == "tightfit" or words[1].startswith("tests."))
 if name == "python" and not ours:
     os.execv({python!r}, [{python!r}, *words])

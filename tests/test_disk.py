@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -96,7 +97,8 @@ def before(tmp_path: Path) -> dict[str, bytes]:
     graph = small_graph()
     costs = small_costs(graph)
     write_costs(tmp_path / f"store/profile/{device_digest(costs.device)}.arrow", costs)
-    (tmp_path / "store/profile/lock").touch()
+    for name in ("lock", f"lock.{socket.gethostname()}"):
+        (tmp_path / "store/profile" / name).touch()
     (tmp_path / "module").mkdir()
     (tmp_path / "module" / "old.py").write_text("old")
     (tmp_path / "kept.arrow").write_text("old")

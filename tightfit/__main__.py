@@ -56,8 +56,9 @@ _STAGES = (
     ("show", "audit.show_command", "print a file of a run as a table"),
     ("lineage", "audit.lineage_command", "tell how a file of a run was made, and of what"),
 )
-STAGES = {name: (f"tightfit.stages.{module}", purpose) for name, module, purpose in _STAGES}
-"""The module and the purpose of each stage, in the order the data flows."""
+STAGES = {"run": ("tightfit.run_command", "plan the models of a configuration, from any folder")}
+STAGES |= {name: (f"tightfit.stages.{module}", purpose) for name, module, purpose in _STAGES}
+"""The module and the purpose of each stage, in the order the data flows, behind what runs all."""
 
 WORKFLOW_PACKAGES = ("snakemake", "yaml")
 """Packages that an installation without the extra `workflow` may lack."""
@@ -145,7 +146,7 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
         "--error-file", type=Path, help="a file to keep the sentence of an error in"
     )
     module.add_arguments(parser)
-    options = parser.parse_args(_join_negative_values(arguments))
+    options = _parse_words(parser, _join_negative_values(arguments))
     if stage not in ERROR_READING_STAGES:
         # Where this cannot be kept, neither can an error, and that is told.
         with contextlib.suppress(TightfitError):
@@ -158,8 +159,8 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
     except TightfitError as error:
         sentence = _error_line(error)
         if not options.debug:
-            print(f"tightfit {stage}: {sentence}", file=sys.stderr)
-        _keep_error(options.error_file, f"{stage}: {sentence}")
+            print(_with_details(f"tightfit {stage}: {sentence}", error, "\n"), file=sys.stderr)
+        _keep_error(options.error_file, _with_details(f"{stage}: {sentence}", error, "\n\n"))
         if options.debug:
             raise
         return 1
@@ -176,6 +177,17 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
     if options.error_file is not None:
         options.error_file.unlink(missing_ok=True)
     return code or 0
+
+
+def _parse_words(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    """The options of a command line. A stage that calls Snakemake takes what stands behind `--` as
+    options of it."""
+    if "--" not in words or parser.get_default("snakemake_options") is None:
+        return parser.parse_args(words)
+    own = words.index("--")
+    options = parser.parse_args(words[:own])
+    options.snakemake_options = words[own + 1 :]
+    return options
 
 
 def _join_negative_values(words: Sequence[str]) -> list[str]:
@@ -200,6 +212,11 @@ def _error_line(error: TightfitError) -> str:
         if len(said) <= MAX_ERROR_CHARACTERS
         else f"{said[: MAX_ERROR_CHARACTERS // 2]} ... {said[-MAX_ERROR_CHARACTERS // 2 :]}"
     )
+
+
+def _with_details(sentence: str, error: TightfitError, between: str) -> str:
+    details = to_single_line(error.details, "\n")
+    return f"{sentence}{between}{details}" if details else sentence
 
 
 def write_stage_lineage(stage: str, derived: Iterable[LineageEntry]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tightfit.schemas.frontier import FRONTIER_BUDGETS
 from tightfit.schemas.machine import machine_path
 from tightfit.stages.combine.frontier_files import FrontierFiles
 from tightfit.stages.combine.frontier_task import FrontierTask
+from tightfit.util.budget import FRONTIER_BUDGETS
 from tightfit.util.command_line import LineageEntry, parse_count
 from tightfit.util.progress import ProgressPrinter
 from tightfit.util.solver_engines import ENGINES, HIGHS_ENGINE

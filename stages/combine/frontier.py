@@ -17,7 +17,7 @@ from tightfit.schemas.actions import (
     WriteBuffer,
 )
 from tightfit.schemas.costs import Costs
-from tightfit.schemas.frontier import FRONTIER_BUDGETS, Frontier, ParetoPoint, pareto_points
+from tightfit.schemas.frontier import Frontier, ParetoPoint, pareto_points
 from tightfit.schemas.graph.planning_graph import PlanningGraph
 from tightfit.schemas.graph.training_graph import NO_VALUE, Graph
 from tightfit.schemas.link import HostLink
@@ -40,6 +40,7 @@ from tightfit.stages.combine.milp import SolverLimits
 from tightfit.stages.combine.strategies.strategy import Candidate, StrategyInfo
 from tightfit.stages.simulate.liveness import simulate_executions
 from tightfit.stages.simulate.simulate import simulate
+from tightfit.util.budget import FRONTIER_BUDGETS
 from tightfit.util.errors import ArtifactError, ScheduleError
 from tightfit.util.progress import ProgressCallback, TwoPhaseProgress
 from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tightfit.schemas.frontier import FRONTIER_BUDGETS, Frontier
+from tightfit.schemas.frontier import Frontier
+from tightfit.util.budget import FRONTIER_BUDGETS
 from tightfit.util.errors import ConfigError
 from tightfit.util.progress import StageProgress
 from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine

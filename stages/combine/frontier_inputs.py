@@ -10,7 +10,7 @@ from pathlib import Path
 from tightfit.schemas.block_options import BlockOption, read_block_options
 from tightfit.schemas.blocks import Block, Blocks, read_blocks
 from tightfit.schemas.costs import Costs, read_costs
-from tightfit.schemas.frontier import FRONTIER_BUDGETS, TIME_TOLERANCE, Frontier
+from tightfit.schemas.frontier import TIME_TOLERANCE, Frontier
 from tightfit.schemas.graph.planning_graph import PlanningGraph, PlanningNode
 from tightfit.schemas.graph.training_graph import GRAPH, NO_VALUE, Graph, read_graph
 from tightfit.schemas.hierarchy import read_hierarchy
@@ -22,6 +22,7 @@ from tightfit.stages.combine.strategies.strategy import PlanningProblem, Strateg
 from tightfit.stages.combine.strategies.strategy import load_strategy as strategy_of
 from tightfit.stages.simulate.block import BlockSchedule, simulate_block
 from tightfit.stages.simulate.planning_graph import build_planning_graph
+from tightfit.util.budget import FRONTIER_BUDGETS
 from tightfit.util.errors import ArtifactError
 from tightfit.util.progress import ProgressCallback
 from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tightfit.schemas.frontier import FRONTIER_BUDGETS, Frontier
+from tightfit.schemas.frontier import Frontier
 from tightfit.stages.combine.frontier_files import FrontierFiles
+from tightfit.util.budget import FRONTIER_BUDGETS
 from tightfit.util.command_line import LineageEntry
 from tightfit.util.progress import StageProgress
 

@@ -1,4 +1,4 @@
-"""The library of costs: one file a device, for all models, written by one process at a time."""
+"""The library of costs: one file a device, for all models and machines that share the store."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import socket
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,6 +27,10 @@ from tightfit.schemas.graph.recompute_variants import find_recompute_values
 from tightfit.schemas.graph.training_graph import LOSS_TARGET, NO_VALUE, Graph, Op
 from tightfit.util.errors import ArtifactError
 
+WRITE_LOCK = "lock"
+"""The file in a store that whoever writes costs keeps locked meanwhile. Whoever measures keeps one
+locked that is named by the machine besides."""
+
 
 class CostLibrary:
     """The costs of one device that are known so far; `open_cost_library` gives one."""
@@ -41,10 +46,16 @@ class CostLibrary:
         return self.costs.rows.get(key)
 
     def add(self, rows: Iterable[OpCost]) -> None:
-        """Adds or replaces rows, in the file too."""
+        """Adds rows, or replaces those that were there when the library was opened, in the file
+        too. A row that another machine has added since then stays: later runs will find it, too."""
         fresh = {row.key: row for row in rows}
-        if fresh:
-            self.costs.rows.update(fresh)
+        if not fresh:
+            return
+        with (self.path.parent / WRITE_LOCK).open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = read_costs(self.path).rows if self.path.exists() else {}
+            later = {key: row for key, row in found.items() if key not in self.costs.rows}
+            self.costs = Costs([*{**found, **fresh, **later}.values()], self.costs.device)
             write_costs(self.path, self.costs)
 
 
@@ -52,16 +63,18 @@ class CostLibrary:
 def open_cost_library(store: Path | str, device: ProfileDevice) -> Iterator[CostLibrary]:
     """The library of a device in a store, reserved for this process until the context ends.
 
-    Measuring needs the machine to itself, so all devices of a store have one lock; whoever waits
-    for it says so on standard error. A store that is read-only can be read: nobody writes to it.
-    Raises ArtifactError when the library's file is damaged, or neither there nor to be made.
+    Measuring needs the machine to itself, so all devices of a machine have one lock; whoever waits
+    for it says so on standard error. Machines that share a store measure side by side. A store that
+    is read-only can be read: nobody writes to it. Raises ArtifactError when the library's file is
+    damaged, or neither there nor to be made.
     """
     folder = Path(store) / "profile"
     path = folder / f"{device_digest(device)}.arrow"
     with ExitStack() as locked:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = locked.enter_context(_require_regular_file(folder / "lock").open("a"))
+            name = f"{WRITE_LOCK}.{socket.gethostname()}"
+            lock = locked.enter_context(_require_regular_file(folder / name).open("a"))
         except OSError as error:
             if not path.exists():
                 reason = error.strerror or error

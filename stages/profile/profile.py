@@ -76,7 +76,7 @@ def profile(
                 measured.append(measure_random_state(place))
         finally:
             library.add(row for row in measured if row.key not in foreign)
-    known = library.costs.rows | {row.key: row for row in measured}
+    known = {row.key: row for row in measured} | library.costs.rows
     rows += [known[key] for key in [*plain, RANDOM_STATE_KEY]]
     costs = Costs(rows, library.costs.device)
     check_sizes(graph, costs)

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tightfit.stages.report.outcomes import Severity
-
 from tightfit.schemas.operation_timeline import TimedOperation, read_operation_timeline
 from tightfit.schemas.pipeline_pattern import read_pipeline_pattern
 from tightfit.schemas.pipeline_plan import PipelinePlan
@@ -23,6 +21,7 @@ from tightfit.stages.report.formatting import (
     format_ratio,
 )
 from tightfit.stages.report.model_page import Fact, panel_id
+from tightfit.stages.report.outcomes import Severity
 from tightfit.stages.report.pipeline_page import (
     GanttChart,
     OperationSpan,

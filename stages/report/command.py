@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tightfit.util.command_line import LineageEntry
 from tightfit.util.errors import ArtifactError, ConfigError
 
+if TYPE_CHECKING:
+    from tightfit.stages.report.result_files import PlannedPoints
+
 PATTERN_FILE = "pattern.arrow"
-PAGE_DONE_FILE = "report.done"
-"""The mark of a model whose page is done."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         help="the plan.json of each plan that the run was for, with --failed",
+    )
+    parser.add_argument(
+        "--points",
+        nargs="*",
+        help="the plans to show, as STRATEGY/BUDGET, with --model-dir (default: all)",
+    )
+    parser.add_argument(
+        "--done", type=Path, help="a mark to write that the page is done, with --model-dir"
+    )
+    parser.add_argument(
+        "--models", nargs="*", help="the models to show, with --index (default: all)"
     )
     parser.add_argument(
         "--plans-only",
@@ -77,16 +90,25 @@ def run(options: argparse.Namespace) -> None:
     elif options.graph is not None:
         raise ConfigError("report needs --graph with --perfetto only")
     elif options.index is not None:
-        _write_index_page(options.index, options.out, not options.plans_only)
+        _write_index_page(
+            options.index, options.out, not options.plans_only, _shown_points(options)
+        )
     elif options.failed is not None:
         _write_failed_pages(options)
     else:
-        _write_model_page(options.model_dir, options.out, not options.plans_only)
+        _write_model_page(options.model_dir, options.out, not options.plans_only, options.points)
+        if options.done is not None:
+            _write_done_mark(options.done, options.points or ())
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
-    from tightfit.stages.report.load import MODEL_PAGE_FILE, model_result_files
+    from tightfit.stages.report.chain_results import find_chain_plans
+    from tightfit.stages.report.load import (
+        MODEL_PAGE_FILE,
+        model_result_files,
+        run_result_files,
+    )
 
     if options.pipeline is not None:
         from tightfit.schemas.pipeline import PIPELINE_FILE
@@ -111,23 +133,38 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
         return [LineageEntry([options.out], chain_page_files(options.chain_plans))]
     curves = not options.plans_only
     if options.model_dir is not None:
-        return [LineageEntry([options.out], model_result_files(options.model_dir, curves))]
+        files = model_result_files(options.model_dir, curves, options.points)
+        return [LineageEntry([options.out], files)]
     if options.index is not None:
-        return [LineageEntry([options.out], _index_files(options.index, curves))]
-    failed = _failed_models(options)
+        files = run_result_files(options.index, curves, _shown_points(options))
+        chains = find_chain_plans(options.index)
+        return [LineageEntry([options.out], [*files, *chains])]
+    planned = _planned_points(options)
     pages = [
-        LineageEntry([folder / MODEL_PAGE_FILE], model_result_files(folder, curves))
-        for folder in failed
+        LineageEntry(
+            [folder / MODEL_PAGE_FILE],
+            model_result_files(folder, curves, (planned or {}).get(folder.name)),
+        )
+        for folder in _failed_models(options)
     ]
-    return [*pages, LineageEntry([options.out], _index_files(options.failed, curves))]
+    files = [
+        *run_result_files(options.failed, curves, planned),
+        *find_chain_plans(options.failed),
+    ]
+    return [*pages, LineageEntry([options.out], files)]
 
 
-def _index_files(results: Path, curves: bool) -> list[Path]:
-    """The artifacts and plans that an index shows."""
-    from tightfit.stages.report.chain_results import find_chain_plans
-    from tightfit.stages.report.load import run_result_files
+def _shown_points(options: argparse.Namespace) -> PlannedPoints | None:
+    """What the index shows: the plans of the pages of the models that are named."""
+    from tightfit.stages.report.result_files import read_shown_points
 
-    return [*run_result_files(results, curves), *find_chain_plans(results)]
+    return None if options.models is None else read_shown_points(options.index, options.models)
+
+
+def _write_done_mark(path: Path, points: Sequence[str]) -> None:
+    from tightfit.schemas.store import write_bytes
+
+    write_bytes(path, "".join(f"{point}\n" for point in points).encode())
 
 
 def _write_pipeline_page(options: argparse.Namespace) -> None:
@@ -167,7 +204,9 @@ def _write_chain_page(options: argparse.Namespace) -> None:
     write_bytes(options.out, render_chain(build_chain_page(options.chain_plans)).encode())
 
 
-def _write_model_page(folder: Path, path: Path, curves: bool, planned: Sequence[str] = ()) -> None:
+def _write_model_page(
+    folder: Path, path: Path, curves: bool, planned: Sequence[str] | None = None
+) -> None:
     from tightfit.schemas.store import write_bytes
     from tightfit.stages.report.load import load_model_results
     from tightfit.stages.report.model_page import build_model_page
@@ -181,8 +220,9 @@ def _write_index_page(
     folder: Path,
     path: Path,
     curves: bool,
-    planned: Mapping[str, Sequence[str]] | None = None,
+    planned: PlannedPoints | None = None,
     chains: Sequence[Path] = (),
+    strict: bool = True,
 ) -> None:
     from tightfit.schemas.store import write_bytes
     from tightfit.stages.report.chain_results import chain_index_rows, read_chain_results
@@ -191,7 +231,7 @@ def _write_index_page(
     from tightfit.stages.report.render import render_index
 
     further = chain_index_rows(read_chain_results(folder, chains))
-    index = build_run_index(load_run_results(folder, planned, curves), further)
+    index = build_run_index(load_run_results(folder, planned, curves, strict), further)
     write_bytes(path, render_index(index).encode())
 
 
@@ -200,19 +240,21 @@ def _write_failed_pages(options: argparse.Namespace) -> None:
     done; raises ArtifactError behind these, where a model whose files are damaged has none."""
     from tightfit.schemas.lineage import remove_with_lineage
     from tightfit.stages.report.load import MODEL_PAGE_FILE
+    from tightfit.stages.report.result_files import PAGE_DONE_FILE
 
     planned, damaged = _planned_points(options), []
     for folder in _failed_models(options):
         (folder / PAGE_DONE_FILE).unlink(missing_ok=True)
         try:
-            points = planned.get(folder.name, ())
+            points = None if planned is None else planned[folder.name]
             _write_model_page(folder, folder / MODEL_PAGE_FILE, not options.plans_only, points)
         except ArtifactError as error:
             remove_with_lineage(folder / MODEL_PAGE_FILE)
             damaged.append(str(error))
     (options.failed / "index.done").unlink(missing_ok=True)
     chains = [path for path in options.planned if _is_chain_plan(options, path)]
-    _write_index_page(options.failed, options.out, not options.plans_only, planned, chains)
+    curves = not options.plans_only
+    _write_index_page(options.failed, options.out, curves, planned, chains, strict=False)
     if damaged:
         raise ArtifactError("; ".join(damaged))
 
@@ -220,9 +262,10 @@ def _write_failed_pages(options: argparse.Namespace) -> None:
 def _failed_models(options: argparse.Namespace) -> list[Path]:
     """The folders of models of which something failed, or whose page a run has not come to."""
     from tightfit.stages.report.load import load_run_results
+    from tightfit.stages.report.result_files import PAGE_DONE_FILE
 
     folders = []
-    for model in load_run_results(options.failed, _planned_points(options)):
+    for model in load_run_results(options.failed, _planned_points(options), strict=False):
         folder = options.failed / model.name
         failed = model.error or model.failures or any(plan.error for plan in model.plans)
         if failed or not (folder / PAGE_DONE_FILE).exists():
@@ -237,8 +280,8 @@ def _is_chain_plan(options: argparse.Namespace, path: Path) -> bool:
     return path.is_relative_to(options.failed / CHAINS_FOLDER)
 
 
-def _planned_points(options: argparse.Namespace) -> dict[str, list[str]]:
-    """The points that a run was for, as strategy/budget, by model."""
+def _planned_points(options: argparse.Namespace) -> dict[str, list[str]] | None:
+    """The points that a run was for, as strategy/budget, by model; None if that is not said."""
     points: dict[str, list[str]] = {}
     for path in options.planned:
         if _is_chain_plan(options, path):
@@ -247,7 +290,7 @@ def _planned_points(options: argparse.Namespace) -> dict[str, list[str]]:
             raise ConfigError(f"--planned {path}: expected MODEL/STRATEGY/BUDGET/plan.json")
         model, strategy, budget = path.parts[-4:-1]
         points.setdefault(model, []).append(f"{strategy}/{budget}")
-    return points
+    return points or None
 
 
 def _write_trace(options: argparse.Namespace) -> None:

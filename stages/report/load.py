@@ -3,7 +3,7 @@ failed, a budget that no plan meets and a plan not yet measured all still have a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -33,8 +33,14 @@ from tightfit.schemas.schedule import (
     schedule_optimizer_plan,
 )
 from tightfit.schemas.sequence import ChainOperation, read_sequence
+from tightfit.stages.report.result_files import (
+    PlannedPoints,
+    frontier_files,
+    index_files,
+    point_files,
+)
 from tightfit.util.errors import ArtifactError
-from tightfit.util.strategies import KEEP_ALL, STRATEGIES, baseline_names
+from tightfit.util.strategies import KEEP_ALL, STRATEGIES
 
 T = TypeVar("T")
 
@@ -130,16 +136,20 @@ class EagerResults:
 
 
 def load_model_results(
-    folder: Path | str, whole: bool = True, planned: Iterable[str] = (), curves: bool = True
+    folder: Path | str,
+    whole: bool = True,
+    planned: Iterable[str] | None = None,
+    curves: bool = True,
 ) -> ModelResults:
     """The results of one model; raises ArtifactError for a damaged file and for a directory that
     holds nothing of a run. Without `whole`, only what an index needs: frontiers and plans without
-    schedules. Of the points `planned`, by folder, each that has no plan is a failure. Without
-    `curves` frontiers are those of baselines alone."""
+    schedules. Where points are `planned`, by folder, there are no others, and each that has no plan
+    is a failure. Without `curves` frontiers are those of baselines alone."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: there is no such directory of results")
-    plans = sorted(folder.glob("*/*/plan.json"))
+    points = None if planned is None else set(planned)
+    plans = point_files(folder, "plan.json", points)
     error = read_error(latest_error_log(folder, without=STRATEGY_STAGES))
     described = _read_described_device(folder)
     if not _has_model_results(folder):
@@ -147,19 +157,19 @@ def load_model_results(
     return ModelResults(
         name=folder.name,
         error=error,
-        failures=_failures(folder, planned),
+        failures=_failures(folder, points),
         graph=_read_if_exists(folder / "graph.arrow", read_graph) if whole else None,
         costs=_read_if_exists(folder / "costs.arrow", read_costs) if whole else None,
         blocks=_read_if_exists(folder / "blocks.arrow", read_blocks) if whole else None,
         options=(_read_if_exists(folder / "options.arrow", read_block_options) or {})
         if whole
         else {},
-        frontiers=_read_frontiers(folder, curves),
+        frontiers=_read_frontiers(folder, curves, points),
         plans=_set_fused_pace(
             folder, [_read_plan_result(path.parent, whole, described) for path in plans]
         ),
         digests=_digests(folder) if whole else {},
-        beside=_read_eager_results(folder / EAGER_FOLDER, whole, curves)
+        beside=_read_eager_results(folder / EAGER_FOLDER, whole, curves, points)
         if _is_fused(folder)
         else None,
         shown=(folder / MODEL_PAGE_FILE).exists(),
@@ -168,67 +178,65 @@ def load_model_results(
 
 def load_run_results(
     folder: Path | str,
-    planned: Mapping[str, Iterable[str]] | None = None,
+    planned: PlannedPoints | None = None,
     curves: bool = True,
+    strict: bool = True,
 ) -> list[ModelResults]:
-    """The results of all models of a run, by name, without their large artifacts. Of one that
-    failed `planned` are the points that it was for, by model: a model of which a file is damaged
-    has that as its error then, which is raised else. `curves` are as in `load_model_results`."""
+    """The results of all models of a run, by name, without their large artifacts. Where points are
+    `planned`, by model, there are no other models. A model of which a file is damaged has that as
+    its error, which is raised if `strict`. `curves` are as in `load_model_results`."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: there is no such directory of results")
     found = []
-    for path in filter(_has_model_results, _model_folders(folder)):
-        points = (planned or {}).get(path.name, ())
+    for path in _model_folders(folder, planned):
+        points = None if planned is None else planned[path.name]
         try:
             found.append(load_model_results(path, whole=False, planned=points, curves=curves))
         except ArtifactError as error:
-            if planned is None:
+            if strict:
                 raise
             none = ModelResults(path.name, str(error), {}, None, None, None, {}, {}, [], {})
             found.append(replace(none, shown=(path / MODEL_PAGE_FILE).exists()))
     return found
 
 
-def model_result_files(folder: Path | str, curves: bool = True) -> list[Path]:
+def _model_folders(folder: Path, planned: PlannedPoints | None) -> list[Path]:
+    """The folders of the models that are planned, of all if that is not said."""
+    named = [path for path in sorted(folder.iterdir()) if path.name != CHAINS_FOLDER]
+    found = filter(_has_model_results, named)
+    return [path for path in found if planned is None or path.name in planned]
+
+
+def model_result_files(
+    folder: Path | str, curves: bool = True, planned: Iterable[str] | None = None
+) -> list[Path]:
     """The artifacts and plans that `load_model_results` reads; logs of errors are none."""
-    folder = Path(folder)
-    names = [
-        *("graph.arrow", "blocks.arrow", "options.arrow", f"{EAGER_FOLDER}/graph.arrow"),
-        *(f"*/*/{name}" for name in ("schedule.arrow", "sequence.arrow", "memory_timeline.arrow")),
-    ]
-    return sorted(
-        [*_index_files(folder, curves), *(path for name in names for path in folder.glob(name))]
-    )
+    folder, points = Path(folder), None if planned is None else set(planned)
+    names = ("graph.arrow", "blocks.arrow", "options.arrow", f"{EAGER_FOLDER}/graph.arrow")
+    own = [path for name in names for path in folder.glob(name)]
+    for name in ("schedule.arrow", "sequence.arrow", "memory_timeline.arrow"):
+        own += point_files(folder, name, points)
+    return sorted([*index_files(folder, curves, points), *own])
 
 
-def run_result_files(folder: Path | str, curves: bool = True) -> list[Path]:
+def run_result_files(
+    folder: Path | str, curves: bool = True, planned: PlannedPoints | None = None
+) -> list[Path]:
     """The artifacts and plans that `load_run_results` reads."""
-    return [path for model in _model_folders(Path(folder)) for path in _index_files(model, curves)]
-
-
-def _model_folders(folder: Path) -> list[Path]:
-    """What may be a model of a run: all but the folder of its chains."""
-    return [path for path in sorted(folder.iterdir()) if path.name != CHAINS_FOLDER]
-
-
-def _index_files(folder: Path, curves: bool) -> list[Path]:
-    names = ("costs.arrow", f"{EAGER_FOLDER}/costs.arrow", "*/*/plan.json", "*/*/measurement.arrow")
-    known = [path for name in names for path in folder.glob(name)]
-    frontiers = [
-        path for place in (folder, folder / EAGER_FOLDER) for path in _frontier_files(place, curves)
+    points = planned or {}
+    return [
+        path
+        for model in _model_folders(Path(folder), planned)
+        for path in index_files(model, curves, points.get(model.name))
     ]
-    return sorted([*known, *frontiers])
 
 
-def _frontier_files(folder: Path, curves: bool) -> list[Path]:
-    """The frontiers that are shown of those in a folder."""
-    found = sorted(folder.glob("*/frontier.arrow"))
-    return [path for path in found if curves or path.parent.name in baseline_names()]
-
-
-def _read_frontiers(folder: Path, curves: bool) -> dict[str, Frontier]:
-    return {path.parent.name: read_frontier(path) for path in _frontier_files(folder, curves)}
+def _read_frontiers(
+    folder: Path, curves: bool, points: Iterable[str] | None
+) -> dict[str, Frontier]:
+    files = frontier_files(folder, curves, points)
+    return {path.parent.name: read_frontier(path) for path in files}
 
 
 def _has_model_results(path: Path) -> bool:
@@ -265,11 +273,13 @@ def _is_fused(folder: Path) -> bool:
     return bool(_read_if_exists(folder / "graph.arrow", has_fused_kernels))
 
 
-def _read_eager_results(folder: Path, whole: bool, curves: bool) -> EagerResults:
+def _read_eager_results(
+    folder: Path, whole: bool, curves: bool, points: Iterable[str] | None
+) -> EagerResults:
     return EagerResults(
         graph=_read_if_exists(folder / "graph.arrow", read_graph) if whole else None,
         costs=_read_if_exists(folder / "costs.arrow", read_costs) if whole else None,
-        frontiers=_read_frontiers(folder, curves),
+        frontiers=_read_frontiers(folder, curves, points),
     )
 
 
@@ -366,17 +376,22 @@ def latest_error_log(
 
 
 def read_error(log: Path | None) -> str:
-    """The error that a log has, "" of none."""
-    return "" if log is None else log.read_text(encoding="utf-8", errors="replace").strip()
+    """The error that a log has, without the details below a blank line; "" of none."""
+    text = "" if log is None else log.read_text(encoding="utf-8", errors="replace")
+    return text.strip().partition("\n\n")[0]
 
 
-def _failures(folder: Path, planned: Iterable[str]) -> dict[str, str]:
-    """Sentences of strategies and points that have come to no plan, by their folder. What was
-    `planned` has one for each point, unless the whole model failed."""
+def _failures(folder: Path, points: Iterable[str] | None) -> dict[str, str]:
+    """Sentences of strategies and points that have come to no plan, by their folder. If points are
+    named there are no others, and each without a plan has one, unless the whole model failed."""
     folders = sorted(path for path in (*folder.glob("*"), *folder.glob("*/*")) if path.is_dir())
     errors = {path: latest_error(path) for path in folders if not (path / "plan.json").exists()}
     found = {str(path.relative_to(folder)): error for path, error in errors.items() if error}
-    missing = [point for point in planned if not (folder / point / "plan.json").exists()]
+    if points is None:
+        return found
+    known = {EAGER_FOLDER, *points, *(point.partition("/")[0] for point in points)}
+    found = {name: error for name, error in found.items() if name in known}
+    missing = [point for point in points if not (folder / point / "plan.json").exists()]
     if not missing or latest_error_log(folder, MODEL_STAGES) is not None:
         return found
     told = {EAGER_FOLDER, *(point.partition("/")[0] for point in missing)}

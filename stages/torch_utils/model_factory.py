@@ -23,6 +23,7 @@ from tightfit.stages.runtime.pytree import flatten, read_tree
 from tightfit.stages.torch_utils.devices import parse_device
 from tightfit.stages.torch_utils.devices import require_device as require_device
 from tightfit.util.errors import ModelError
+from tightfit.util.tracebacks import describe_error_location, format_last_calls
 
 
 @contextlib.contextmanager
@@ -117,13 +118,9 @@ def load_factory(spec: str, search_path: Sequence[Path | str] = ()) -> Callable[
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise ModelError(f"the factory {spec!r}: there is no module {error.name!r}") from error
-        raise ModelError(
-            f"the factory {spec!r} cannot be imported: {_describe_error(error)}"
-        ) from error
+        raise _factory_error(spec, "cannot be imported:", error) from error
     except Exception as error:
-        raise ModelError(
-            f"the factory {spec!r} cannot be imported: {_describe_error(error)}"
-        ) from error
+        raise _factory_error(spec, "cannot be imported:", error) from error
     function = getattr(module, function_name, None)
     if function is None:
         raise ModelError(f"the factory {spec!r}: {module_name} has no {function_name!r}")
@@ -163,7 +160,7 @@ def build_from_factory(
     try:
         result = factory(**arguments)
     except Exception as error:
-        raise ModelError(f"the factory {spec!r} raises {_describe_error(error)}") from error
+        raise _factory_error(spec, "raises", error) from error
     return move_built_model(check_factory_result(result, spec), device)
 
 
@@ -275,6 +272,14 @@ def all_tensors(built: BuiltModel) -> Iterator[torch.Tensor]:
 def _describe_type(thing: Any) -> str:
     name = type(thing).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _factory_error(spec: str, verb: str, error: Exception) -> ModelError:
+    """What is said of an exception in the code of a factory: where it is, and how it came there."""
+    location = describe_error_location(error)
+    message = f"the factory {spec!r} {verb} {_describe_error(error)}"
+    message += f" ({location})" if location else ""
+    return ModelError(message, details=format_last_calls(error))
 
 
 def _describe_error(error: BaseException) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,8 +62,9 @@ class Place:
         return cls(folder, store, programs)
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Starts what `make plan` runs, in a process group of its own."""
-        return self._start("workflow/plan.sh", str(self.programs), "small.yaml", "2")
+        """Starts what `make plan` runs, in a session of its own."""
+        run = ("-m", "tightfit", "run", "small.yaml", "--cores", "2")
+        return self._start(str(self.programs / "python"), *run)
 
     def start_modules(self) -> subprocess.Popen[bytes]:
         """Starts the part of the workflow that ends with modules: nothing is validated."""
@@ -104,12 +107,17 @@ class Place:
         """Kills all processes of a run at once; False where it had ended by itself."""
         ended = running.poll() is not None
         if not ended:
-            os.killpg(running.pid, signal.SIGKILL)
+            running.send_signal(signal.SIGSTOP)  # It begins no session meanwhile.
+        sessions = _sessions(running.pid)
+        if not ended:
+            for process in _members(sessions):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
             running.wait()
         deadline = time.monotonic() + PATIENCE
-        while left := _session(running.pid):
+        while left := _members(sessions):
             if time.monotonic() > deadline:
-                raise AssertionError(f"the processes {left} outlive their group")
+                raise AssertionError(f"the processes {left} outlive their run")
             time.sleep(0.05)
         return not ended
 
@@ -143,15 +151,29 @@ def _of_module(path: Path) -> bool:
     return path.is_file() and path.name != ".snakemake_timestamp"
 
 
-def _session(leader: int) -> list[int]:
-    """The processes, zombies left out, of the session that a process began."""
-    found = []
+def _sessions(leader: int) -> set[int]:
+    """The sessions of a process and of those that it has started."""
+    family, processes = {leader}, list(_processes())
+    while more := {child for child, parent, _, _ in processes if parent in family} - family:
+        family |= more
+    return {leader, *(session for process, _, session, _ in processes if process in family)}
+
+
+def _members(sessions: set[int]) -> list[int]:
+    """The processes of some sessions, zombies left out."""
+    return [
+        process
+        for process, _, session, state in _processes()
+        if session in sessions and state != "Z"
+    ]
+
+
+def _processes() -> Iterator[tuple[int, int, int, str]]:
+    """All processes, each with its parent, its session and its state."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it ended meanwhile
-            if int(fields[3]) == leader and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found
+            yield int(entry.name), int(fields[1]), int(fields[3]), fields[0]

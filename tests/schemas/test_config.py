@@ -156,6 +156,93 @@ def test_samples_of_several_shapes_are_planned_each_for_itself() -> None:
     ]
 
 
+def test_a_matrix_stands_for_a_model_for_each_combination() -> None:
+    document = minimal(strategies=["rotor"])
+    document["models"]["own"] = {
+        "factory": "a.b:c",
+        "arguments": {"tokens": 1},
+        "matrix": {"layers": [2, 4], "rate": [0.1], "kind": ["gelu", "a/b c"], "tied": [True]},
+        "budgets": ["40%"],
+    }
+    models = parse_config(document).models
+    assert list(models) == [
+        "small",
+        "own-layers2-rate0.1-kind_gelu-tied_true",
+        "own-layers2-rate0.1-kind_a-b-c-tied_true",
+        "own-layers4-rate0.1-kind_gelu-tied_true",
+        "own-layers4-rate0.1-kind_a-b-c-tied_true",
+    ]
+    assert models["own-layers4-rate0.1-kind_a-b-c-tied_true"].arguments == {
+        "tokens": 1, "layers": 4, "rate": 0.1, "kind": "a/b c", "tied": True
+    }  # fmt: skip
+    assert models["own-layers2-rate0.1-kind_gelu-tied_true"].budgets == ["40%"]
+    model = {"factory": "a:b", "matrix": {"n": [1, 2]}, "samples": [{}, {"m": 1}]}
+    document["models"] = {"x": model}
+    assert list(parse_config(document).models) == ["x-n1.1", "x-n1.2", "x-n2.1", "x-n2.2"]
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"matrix": {}}, "matrix: {} was found, expected a mapping from argument names to lists"),
+        ({"matrix": {"n": 3}}, "matrix.n: 3 was found, expected a list of values, each listed"),
+        ({"matrix": {"n": [[3]]}}, "matrix.n[0]: [3] was found, expected a number, a text, true"),
+        ({"matrix": {"a b": [3]}}, "matrix.a b: is no name to use, expected the name of an arg"),
+        (
+            {"matrix": {"n": [3]}, "arguments": {"n": 1}},
+            "matrix.n: is also in arguments, expected it in one of the two",
+        ),
+        (
+            {"matrix": {"n": [3]}, "samples": [{"n": 1}]},
+            "matrix.n: is also in samples, expected it in one of the two",
+        ),
+        (
+            {"matrix": {"n": ["a/b", "a b"]}},
+            "matrix: has 2 combinations named own-n_a-b, expected distinct names",
+        ),
+        (
+            {"matrix": {"n": [7]}},
+            "matrix: stands for own-n7, which is a model of its own",
+        ),
+        (
+            {"matrix": {"n": list(range(101)), "m": list(range(100))}},
+            "matrix: stands for 10100 models, expected at most 10000",
+        ),
+    ],
+)
+def test_what_no_matrix_can_be_is_told(model: dict[str, Any], said: str) -> None:
+    models = {"own": {"factory": "a:b", **model}, "own-n7": {"factory": "a:b"}}
+    [problem] = problems({"models": models})
+    assert problem.startswith(f"models.own.{said}")
+
+
+def test_relative_paths_start_at_the_folder_of_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "my project"
+    folder.mkdir()
+    machine = json.loads((MACHINES / "h100.json").read_text())
+    machine["memories"] = [{"name": "host", "memory": 1 << 30}]
+    machine["links"] = [{"between": [machine["devices"][0]["name"], "host"], "bandwidth": 1e9}]
+    (folder / "mine.json").write_text(json.dumps(machine))
+    document = minimal(device="mine.json", machine="mine.json", disk="scratch", store="/store")
+    (folder / "config.yaml").write_text(yaml.safe_dump(document))
+    config = read_config(folder / "config.yaml")
+    assert (config.results, config.store) == (str(folder / "results"), "/store")
+    assert (config.search_path, config.disk) == ([str(folder)], str(folder / "scratch"))
+    assert (config.machine, config.link_machine) == 2 * (folder / "mine.json",)
+    (folder / "config.yaml").write_text(yaml.safe_dump(minimal(device="h100")))
+    config = read_config(folder / "config.yaml")
+    assert (config.machine, config.disk) == (MACHINES / "h100.json", "")
+
+
+def test_paths_of_a_file_in_the_working_directory_stay_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text(yaml.safe_dump(minimal(search_path=["./a"])))
+    config = read_config("config.yaml")
+    assert (config.results, config.search_path) == ("results", ["./a"])
+
+
 def test_defaults_are_not_shared_between_configurations() -> None:
     parse_config(minimal()).search_path.append("elsewhere")
     assert parse_config(minimal()).search_path == ["."]

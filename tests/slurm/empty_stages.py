@@ -18,8 +18,9 @@ def main(words: list[str]) -> None:
     if "--budget" in words:
         for name in POINT:
             (out / name).touch()
-    if "--timeline" in words:
-        Path(words[words.index("--timeline") + 1]).touch()
+    for option in ("--timeline", "--done"):
+        if option in words:
+            Path(words[words.index(option) + 1]).touch()
 
 
 if __name__ == "__main__":

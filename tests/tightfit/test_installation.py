@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 OWN_MODULES = ("data", "reports", "schemas", "stages")
 """Names of a user's own modules, which are those of folders of the checkout."""
 BUILD = "from setuptools import build_meta; print(build_meta.build_wheel('wheels'))"
+SUFFIXES = (".py", ".typed", ".json", ".html", ".css", ".js", ".smk", ".yaml")
+"""How the names of files end that are installed."""
 ABSENT = ("snakemake", "yaml", "_yaml")
 """What only the extra `workflow` installs."""
 PLAN = """
@@ -36,7 +38,7 @@ model(x).sum().backward()
 wanted = [weight.grad.clone() for weight in model.parameters()]
 model.zero_grad()
 fitted, made = tightfit.plan(
-    model, (x,), loss=torch.sum, strategy="checkpoint",
+    model, (x,), loss=torch.sum, strategy="checkpoint_all",
     solver=tightfit.SolverOptions(peak_levels=1, save_levels=1, jobs=1), progress=False
 )
 fitted(x).sum().backward()
@@ -58,9 +60,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel of the checkout, built with what is installed here."""
     folder = tmp_path_factory.mktemp("source")
     caches = shutil.ignore_patterns("__pycache__")
-    for name in ("schemas", "stages", "tightfit", "reports"):
+    for name in ("schemas", "stages", "tightfit", "reports", "workflow"):
         shutil.copytree(ROOT / name, folder / name, ignore=caches, symlinks=True)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "Snakefile"):
         shutil.copy(ROOT / name, folder)
     run(sys.executable, "-c", BUILD, cwd=folder)
     [made] = (folder / "wheels").glob("*.whl")
@@ -104,12 +106,11 @@ def test_the_wheel_holds_what_is_needed_and_nothing_else(wheel: Path) -> None:
     assert tops == {"tightfit"}
     wanted = {
         str(path.relative_to(ROOT))
-        for folder in ("", "schemas", "stages", "reports")
+        for folder in ("", "schemas", "stages", "reports", "workflow")
         for path in (ROOT / "tightfit" / folder).rglob("*")
-        if path.suffix in (".py", ".typed", ".json", ".html", ".css", ".js")
-        and "__pycache__" not in path.parts
+        if path.suffix in SUFFIXES and "__pycache__" not in path.parts
     }
-    assert wanted <= names
+    assert {*wanted, "tightfit/Snakefile"} <= names
 
 
 @pytest.mark.long
@@ -159,6 +160,36 @@ def test_a_stage_that_needs_the_workflow_names_the_extra(environment: Path, tmp_
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     said = "tightfit prune: needs the package yaml: pip install 'tightfit[workflow]'\n"
     assert (done.returncode, done.stderr) == (1, said)
+
+
+TOWERS = """
+import torch
+
+
+def tower(width=8):
+    return torch.nn.Linear(width, width).train(), ((torch.randn(4, width),), {})
+"""
+
+
+@pytest.mark.long
+def test_a_workflow_runs_in_any_folder(environment: Path, tmp_path: Path) -> None:
+    """With the packages of the extra `workflow`, which the environment is without."""
+    folder = tmp_path / "my project"
+    folder.mkdir()
+    (folder / "towers.py").write_text(TOWERS)
+    (folder / "run.yaml").write_text(
+        "device: h100\nstrategies: [keep_all]\nmodels: {tower: {factory: 'towers:tower'}}\n"
+    )
+    extra = tmp_path / "extra"
+    extra.mkdir()
+    for place in (Path(path) for path in sys.path if Path(path).name == "site-packages"):
+        for path in place.iterdir():
+            if path.name.startswith(ABSENT):
+                (extra / path.name).symlink_to(path)
+    words = ("run", "my project/run.yaml", "--cores", "2")
+    done = ended(str(environment / "bin" / "tightfit"), *words, cwd=tmp_path, PYTHONPATH=str(extra))
+    assert "my project/results/tower/report.html" in done.stdout
+    assert (folder / "results/tower/keep_all/none/module/step.py").exists()
 
 
 def test_the_described_devices_are_there(environment: Path, tmp_path: Path) -> None:

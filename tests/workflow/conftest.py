@@ -41,14 +41,12 @@ class Workplace:
         ]
         return self._run(command, self.checkout / "workflow/progress")
 
-    def plan(self, *more: str) -> subprocess.CompletedProcess[str]:
-        """Runs what `make plan` runs, with more words, where the folder is the checkout itself."""
-        script = str(self.checkout / "workflow/plan.sh")
-        command = [script, str(self.programs), "config.yaml", "2", *more]
-        return self._run(command, self.checkout / "workflow/progress")
+    def plan(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """Runs what `make plan` runs, with the configuration of the folder."""
+        return self.stage("run", "config.yaml", "--cores", "2", *options)
 
     def stage(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Runs a stage by hand."""
+        """Runs a command of tightfit."""
         return self._run([str(self.programs / "python"), "-m", "tightfit", *words], self.checkout)
 
     def configure(self, document: dict[str, Any]) -> None:

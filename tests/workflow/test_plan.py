@@ -81,13 +81,18 @@ def table(finished: Finished) -> str:
     return result.stdout
 
 
-def test_a_broken_factory_is_one_sentence_and_stops_no_other_model(finished: Finished) -> None:
+def test_a_broken_factory_is_a_sentence_with_its_line_and_stops_no_other_model(
+    finished: Finished,
+) -> None:
     folder, result = finished[0].folder, finished[1]
     assert result.returncode == 1
-    sentence = "the factory 'mine:broken' raises ValueError: no such luck"
+    sentence = (
+        "the factory 'mine:broken' raises ValueError: no such luck (mine.py, line 6, in broken)"
+    )
     assert f"tightfit trace: {sentence}" in result.stderr
     assert "Traceback" not in result.stderr
-    assert (folder / "results/broken/logs/trace.txt").read_text() == f"trace: {sentence}\n"
+    log = (folder / "results/broken/logs/trace.txt").read_text()
+    assert log.startswith(f"trace: {sentence}\n\n  File ") and "in broken\n    raise Val" in log
     assert (folder / "results/tiny/report.html").exists()
     assert sentence in (folder / "results/index.html").read_text().replace("&#39;", "'")
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.slurm import empty_stages
-from tests.workflow.conftest import Workplace, copy_checkout
+from tests.workflow.conftest import ROOT, Workplace, copy_checkout
 
 
 def configure(workplace: Workplace, tiny: dict[str, Any]) -> None:
@@ -77,6 +78,42 @@ def test_jobs_are_limited_in_a_second_where_that_is_asked_for_alone(
     result = workplace.snakemake("--snakefile", str(watched), *options, graph)
     assert result.returncode == 0, result.stderr
     assert f"limit: {limit}" in result.stdout
+
+
+RULES = sorted(
+    name
+    for path in sorted((ROOT / "workflow/rules").glob("*.smk"))
+    for name in re.findall(r"^(?:use rule \w+ as|rule) (\w+)", path.read_text(), re.MULTILINE)
+    if name != "traced_again"
+)
+"""The rules that run jobs."""
+
+
+@pytest.mark.parametrize("profile", ["slurm", "kubernetes"])
+def test_each_rule_has_its_resources(profile: str) -> None:
+    document = profile_settings(profile)
+    named = document["set-resources"]
+    assert sorted(named) == RULES
+    keys = {"mem_mb", "runtime"} if profile == "slurm" else {"mem_mb"}
+    assert not {rule for rule, resources in named.items() if not keys <= set(resources)}
+    assert set(document["set-threads"]) <= set(RULES)
+
+
+def test_models_are_measured_one_at_a_time_here_and_one_on_each_node_of_slurm(
+    workplace: Workplace, tiny: dict[str, Any]
+) -> None:
+    workplace.configure({"models": {"one": tiny, "other": tiny}, "strategies": ["keep_all"]})
+    watched = workplace.checkout / "Watched"
+    watched.write_text('include: "Snakefile"\nprint("alone:", MEASURING, file=sys.stderr)\n')
+    result = workplace.snakemake("--snakefile", str(watched), "--dry-run")
+    assert result.returncode == 0, result.stderr
+    assert "alone: {'slurm_extra': '--exclusive', 'measuring': 1}\n" in result.stderr
+    limits = {name: profile_settings(name).get("resources", {}) for name in ("default", "slurm")}
+    assert limits == {"default": {"measuring": 1}, "slurm": {}}
+
+
+def profile_settings(profile: str) -> Any:
+    return yaml.safe_load((ROOT / f"workflow/profiles/{profile}/config.yaml").read_text())
 
 
 def need(profile: str) -> None:

@@ -43,6 +43,12 @@ MIN_BUDGET = "min"
 DEFAULT_BUDGET = "50%"
 """What a call asks for where no budget is named."""
 
+FRONTIER_BUDGETS = 48
+"""How many budgets a frontier is made for at most: the plan for one that is asked is searched for
+by itself."""
+COARSE_FRONTIER_BUDGETS = 12
+"""How many where it is just shown."""
+
 EXPECTED_BUDGET = (
     "a size such as '8GiB' or '145MB', a percentage such as '50%', or a number of bytes"
 )

@@ -6,12 +6,20 @@ from __future__ import annotations
 class TightfitError(Exception):
     """The base of all errors that a user can cause; the message is one sentence.
 
+    Args:
+        message: The sentence.
+        details: Lines for a log to show below it, such as the calls that led to the error.
+
     Example:
         >>> try:
         ...     module, plan = tightfit.plan(model, (x,), budget="8GiB")
         ... except tightfit.TightfitError as error:
         ...     print(error)
     """
+
+    def __init__(self, message: str = "", *, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
 
 
 class ArtifactError(TightfitError):

@@ -1,13 +1,18 @@
 # Configuration, folders and fingerprints that the rules share.
 
+import inspect
 import os
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
-CHECKOUT = Path(workflow.basedir)
-sys.path.insert(0, str(CHECKOUT))
+# The folder of the package tightfit: a checkout, or that of an installation, which is found without
+# being named.
+ROOT = Path(workflow.basedir)
+ROOT = ROOT if (ROOT / "tightfit").is_dir() else ROOT.parent
+CHECKOUT = [str(ROOT)] if (ROOT / "Snakefile").is_file() else []
+sys.path[:0] = CHECKOUT
 
 from tightfit.util.budget import NO_BUDGET
 from tightfit.schemas.config import EAGER_FOLDER, parse_config, require_folders
@@ -17,7 +22,7 @@ from tightfit.util.strategies import KEEP_ALL, STRATEGIES
 
 if not config.keys() & {"models", "chains"}:
 
-    configfile: CHECKOUT / "config.yaml"
+    configfile: ROOT / "config.yaml"
 
 
 try:
@@ -26,13 +31,14 @@ try:
 except ConfigError as error:
     sys.exit(str(error))
 
-# Jobs run the Python that runs Snakemake, and find the stages in this checkout.
-os.environ.update(
-    PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.getenv('PATH')}",
-    PYTHONPATH=f"{CHECKOUT}{os.pathsep}{os.getenv('PYTHONPATH', '')}".rstrip(
-        os.pathsep
-    ),
-)
+# Jobs run the Python that runs Snakemake, and find the stages that it found.
+for name, folders in {
+    "PATH": [Path(sys.executable).parent],
+    "PYTHONPATH": CHECKOUT,
+}.items():
+    os.environ[name] = os.pathsep.join(
+        map(str, filter(None, [*folders, os.getenv(name)]))
+    )
 
 # Modules that send tensors find the folder of the disk in the environment.
 if SETTINGS.disk:
@@ -79,6 +85,9 @@ def one_of(names):
 FUSED = [name for name, model in SETTINGS.models.items() if model.fused]
 EAGER = [name for name in SETTINGS.models if name not in FUSED]
 
+# The models that the configuration has first come first.
+PRIORITIES = {name: rank for rank, name in enumerate(reversed(SETTINGS.models), 1)}
+
 # The same steps with eager's kernels, whose plans are taken where they are better: each is planned
 # like a model, in a folder of its model's.
 RIVAL = f"{MODEL}/{EAGER_FOLDER}"
@@ -120,13 +129,18 @@ def measured(name, *files):
     return [] if SETTINGS.models[name].machine else list(files)
 
 
+def points_of(model):
+    """The plans of a model, as strategy/budget."""
+    return [
+        f"{request.strategy}/{request.directory}"
+        for request in SETTINGS.requests(model)
+    ]
+
+
 def of_plans(model, *files):
     """The paths of files of every plan of a model."""
-    return [
-        f"{SETTINGS.results}/{request.model}/{request.strategy}/{request.directory}/{file}"
-        for request in SETTINGS.requests(model)
-        for file in files
-    ]
+    folder = f"{SETTINGS.results}/{model}"
+    return [f"{folder}/{point}/{file}" for point in points_of(model) for file in files]
 
 
 def frontiers_of(model):
@@ -142,7 +156,7 @@ def frontiers_of(model):
 def before_frontiers(wildcards):
     """The priority of what leads to a measured plan: those of the first model come first, frontiers
     and reports, whose priority is 0, last."""
-    return len(SETTINGS.models) - list(SETTINGS.models).index(name_of(wildcards))
+    return PRIORITIES[name_of(wildcards)]
 
 
 def compiled_search(wildcards):
@@ -278,13 +292,17 @@ def options_for(wildcards, model=MODEL):
 
 def share_of_cores(wildcards):
     """How many threads search for a frontier: its share of the cores among all that are searched for."""
-    searched = [
-        strategy
+    return max(1, workflow.cores // max(1, searched_frontiers()))
+
+
+@cache
+def searched_frontiers():
+    """How many frontiers are searched for: those of all strategies but baselines."""
+    return sum(
+        not STRATEGIES[strategy].baseline
         for name in [*SETTINGS.models, *FUSED]
         for strategy in SETTINGS.models[name].strategies
-        if not STRATEGIES[strategy].baseline
-    ]
-    return max(1, workflow.cores // max(1, len(searched)))
+    )
 
 
 def given_clusters(wildcards, input):
@@ -417,3 +435,9 @@ def code_behind(factory):
 def code_of(stage):
     """The fingerprint of the code of a stage."""
     return f"code of {stage} {stage_fingerprint(stage)}"
+
+
+# Snakemake asks for the signature of such a function each time that it calls it.
+for value in list(globals().values()):
+    if inspect.isfunction(value) and value.__globals__ is globals():
+        value.__signature__ = inspect.signature(value)

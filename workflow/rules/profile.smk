@@ -31,7 +31,7 @@ rule profile:
 
 
 # Where a strategy takes a link and no machine is named. What the store has is not measured again,
-# here and above, unless REMEASURE of plan.sh asks for that.
+# here and above, unless --remeasure asks for that.
 rule link:
     output:
         LINK,

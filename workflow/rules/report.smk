@@ -28,18 +28,19 @@ rule report:
         lambda wildcards: reported(wildcards.model),
     output:
         page=f"{MODEL}/report.html",
-        done=touch(f"{MODEL}/report.done"),
+        done=f"{MODEL}/report.done",
     log:
         f"{MODEL}/logs/report.txt",
     params:
         folder=subpath(output.page, parent=True),
+        points=lambda wildcards: points_of(wildcards.model),
         shown=plans_only,
         code=code_of("report"),
     message:
         "{wildcards.model}: writing the report"
     shell:
         "python -m tightfit report --model-dir {params.folder:q} {params.shown:q} --out {output.page:q}"
-        " --error-file {log:q}"
+        " --points {params.points:q} --done {output.done:q} --error-file {log:q}"
 
 
 rule index:
@@ -55,12 +56,14 @@ rule index:
         f"{SETTINGS.results}/logs/index.txt",
     params:
         folder=subpath(output.page, parent=True),
+        models=list(SETTINGS.models),
         shown=plans_only,
         code=code_of("report"),
     message:
         "writing the index"
     shell:
-        "python -m tightfit report --index {params.folder:q} {params.shown:q} --out {output.page:q} --error-file {log:q}"
+        "python -m tightfit report --index {params.folder:q} --models {params.models:q} {params.shown:q}"
+        " --out {output.page:q} --error-file {log:q}"
 
 
 # What failed has a page too, without the mark that it is done: the next run tries again.

@@ -12,12 +12,12 @@ from threading import Lock
 
 import numpy as np
 
-from tightfit.schemas.frontier import FRONTIER_BUDGETS
 from tightfit.schemas.graph.planning_graph import PlanningGraph
 from tightfit.stages.combine.local_search.anneal import FAST, SLOW, AnnealingSchedule, anneal
 from tightfit.stages.combine.local_search.arrays import ProblemArrays, build_arrays, weight_by_size
 from tightfit.stages.combine.local_search.liveness import memory_timeline
 from tightfit.stages.combine.local_search.views import ViewTimes
+from tightfit.util.budget import FRONTIER_BUDGETS
 from tightfit.util.progress import ProgressCallback, ProgressCounter
 
 WarmStartSource = Callable[[int], Sequence[Sequence[int]]]

@@ -13,7 +13,14 @@ import torch
 from torch import nn
 
 from data import models
-from tightfit.schemas.costs import Costs, ProfileDevice, op_cost_key, write_costs
+from tightfit.schemas.costs import (
+    Costs,
+    OpCost,
+    ProfileDevice,
+    op_cost_key,
+    read_costs,
+    write_costs,
+)
 from tightfit.schemas.graph.training_graph import LOSS_TARGET, NO_VALUE, Graph
 from tightfit.stages.profile import measure
 from tightfit.stages.profile.cost_library import (
@@ -307,6 +314,26 @@ def test_libraries_of_devices_are_apart(tmp_path: Path) -> None:
     Path(path).write_bytes(b"")
     with pytest.raises(ArtifactError, match=str(path.name)), open_cost_library(tmp_path, other):
         pass
+
+
+def test_machines_that_share_a_store_measure_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row that comes first stays, since later runs find it, and no row is lost."""
+    device = describe_device("cpu")
+    known, other, third = (
+        OpCost(f"{key:064}", "aten.mm.default", NO_VALUE, 1.0, 0.0, 1, 1) for key in range(3)
+    )
+    with open_cost_library(tmp_path, device) as here:
+        here.add([known])
+        monkeypatch.setattr("socket.gethostname", lambda: "another")
+        with open_cost_library(tmp_path, device) as there:
+            there.add([replace(known, seconds=7.0), replace(other, seconds=7.0)])
+        here.add([replace(other, seconds=9.0), third])
+    assert here.costs.rows == read_costs(here.path).rows
+    assert {key: row.seconds for key, row in here.costs.rows.items()} == {
+        known.key: 7.0, other.key: 7.0, third.key: 1.0
+    }  # fmt: skip
 
 
 def _hold(store: str, device: ProfileDevice, ready: Any) -> None:

@@ -202,7 +202,8 @@ def test_a_failed_run_has_a_page_of_each_model_that_is_not_done(
         shutil.copytree(results / "small", folder / other)
     for name in ("small", "done"):
         (folder / name / "report.done").touch()
-    planned = [folder / "small" / point / "plan.json" for point in PLANNED]
+    points = {"small": PLANNED, "begun": PLANNED[:1], "done": PLANNED[:1]}
+    planned = [folder / name / point / "plan.json" for name in points for point in points[name]]
     failed(folder, *planned)
     assert not (folder / "small" / "report.done").exists()
     assert "machine: the disk is full" in (folder / "small" / "report.html").read_text()
@@ -231,3 +232,35 @@ def test_a_failed_run_with_a_damaged_file_has_all_other_pages(
     page = Page((folder / "index.html").read_text())
     assert {a["href"].partition("/")[0] for a in page.all("a") if a["href"]} == {"other"}
     assert {a["data-model"] for a in page.all("tr") if "data-text" in a} == {"damaged", "other"}
+
+
+def write_page(*words: object) -> str:
+    """Runs the stage, and returns the page that it wrote."""
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    options = parser.parse_args(list(map(str, words)))
+    command.run(options)
+    [record] = command.lineage_entries(options)
+    assert not [path for path in record.inputs if "keep_all" in str(path) or "gone" in str(path)]
+    return Path(options.out).read_text()
+
+
+def test_plans_and_models_that_left_the_configuration_leave_the_pages(
+    results: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "results"
+    shutil.copytree(results, folder)
+    shutil.copytree(results / "small", folder / "gone")
+    write_error(folder / "small" / "rotor", "rotor: no options")
+    model, points = folder / "small", ["rockmate/50pct"]
+    words = ["--model-dir", model, "--out", model / "report.html", "--done", model / "report.done"]
+    page = Page(write_page(*words, "--points", *points))
+    plans = {a["id"] for _, a in page.tags if (a.get("id") or "").startswith("plan-")}
+    assert plans == {"plan-rockmate-50pct", "plan-rockmate-50pct-hover"}
+    assert (model / "report.done").read_text() == "rockmate/50pct\n"
+    index = folder / "index.html"
+    page = Page(write_page("--index", folder, "--models", "small", "new", "--out", index))
+    rows = [(a["data-model"], a["data-strategy"]) for a in page.all("tr") if "data-text" in a]
+    assert rows == [("small", "rockmate")]
+    shown = load_model_results(model, planned=points)
+    assert not shown.failures and list(shown.frontiers) == ["rockmate"]

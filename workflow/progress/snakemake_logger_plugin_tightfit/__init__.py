@@ -26,6 +26,10 @@ class LogHandlerSettings(LogHandlerSettingsBase):
         default=False,
         metadata={"help": "Instead of each step, say at the end what is to be done and why."},
     )
+    folder: str = field(
+        default="",
+        metadata={"help": "The folder of the run, which is put ahead of the names of logs."},
+    )
 
 
 _FAILURE_SUMMARIES = ("job did not complete successfully", "because a job execution failed")
@@ -52,7 +56,11 @@ class LogHandler(LogHandlerBase):
         self.failed: dict[int, str] = {}
         self.unlogged: set[int] = set()
         self.interrupted = False
-        self.why = isinstance(self.settings, LogHandlerSettings) and self.settings.why
+        settings = self.settings
+        self.why = isinstance(settings, LogHandlerSettings) and settings.why
+        if self.why:
+            _skip_descriptions()
+        self.folder = settings.folder if isinstance(settings, LogHandlerSettings) else ""
 
     def close(self) -> None:
         """Says which steps failed and, if asked to, why there are steps to do."""
@@ -108,7 +116,7 @@ class LogHandler(LogHandlerBase):
         logs = [str(log) for log in data.get("log") or () if Path(str(log)).is_file()]
         if not logs:
             self.unlogged.add(data["jobid"])
-        why = f"{logs[0]} says why" if logs else "it has left no log"
+        why = f"{Path(self.folder, logs[0])} says why" if logs else "it has left no log"
         return f"Failed: {self.messages.get(data['jobid'], data['rule_name'])} ({why})"
 
     def _other(self, record: logging.LogRecord) -> str:
@@ -120,6 +128,15 @@ class LogHandler(LogHandlerBase):
         )
         wanted = record.levelno >= logging.WARNING or text.startswith("Nothing to be done")
         return text if wanted and not told else ""
+
+
+def _skip_descriptions() -> None:
+    """Has Snakemake hand over jobs without message and command. Reasons are told without them, and
+    their texts take a quarter of the dry run of many jobs."""
+    from snakemake.jobs import Job
+
+    for name in ("message", "shellcmd"):
+        setattr(Job, name, None)
 
 
 def _without_budget(data: dict[str, Any]) -> str:

@@ -49,8 +49,10 @@ def describe_jobs(jobs: Iterable[WorkflowJob]) -> list[str]:
     if not todo:
         return []
     lines = [f"To do: {_step_count_prefix(todo)}{_format_steps(len(todo))}"]
-    for model in sorted({job.model for job in todo}):
-        own = [job for job in todo if job.model == model]
+    by_model: dict[str, list[WorkflowJob]] = {}
+    for job in todo:
+        by_model.setdefault(job.model, []).append(job)
+    for model, own in sorted(by_model.items()):
         causes = _causes(own)
         if causes:
             lines.append(
@@ -85,13 +87,15 @@ def _cause(job: WorkflowJob) -> str:
         return _missing_cause(job)
     if "Forced execution" in reason:
         return "it is to be measured again"
+    if job.rule in REPORT_RULES and "Set of input files" in reason:
+        return "a plan is new or was removed"
     if "Params have changed" in reason:
         return _changed_cause(reason)
     if "Updated input" in reason:
         files = reason.partition("Updated input files: ")[2].partition(";")[0]
         return f"changed by hand: {files}"
     if "Set of input files" in reason:
-        return "a plan is new or was removed" if job.rule in REPORT_RULES else SETTINGS_CHANGED
+        return SETTINGS_CHANGED
     if "Code has changed" in reason:
         return f"the rule {job.rule} of the workflow changed"
     return ""

@@ -10,7 +10,6 @@ from itertools import pairwise
 
 import pytest
 
-from tightfit.schemas.frontier import FRONTIER_BUDGETS
 from tightfit.schemas.graph.planning_graph import PlanningGraph, PlanningNode, PlanningStorage
 from tightfit.stages.combine.local_search.search import (
     BUDGET_RATIO,
@@ -18,6 +17,7 @@ from tightfit.stages.combine.local_search.search import (
     LocalSearch,
     budget_grid,
 )
+from tightfit.util.budget import FRONTIER_BUDGETS
 
 State = tuple[int, frozenset[int]]
 

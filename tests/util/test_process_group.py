@@ -1,4 +1,4 @@
-"""A signal that reaches `make` alone ends all that it has started."""
+"""A signal that reaches one process ends all that it has started."""
 
 from __future__ import annotations
 
@@ -10,8 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from tightfit.util.process_group import (
+    SIGNAL_CODE,
+    TERMINATION_SIGNALS,
+    is_interrupted,
+    run_process_group,
+)
+
 ROOT = Path(__file__).parents[2]
-TOGETHER = [sys.executable, str(ROOT / "workflow/process_group.py")]
+CODE = """
+import sys
+from tightfit.util.process_group import run_process_group
+sys.exit(run_process_group(sys.argv[1:]))
+"""
+TOGETHER = [sys.executable, "-c", CODE]
 
 
 def started(*command: str, ignoring: bool = False) -> subprocess.Popen[str]:
@@ -20,6 +32,7 @@ def started(*command: str, ignoring: bool = False) -> subprocess.Popen[str]:
 
     return subprocess.Popen(
         [*TOGETHER, *command],
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -71,14 +84,31 @@ def test_a_second_signal_ends_what_an_interrupt_does_not() -> None:
     assert running.returncode == 128 + signal.SIGTERM
 
 
-def test_make_runs_plans_so() -> None:
-    said = subprocess.run(
-        ["make", "--dry-run", "--always-make", "plan", "zoo"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    runs = [line for line in said.splitlines() if "workflow/plan.sh" in line]
-    assert len(runs) == 2
-    assert all(line.startswith("exec ") and "workflow/process_group.py" in line for line in runs)
+def test_signals_do_afterwards_what_they_did_before() -> None:
+    before = [signal.getsignal(number) for number in TERMINATION_SIGNALS]
+    assert run_process_group(["/bin/sh", "-c", "kill -TERM $$"]) == SIGNAL_CODE + signal.SIGTERM
+    assert [signal.getsignal(number) for number in TERMINATION_SIGNALS] == before
+
+
+def test_the_command_is_given_a_folder_variables_and_open_files(tmp_path: Path) -> None:
+    with (tmp_path / "said").open("wb") as output, (tmp_path / "open").open("w") as kept:
+        words = f"pwd; echo $MINE; echo more >/dev/fd/{kept.fileno()}; echo error >&2"
+        done: list[str] = []
+        code = run_process_group(
+            ["/bin/sh", "-c", words],
+            folder=tmp_path,
+            environment={"MINE": "yes"},
+            output=output,
+            inherited=[kept.fileno()],
+            meanwhile=lambda: done.append("work"),
+        )
+    assert (code, done) == (0, ["work"])
+    assert (tmp_path / "said").read_text() == f"{tmp_path}\nyes\nerror\n"
+    assert (tmp_path / "open").read_text() == "more\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "interrupted"), [(0, False), (1, False), (130, True), (137, False), (143, True)]
+)
+def test_exit_codes_of_interrupted_commands_are_known(code: int, interrupted: bool) -> None:
+    assert is_interrupted(code) == interrupted
