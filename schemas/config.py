@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from tightfit.schemas.config_pipeline import PipelineConfig, find_pipeline_problems
 from tightfit.schemas.frontier import COARSE_FRONTIER_BUDGETS, FRONTIER_BUDGETS
 from tightfit.schemas.link import read_host_link
 from tightfit.schemas.machine import read_machine, resolve_machine_file
@@ -18,7 +19,7 @@ from tightfit.schemas.measurement import FAILED_VERDICT
 from tightfit.util.budget import NO_BUDGET, parse_budget, parse_user_budget
 from tightfit.util.errors import ConfigError, TightfitError
 from tightfit.util.solver_engines import BLOCK_SOLVERS, BlockSolver, SolverEngine, step_engine
-from tightfit.util.strategies import KEEP_ALL, STRATEGIES, baseline_names
+from tightfit.util.strategies import ALLOCATORS, KEEP_ALL, STRATEGIES, baseline_names
 
 
 def describe_schema_error(error: Any) -> str:
@@ -85,7 +86,8 @@ class ModelConfig:
     """A model to plan: its factory ("package.module:function"), the factory's keyword arguments,
     the strategies and budgets, as written, to plan it with, whether plans may rest on inputs of
     nothing but `ones`, and its kernels: eager's, or `fused` ones, whose modules may carry a plan of
-    eager's (`with_eager`) and compiled libraries (`with_libraries`)."""
+    eager's (`with_eager`) and compiled libraries (`with_libraries`). One with a `pipeline` alone
+    has no strategies for one device."""
 
     name: str
     factory: str
@@ -96,6 +98,7 @@ class ModelConfig:
     fused: bool = False
     with_eager: bool = False
     with_libraries: bool = False
+    pipeline: PipelineConfig | None = None
 
     @property
     def arguments_json(self) -> str:
@@ -183,6 +186,7 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
         describe_schema_error(error) for error in Draft202012Validator(schema).iter_errors(plain)
     ]
     problems += _budget_problems(plain) + _device_problems(plain) + _sample_problems(plain)
+    problems += [f"{format_key_path(path)}: {said}" for path, said in find_pipeline_problems(plain)]
     if not problems:
         filled = _with_defaults(plain, schema)
         problems = _link_problems(filled) + _kernel_problems(filled)
@@ -261,16 +265,19 @@ def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig
     if "samples" in model:
         named = dict(zip(_sample_names(name, model["samples"]), model["samples"], strict=True))
     fused = model.get("kernels", document["kernels"]) == FUSED_KERNELS
+    pipeline = PipelineConfig.of_model(model)
+    apart = pipeline is not None and not {"budgets", "strategies"} & model.keys()
     for each, further in named.items():
         yield ModelConfig(
             each,
             model["factory"],
             {**model["arguments"], **further},
-            model.get("strategies", document["strategies"]),
+            model.get("strategies", [] if apart else document["strategies"]),
             [parse_budget(budget).text for budget in model.get("budgets", document["budgets"])],
             model["ones"],
             fused,
             *(fused and model.get(key, document[key]) for key in PACKAGE_CONTENT_KEYS),
+            pipeline,
         )
 
 
@@ -281,6 +288,7 @@ def _sample_names(name: str, samples: Sequence[Any]) -> list[str]:
 def _load_schema() -> dict[str, Any]:
     schema = cast(dict[str, Any], json.loads(SCHEMA_PATH.read_text()))
     schema["$defs"]["strategies"]["items"] = _enum_schema(STRATEGIES)
+    schema["$defs"]["allocators"]["items"] = _enum_schema(ALLOCATORS)
     schema["properties"]["solver"]["properties"]["engine"] |= _enum_schema(BLOCK_SOLVERS)
     return schema
 

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tightfit.schemas.plan_folders import PlanFolder
 from tightfit.util.command_line import LineageEntry
 from tightfit.util.errors import ArtifactError, ConfigError
 
@@ -78,18 +79,15 @@ def run(options: argparse.Namespace) -> None:
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
-    from tightfit.stages.report.load import MODEL_PAGE_FILE, model_result_files, run_result_files
+    from tightfit.stages.report.load import MODEL_PAGE_FILE, model_result_files
 
     if options.pipeline is not None:
         from tightfit.schemas.pipeline import PIPELINE_FILE
 
         known = (options.measurement, options.trace)
-        read = [
-            options.pipeline / PIPELINE_FILE,
-            options.plan / "plan.json",
-            options.plan / PATTERN_FILE,
-        ]
-        read += [path for path in known[:1] if path]
+        read = [options.pipeline / PIPELINE_FILE, options.plan / "plan.json"]
+        pattern = options.plan / PATTERN_FILE
+        read += [path for path in (pattern if pattern.exists() else None, known[0]) if path]
         return [LineageEntry([options.out, *(path for path in known[1:] if path)], read)]
     if options.perfetto is not None:
         from tightfit.schemas.schedule import find_schedule_graph
@@ -101,13 +99,20 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     if options.model_dir is not None:
         return [LineageEntry([options.out], model_result_files(options.model_dir, curves))]
     if options.index is not None:
-        return [LineageEntry([options.out], run_result_files(options.index, curves))]
+        return [LineageEntry([options.out], _index_files(options.index, curves))]
     failed = _failed_models(options)
     pages = [
         LineageEntry([folder / MODEL_PAGE_FILE], model_result_files(folder, curves))
         for folder in failed
     ]
-    return [*pages, LineageEntry([options.out], run_result_files(options.failed, curves))]
+    return [*pages, LineageEntry([options.out], _index_files(options.failed, curves))]
+
+
+def _index_files(folder: Path, curves: bool) -> list[Path]:
+    from tightfit.stages.report.load import run_result_files
+    from tightfit.stages.report.plan_readers import plan_row_files
+
+    return [*run_result_files(folder, curves), *plan_row_files(folder)]
 
 
 def _write_pipeline_page(options: argparse.Namespace) -> None:
@@ -125,7 +130,7 @@ def _write_pipeline_page(options: argparse.Namespace) -> None:
         raise ConfigError("report needs --plan, the folder of the plan, with --pipeline")
     pipeline = read_pipeline(options.pipeline / PIPELINE_FILE)
     plan = read_pipeline_plan(options.plan / "plan.json")
-    pattern = read_pipeline_pattern(options.plan / PATTERN_FILE)
+    pattern = read_pipeline_pattern(options.plan / PATTERN_FILE) if pipeline.feasible else None
     measured = None
     if options.measurement is not None:
         measured = read_pipeline_measurement(options.measurement)
@@ -150,16 +155,20 @@ def _write_model_page(folder: Path, path: Path, curves: bool, planned: Sequence[
 
 
 def _write_index_page(
-    folder: Path, path: Path, curves: bool, planned: Mapping[str, Sequence[str]] | None = None
+    folder: Path,
+    path: Path,
+    curves: bool,
+    planned: Mapping[str, Sequence[str]] | None = None,
+    asked: Sequence[PlanFolder] | None = None,
 ) -> None:
     from tightfit.schemas.store import write_bytes
     from tightfit.stages.report.index_page import build_run_index
     from tightfit.stages.report.load import load_run_results
+    from tightfit.stages.report.plan_readers import read_plan_rows
     from tightfit.stages.report.render import render_index
 
-    write_bytes(
-        path, render_index(build_run_index(load_run_results(folder, planned, curves))).encode()
-    )
+    models = load_run_results(folder, planned, curves)
+    write_bytes(path, render_index(build_run_index(models, read_plan_rows(folder, asked))).encode())
 
 
 def _write_failed_pages(options: argparse.Namespace) -> None:
@@ -178,17 +187,22 @@ def _write_failed_pages(options: argparse.Namespace) -> None:
             remove_with_lineage(folder / MODEL_PAGE_FILE)
             damaged.append(str(error))
     (options.failed / "index.done").unlink(missing_ok=True)
-    _write_index_page(options.failed, options.out, not options.plans_only, planned)
+    asked = _planned_folders(options)
+    _write_index_page(options.failed, options.out, not options.plans_only, planned, asked)
     if damaged:
         raise ArtifactError("; ".join(damaged))
 
 
 def _failed_models(options: argparse.Namespace) -> list[Path]:
-    """The folders of models of which something failed, or whose page a run has not come to."""
+    """The folders of models of which something failed, or whose page a run has not come to. One
+    that is planned for no budget has none."""
     from tightfit.stages.report.load import load_run_results
 
-    folders = []
-    for model in load_run_results(options.failed, _planned_points(options)):
+    folders, points = [], _planned_points(options)
+    unpaged = {folder.model for folder in _planned_folders(options)} - points.keys()
+    for model in load_run_results(options.failed, points):
+        if model.name in unpaged:
+            continue
         folder = options.failed / model.name
         failed = model.error or model.failures or any(plan.error for plan in model.plans)
         if failed or not (folder / PAGE_DONE_FILE).exists():
@@ -200,11 +214,19 @@ def _planned_points(options: argparse.Namespace) -> dict[str, list[str]]:
     """The points that a run was for, as strategy/budget, by model."""
     points: dict[str, list[str]] = {}
     for path in options.planned:
+        if PlanFolder.of_plan(path) is not None:
+            continue
         if len(path.parts) < 4:
             raise ConfigError(f"--planned {path}: expected MODEL/STRATEGY/BUDGET/plan.json")
         model, strategy, budget = path.parts[-4:-1]
         points.setdefault(model, []).append(f"{strategy}/{budget}")
     return points
+
+
+def _planned_folders(options: argparse.Namespace) -> list[PlanFolder]:
+    """The plans of no budget that a run was for."""
+    found = [PlanFolder.of_plan(path) for path in options.planned]
+    return [folder for folder in found if folder is not None]
 
 
 def _write_trace(options: argparse.Namespace) -> None:

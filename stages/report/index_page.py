@@ -10,6 +10,7 @@ from urllib.parse import quote
 from tightfit.stages.report.axes import AxisScale, fit_scale, staircase_path
 from tightfit.stages.report.load import MODEL_PAGE_FILE, NOT_PLANNED_YET, ModelResults, PlanResult
 from tightfit.stages.report.model_page import panel_id
+from tightfit.stages.report.plan_rows import PlanRow
 from tightfit.stages.report.tradeoff_plot import (
     model_frontiers,
     relative_points,
@@ -72,20 +73,24 @@ class RunIndex:
     words: list[str]
 
 
-def build_run_index(models: Sequence[ModelResults]) -> RunIndex:
-    """The index of a run, models in the order given."""
+def build_run_index(models: Sequence[ModelResults], plan_rows: Sequence[PlanRow] = ()) -> RunIndex:
+    """The index of a run, models in the order given, each with its `plan_rows`, which are plans of
+    no budget."""
     rows: list[IndexRow] = []
     sparks = []
-    colors = strategy_colors(sorted({name for model in models for name in strategy_order(model)}))
+    named = {name for model in models for name in strategy_order(model)}
+    colors = strategy_colors(sorted(named | {row.folder.strategy for row in plan_rows}))
     for number, model in enumerate(models):
         spark, scales = _build_sparkline(model, f"curve-{number}")
         if spark is not None:
             sparks.append(spark)
         rows += _model_rows(model, colors, spark.id if spark else "", scales)
+        own = [row for row in plan_rows if row.folder.model == model.name]
+        rows += [_plan_row_line(row, colors) for row in own if row.status or not model.error]
     return RunIndex(
         rows=rows,
         sparks=sparks,
-        tally=_count_outcomes(models, rows),
+        tally=_count_outcomes(models, plan_rows, rows),
         models=[model.name for model in models],
         strategies=sorted({row.strategy for row in rows if row.strategy}),
         words=sorted({row.word for row in rows}),
@@ -205,6 +210,30 @@ def _plan_row(
     )
 
 
+def _plan_row_line(row: PlanRow, colors: dict[str, int]) -> IndexRow:
+    """A plan of no budget; its strategy says what kind of plan it is."""
+    folder, found = row.folder, row.outcome
+    place = "/".join(map(quote, (folder.model, folder.kind, folder.strategy)))
+    return IndexRow(
+        model=folder.model,
+        strategy=folder.strategy,
+        budget=row.target,
+        budget_bytes=None,
+        link="" if row.page is None else f"{place}/{row.page.name}",
+        ink=colors[folder.strategy],
+        state=found.state,
+        word=found.word,
+        predicted=row.predicted,
+        measured=found.peak if found.measured else None,
+        ratio=found.ratio,
+        scattered=found.scattered,
+        gap=row.gap,
+        words=found.sentence if found.state == "bad" else row.note,
+        spark="",
+        dot=None,
+    )
+
+
 def _budget_text(directory: str) -> str:
     """A budget as it was written, of the name of its folder."""
     return "" if directory == NO_BUDGET else re.sub("pct$", "%", directory)
@@ -216,13 +245,13 @@ def _row_note(result: PlanResult) -> str:
 
 
 def _count_outcomes(
-    models: Sequence[ModelResults], rows: Sequence[IndexRow]
+    models: Sequence[ModelResults], plan_rows: Sequence[PlanRow], rows: Sequence[IndexRow]
 ) -> list[tuple[str, int]]:
     """Counts to show above the table; zeros are left out but for the first two."""
     counts: dict[str, int] = {}
     for row in rows:
         counts[row.word] = counts.get(row.word, 0) + 1
-    plans = sum(len(model.plans) for model in models)
+    plans = sum(len(model.plans) for model in models) + sum(bool(row.status) for row in plan_rows)
     known = (
         *("fits", "should fit", "over budget", "over device", "infeasible"),
         *("not planned", "failed"),

@@ -25,6 +25,7 @@ from tightfit.schemas.measurement import (
 )
 from tightfit.schemas.optimizer_plan import OptimizerPlan
 from tightfit.schemas.plan import Plan, read_plan
+from tightfit.schemas.plan_folders import PLAN_KINDS
 from tightfit.schemas.schedule import (
     ScheduleStep,
     read_schedule,
@@ -369,7 +370,9 @@ def read_error(log: Path | None) -> str:
 def _failures(folder: Path, planned: Iterable[str]) -> dict[str, str]:
     """Sentences of strategies and points that have come to no plan, by their folder. What was
     `planned` has one for each point, unless the whole model failed."""
-    folders = sorted(path for path in (*folder.glob("*"), *folder.glob("*/*")) if path.is_dir())
+    own = [path for path in folder.glob("*") if path.name not in PLAN_KINDS]
+    places = [*own, *(inner for path in own for inner in path.glob("*"))]
+    folders = sorted(path for path in places if path.is_dir())
     errors = {path: latest_error(path) for path in folders if not (path / "plan.json").exists()}
     found = {str(path.relative_to(folder)): error for path, error in errors.items() if error}
     missing = [point for point in planned if not (folder / point / "plan.json").exists()]

@@ -42,8 +42,9 @@ rule report:
 
 rule index:
     input:
-        expand(f"{MODEL}/report.done", model=SETTINGS.models),
-        expand(f"{MODEL}/report.html", model=SETTINGS.models),
+        expand(f"{MODEL}/report.done", model=PAGED),
+        expand(f"{MODEL}/report.html", model=PAGED),
+        INDEXED,
         [path for model in SETTINGS.models for path in compared(model)],
     output:
         page=f"{SETTINGS.results}/index.html",
@@ -83,5 +84,6 @@ onerror:
                 for name in SETTINGS.models
                 for path in of_plans(name, "plan.json")
             ),
+            *(folder / "plan/plan.json" for folder in PLAN_FOLDERS),
         ]
     )

@@ -3,15 +3,12 @@ what it gave, and says how good it is; or what is known to work, where nothing f
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
-from pathlib import Path
 
 from tightfit.schemas.block_options import BlockOption
 from tightfit.schemas.chain import Chain
-from tightfit.schemas.machine import Machine, MachineLink
+from tightfit.schemas.pipeline_devices import PipelineDevices
 from tightfit.schemas.pipeline_pattern import PipelinePattern
 from tightfit.schemas.pipeline_plan import PipelinePlan, PlannedDevice, PlannedStage
 from tightfit.schemas.plan import optimality_gap
@@ -23,77 +20,13 @@ from tightfit.stages.combine.pipeline.allocator import (
     Allocator,
 )
 from tightfit.stages.combine.pipeline.contiguous import bisect_min, min_device_memory
-from tightfit.stages.combine.pipeline.layers import (
-    NO_LIMIT,
-    PipelineLayers,
-    PipelineLink,
-    layers_of_chain,
-)
+from tightfit.stages.combine.pipeline.layers import PipelineLayers, layers_of_chain
 from tightfit.stages.combine.pipeline.stage_recompute import (
     StageRecomputePlanner,
     build_stage_options,
 )
 from tightfit.stages.simulate.pipeline_pattern import PatternResult, simulate_pattern
-from tightfit.util.errors import ConfigError
 from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
-
-
-@dataclass(frozen=True)
-class PipelineDevices:
-    """Names of devices, the bytes that each has, and the wire of any link between two."""
-
-    names: tuple[str, ...]
-    memory: int
-    link: PipelineLink
-
-
-def check_uniform_devices(machine: Machine, path: Path | str, contiguous: bool) -> PipelineDevices:
-    """The devices of a machine. Raises ConfigError, which names the file, where devices or links
-    differ, have an overhead, or where two devices lack a link that is needed: those next to each
-    other in the list where allocations are `contiguous`, else any two."""
-    names = tuple(device.name for device in machine.devices)
-    memories = sorted({device.memory for device in machine.devices})
-    if len(memories) > 1:
-        raise ConfigError(
-            f"{path}: its devices have from {memories[0]} to {memories[-1]} bytes of memory, and "
-            "pipelines are planned for equal ones"
-        )
-    if memories[0] >= NO_LIMIT:
-        raise ConfigError(f"{path}: {memories[0]} bytes of memory are more than any device has")
-    needed = list(pairwise(names)) if contiguous else list(combinations(names, 2))
-    return PipelineDevices(names, memories[0], _uniform_link(machine.links, needed, path))
-
-
-def _uniform_link(
-    links: Iterable[MachineLink], needed: list[tuple[str, str]], path: Path | str
-) -> PipelineLink:
-    by_ends: dict[frozenset[str], MachineLink] = {}
-    for link in links:
-        ends = frozenset(link.between)
-        if ends in by_ends:
-            raise ConfigError(f"{path}: has two links between {' and '.join(link.between)}")
-        by_ends[ends] = link
-    wires = set()
-    for one, other in needed:
-        found = by_ends.get(frozenset((one, other)))
-        if found is None:
-            raise ConfigError(f"{path}: has no link between {one} and {other}")
-        if found.bandwidth == 0:
-            raise ConfigError(f"{path}: the link between {one} and {other} has no bandwidth")
-        if found.overhead or found.overhead_per_byte:
-            raise ConfigError(
-                f"{path}: the link between {one} and {other} has an overhead, and pipelines are "
-                "planned for links without: leave it out"
-            )
-        wires.add(PipelineLink(found.bandwidth, found.latency))
-    if len(wires) > 1:
-        slow, fast = min(wire.bandwidth for wire in wires), max(wire.bandwidth for wire in wires)
-        raise ConfigError(
-            f"{path}: its links differ (from {slow:g} to {fast:g} bytes a second), and pipelines "
-            "are planned for equal ones"
-        )
-    return next(iter(wires), PipelineLink(math.inf))
-
 
 OPTIMALITY_TOLERANCE = 1e-5
 """A period that is no further above its bound, in shares of itself, is optimal: ten times the
