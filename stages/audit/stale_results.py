@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from tightfit.schemas.config import EAGER_FOLDER, Config
 from tightfit.schemas.lineage import LINEAGE_FOLDER
 from tightfit.schemas.package_manifest import MANIFEST_NAME, read_manifest
+from tightfit.schemas.plan_folders import plan_folders
 from tightfit.util.errors import ArtifactError
 
 LOGS_FOLDER = "logs"
@@ -28,6 +29,7 @@ RESULT_FILES = {
     ),
     *("sequence.arrow", "schedule.arrow", "memory_timeline.arrow", "measurement.arrow"),
     *("plan.json", "trace.json", "report.html", "report.done"),
+    *("chain.arrow", "pattern.arrow", "pipeline.json", "measurement.json"),
 }
 """What a run writes about a model, beside modules, records and sentences of errors."""
 SNAKEMAKE_TIMESTAMP = ".snakemake_timestamp"
@@ -36,12 +38,14 @@ SNAKEMAKE_TIMESTAMP = ".snakemake_timestamp"
 
 def find_stale_results(config: Config) -> Iterator[Path]:
     """The folders below the results that were made for what the configuration does not ask for."""
+    folders = plan_folders(config)
     for model in _result_folders(Path(config.results)):
         if model.name not in config.models:
             if _has_run_files(model):
                 yield model
             continue
         wanted = {(asked.strategy, asked.directory) for asked in config.requests(model.name)}
+        wanted |= {(asked.kind, asked.strategy) for asked in folders if asked.model == model.name}
         beside = model / EAGER_FOLDER if config.models[model.name].fused else None
         yield from _find_stale_plans(model, wanted, beside)
         if beside is not None:
