@@ -33,7 +33,8 @@ def run(options: argparse.Namespace) -> None:
     from tightfit.stages.audit.stale_results import find_stale_results
     from tightfit.util.errors import ArtifactError
 
-    left, fail_on = list[Path](), (FAILED_VERDICT,)
+    left: list[Path] = []
+    fail_on: tuple[str, ...] = (FAILED_VERDICT,)
     if options.configuration is not None:
         config = read_config(options.configuration)
         left, fail_on = list(find_stale_results(config)), config.fail_on

@@ -44,7 +44,7 @@ def check_pipeline_files(path: Path, damaged: Collection[Path]) -> Iterator[str]
         for stage in pipeline.stages
         for name in ("graph.arrow", "schedule.arrow")
     ]
-    if any(file in damaged for file in files):
+    if not pipeline.feasible or any(file in damaged for file in files):
         return
     wrong = [sentence for stage in pipeline.stages for sentence in _check_stage(path, stage)]
     yield from wrong

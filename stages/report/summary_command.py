@@ -190,7 +190,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("summary needs a folder of results or --configuration")
     folder = options.results or Path(config.results if config else "")
     plan_rows = read_plan_rows(folder, None if config is None else plan_folders(config))
-    lines = []
+    lines: list[SummaryRow] = []
     for name in _model_names(folder, config):
         lines += _summary_rows(folder / name, config)
         lines += [_summarize_plan_row(row) for row in plan_rows if row.folder.model == name]

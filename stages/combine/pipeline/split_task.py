@@ -55,7 +55,16 @@ class SplitTask:
         remove_with_lineage(self.out / PIPELINE_FILE)
         pipeline = self._write_stages(found)
         write_pipeline(self.out / PIPELINE_FILE, pipeline)
+        if not self._runs_here(pipeline):
+            remove_with_lineage(self.out.parent / "measurement.json")
         return pipeline
+
+    def _runs_here(self, pipeline: PipelineSchedule) -> bool:
+        """Whether this pipeline may be measured: else a measurement is of an earlier one."""
+        from tightfit.schemas.costs import read_profile_device
+
+        cpus = all(name.partition(":")[0] == "cpu" for name in pipeline.devices)
+        return pipeline.feasible and cpus and not read_profile_device(self.costs).described
 
     def _read_plan(self) -> PlannedPipeline | None:
         """What was planned, None where the plan is infeasible."""
