@@ -12,7 +12,8 @@ from typing import Any
 from tightfit.schemas import store
 from tightfit.schemas.lineage import LineageRecord, lineage_path, path_digest, read_lineage
 from tightfit.schemas.package_manifest import MANIFEST_NAME, read_manifest
-from tightfit.schemas.plan import read_plan
+from tightfit.schemas.pipeline_plan import PipelinePlan, is_pipeline_plan, read_pipeline_plan
+from tightfit.schemas.plan import Plan, read_plan
 from tightfit.util.errors import ArtifactError
 
 INDENT = "    "
@@ -84,9 +85,19 @@ class _LineagePrinter:
             said = {"kind": f"{header.name}/{header.version}", **header.metadata}
             yield f"says: {_format_pairs(said)}"
         elif path.name == "plan.json":
-            plan = read_plan(path)
-            said = {"strategy": plan.strategy, "budget": plan.budget, "status": plan.status}
-            yield f"says: {_format_pairs({**said, 'solver': plan.solver})}"
+            yield f"says: {_format_pairs(_plan_facts(path))}"
+
+
+def _plan_facts(path: Path) -> dict[str, Any]:
+    """What a plan for a budget, or of a pipeline, says of itself."""
+    plan: Plan | PipelinePlan
+    if is_pipeline_plan(path):
+        plan = read_pipeline_plan(path)
+        asked = {"machine": plan.machine}
+    else:
+        plan = read_plan(path)
+        asked = {"budget": plan.budget}
+    return {"strategy": plan.strategy, **asked, "status": plan.status, "solver": plan.solver}
 
 
 def _describe_record(record: LineageRecord, found: str) -> Iterator[str]:

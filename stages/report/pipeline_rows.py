@@ -80,6 +80,13 @@ class _PipelineFiles:
         """The most bytes of the step of a rank."""
         return max(self.ranks.peaks, default=None) if self.ranks else None
 
+    @property
+    def step_seconds(self) -> float:
+        """The seconds of a step as measured, those of the slowest rank."""
+        return (
+            max((rank.seconds for rank in self.measured.ranks), default=0) if self.measured else 0
+        )
+
     def outcome(self, error: str) -> PlanOutcome:
         """What became of it; `error` is that of a stage."""
         peak = self.predicted_peak
@@ -91,9 +98,8 @@ class _PipelineFiles:
         if self.measured is None:
             said = f"Should fit: {self.plan.message}"
             return PlanOutcome("warning", "should fit", said, peak, None, False, True)
-        step = max(rank.seconds for rank in self.measured.ranks)
         peak = max(rank.measured_peak for rank in self.measured.ranks)
-        ratio = step / self.measured.single_process_seconds
+        ratio = self.step_seconds / self.measured.single_process_seconds
         if self.measured.status == FAILED_VERDICT:
             said = f"Failed: {self.measured.message}"
             return PlanOutcome("bad", "failed", said, peak, ratio, True, False)
@@ -106,7 +112,11 @@ class _PipelineFiles:
         if not self.feasible or plan.period is None:
             return ""
         used = len({stage.device for stage in plan.stages})
-        said = f"{used} ranks, a batch every {format_duration(plan.period)}"
+        said = f"{used} ranks, a batch every {format_duration(plan.period)} as planned"
+        if plan.status == "optimal":
+            said += ", which is optimal"
         if self.measured is None:
-            said += "; not run"
-        return f"{said}; {plan.status}" if plan.status == "optimal" else said
+            return f"{said}; not run"
+        times = (self.step_seconds, self.measured.single_process_seconds)
+        step, single = map(format_duration, times)
+        return f"{said}; a step takes {step} and that of one process {single}"

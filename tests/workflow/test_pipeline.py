@@ -164,6 +164,11 @@ def test_the_results_stand_an_audit(place: Workplace) -> None:
     told = place.stage("audit", "results", "--configuration", "config.yaml")
     assert told.returncode == 0, told.stdout + told.stderr
     assert "2 plans, 2 modules, 1 measurements" in told.stdout
+    made = place.stage("lineage", "results/ran/pipeline/one_f_one_b/measurement.json")
+    assert made.returncode == 0, made.stderr
+    assert "says: strategy=one_f_one_b, machine=two, status=" in made.stdout
+    for stage in ("trace", "profile", "partition", "combine", "generate", "validate"):
+        assert f"made by: {stage}, code " in made.stdout
 
 
 def test_a_pipeline_that_failed_is_told_by_audit_table_and_exit_code(copied: Workplace) -> None:
@@ -265,6 +270,7 @@ def test_a_factory_without_a_loss_is_told_by_the_stage_that_needs_it(copied: Wor
     table = copied.stage("summary", "--configuration", "config.yaml").stdout
     assert re.search(r"lossless +│ one_f_one_b │ +two │ failed ", table) and said in table
     assert said in text_of(copied.folder / "results/index.html")
+    assert not (copied.folder / "results/lossless/report.html").exists()
 
 
 def test_errors_of_a_pipeline_are_told_before_anything_runs(place: Workplace) -> None:

@@ -119,7 +119,6 @@ rule validate_pipeline:
         source=source,
         operators=operators,
         operators_code=operators_code(),
-        source_code=source_code,
         threads=threads_of_cpu("profile"),
         plan=lambda wildcards, input: folder_of(input.plan),
         ranks=lambda wildcards, input: folder_of(input.ranks),
