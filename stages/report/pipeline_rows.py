@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from tightfit.util.command_line import format_duration
 def read_pipeline_row(results: Path, folder: PlanFolder) -> PlanRow:
     """The row of a pipeline; raises ArtifactError for a damaged file."""
     place = folder.path(results)
-    path, log = place.joinpath(*PLAN_PATH), _pipeline_error_log(place)
+    path, log = place.joinpath(*PLAN_PATH), _pipeline_error_log(place, MODEL_STAGES)
     page = place / MODEL_PAGE_FILE if (place / MODEL_PAGE_FILE).exists() else None
     if not path.exists():
         said = read_error(log) or NOT_PLANNED_YET
@@ -36,6 +37,8 @@ def read_pipeline_row(results: Path, folder: PlanFolder) -> PlanRow:
         outcome = PlanOutcome("bad", word, said, None, None, False, False)
         return PlanRow(folder, "", page, outcome, log=log)
     plan, ranks = read_pipeline_plan(path), place / "ranks" / PIPELINE_FILE
+    if plan.stage_recompute != "rockmate":
+        log = _pipeline_error_log(place, set(MODEL_STAGES) - {"solve"})
     measured = place / "measurement.json"
     files = _PipelineFiles(
         plan,
@@ -55,11 +58,11 @@ def read_pipeline_row(results: Path, folder: PlanFolder) -> PlanRow:
     )
 
 
-def _pipeline_error_log(place: Path) -> Path | None:
-    """The log with the error of a stage of a pipeline, or of one that it is made from."""
-    chain, model = place.parent, place.parent.parent
-    own = latest_error_log(place) or latest_error_log(chain)
-    return own or latest_error_log(model, MODEL_STAGES)
+def _pipeline_error_log(place: Path, stages: Container[str]) -> Path | None:
+    """The log with the error of a stage of a pipeline, or of those of its model that it is made
+    from."""
+    own = latest_error_log(place) or latest_error_log(place.parent)
+    return own or latest_error_log(place.parent.parent, stages)
 
 
 @dataclass(frozen=True)
