@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tightfit.schemas.plan_folders import PlanFolder
+from tightfit.schemas.plan_folders import PlanFolder, find_plan_folders
 from tightfit.util.command_line import LineageEntry
 from tightfit.util.errors import ArtifactError, ConfigError
 
@@ -194,14 +194,15 @@ def _write_failed_pages(options: argparse.Namespace) -> None:
 
 
 def _failed_models(options: argparse.Namespace) -> list[Path]:
-    """The folders of models of which something failed, or whose page a run has not come to. One
-    that is planned for no budget has none."""
+    """The folders of models of which something failed, or whose page a run has not come to. A model
+    that has plans of no budget alone has no page."""
     from tightfit.stages.report.load import load_run_results
 
     folders, points = [], _planned_points(options)
-    unpaged = {folder.model for folder in _planned_folders(options)} - points.keys()
+    others = [*_planned_folders(options), *find_plan_folders(options.failed)]
+    unpaged = {folder.model for folder in others} - points.keys()
     for model in load_run_results(options.failed, points):
-        if model.name in unpaged:
+        if model.name in unpaged and not model.plans:
             continue
         folder = options.failed / model.name
         failed = model.error or model.failures or any(plan.error for plan in model.plans)

@@ -288,9 +288,7 @@ def test_errors_of_a_pipeline_are_told_before_anything_runs(place: Workplace) ->
 
 
 @pytest.mark.long
-def test_an_edited_layer_redoes_its_block_the_allocation_and_its_ranks(
-    quick: Workplace, tmp_path: Path
-) -> None:
+def test_an_edited_layer_redoes_its_block_the_allocation_and_its_ranks(quick: Workplace) -> None:
     """Stages without it keep their files as they are."""
     place = replace(quick, folder=quick.checkout)
     write_sources(place.folder)
