@@ -276,8 +276,8 @@ def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig
             [parse_budget(budget).text for budget in model.get("budgets", document["budgets"])],
             model["ones"],
             fused,
-            *(fused and model.get(key, document[key]) for key in PACKAGE_CONTENT_KEYS),
             pipeline=pipeline,
+            **{key: fused and model.get(key, document[key]) for key in PACKAGE_CONTENT_KEYS},
         )
 
 
