@@ -12,6 +12,7 @@ include: "workflow/rules/generate.smk"  # graph, schedule, plan -> module/
 include: "workflow/rules/validate.smk"  # module/ -> measurement.arrow
 include: "workflow/rules/chain_common.smk"
 include: "workflow/rules/chain.smk"  # chain.arrow, machine -> sequence.arrow, streams.arrow or pattern.arrow, plan.json
+include: "workflow/rules/pipeline.smk"  # blocks.arrow -> plan/, ranks/, module/ of several devices
 include: "workflow/rules/report.smk"  # all of it -> report.html, index.html
 
 

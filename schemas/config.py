@@ -27,6 +27,7 @@ from tightfit.schemas.config_errors import (
 )
 from tightfit.schemas.config_matrix import expand_matrices, matrix_problems
 from tightfit.schemas.config_paths import resolve_config_paths
+from tightfit.schemas.config_pipeline import PipelineConfig, find_pipeline_problems
 from tightfit.schemas.machine import resolve_machine_file
 from tightfit.util.budget import (
     COARSE_FRONTIER_BUDGETS,
@@ -37,6 +38,7 @@ from tightfit.util.budget import (
 from tightfit.util.errors import ConfigError
 from tightfit.util.solver_engines import BLOCK_SOLVERS, BlockSolver, SolverEngine, step_engine
 from tightfit.util.strategies import (
+    ALLOCATORS,
     BUDGET_SLOTS,
     CHAIN_STRATEGIES,
     HIERARCHY_LIMITS,
@@ -86,7 +88,7 @@ class ModelConfig(PlanSettings):
     plans may rest on inputs of nothing but `ones`, and its kernels: eager's, or `fused` ones, whose
     modules may carry a plan of eager's (`with_eager`) and compiled libraries (`with_libraries`).
     `joint` are the names of the samples that share the bytes of each budget, this one among them;
-    none where it is its own."""
+    none where it is its own. One with a `pipeline` alone has no strategies for one device."""
 
     name: str
     factory: str
@@ -98,6 +100,7 @@ class ModelConfig(PlanSettings):
     with_eager: bool = False
     with_libraries: bool = False
     joint: tuple[str, ...] = ()
+    pipeline: PipelineConfig | None = None
 
     @property
     def arguments_json(self) -> str:
@@ -172,7 +175,10 @@ def parse_config(
     ]
     found = resolve_config_paths(plain, schema, folder)
     problems += find_early_problems(plain, found)
-    faults = [*find_chain_problems(found, planned_model_names(plain))]
+    faults = [
+        *find_chain_problems(found, planned_model_names(plain)),
+        *find_pipeline_problems(found),
+    ]
     if not problems and not faults:
         filled = resolve_config_paths(_with_defaults(plain, schema), schema, folder)
         filled["solver"] = schema["properties"]["solver"]["default"] | filled["solver"]
@@ -265,19 +271,22 @@ def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig
     if "samples" in model:
         named = dict(zip(sample_names(name, model["samples"]), model["samples"], strict=True))
     fused = model.get("kernels", document["kernels"]) == FUSED_KERNELS
+    pipeline = PipelineConfig.of_model(model)
+    apart = pipeline is not None and not {"budgets", "strategies"} & model.keys()
     for each, further in named.items():
         yield ModelConfig(
             **settings,
             name=each,
             factory=model["factory"],
             arguments={**model["arguments"], **further},
-            strategies=model.get("strategies", document["strategies"]),
+            strategies=model.get("strategies", [] if apart else document["strategies"]),
             budgets=[
                 parse_plan_budget(text).text for text in model.get("budgets", document["budgets"])
             ],
             ones=model["ones"],
             fused=fused,
             joint=tuple(named) if model["joint"] else (),
+            pipeline=pipeline,
             **{key: fused and model.get(key, document[key]) for key in PACKAGE_CONTENT_KEYS},
         )
 
@@ -286,6 +295,7 @@ def _load_schema() -> dict[str, Any]:
     schema = cast(dict[str, Any], json.loads(SCHEMA_PATH.read_text()))
     schema["$defs"]["strategies"]["items"] = _enum_schema(STRATEGIES)
     schema["$defs"]["chain_strategies"]["items"] = _enum_schema(CHAIN_STRATEGIES)
+    schema["$defs"]["allocators"]["items"] = _enum_schema(ALLOCATORS)
     schema["$defs"]["solver"]["properties"]["engine"] |= _enum_schema(BLOCK_SOLVERS)
     return schema
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tightfit.schemas.link import read_host_link
 from tightfit.schemas.machine import Machine, machine_path, read_machine
-from tightfit.schemas.pipeline_devices import find_uniform_devices
+from tightfit.schemas.pipeline_devices import check_uniform_devices
 from tightfit.util.budget import NO_BUDGET, parse_budget
 from tightfit.util.errors import TightfitError
 from tightfit.util.solver_engines import SolverEngine
@@ -285,7 +285,7 @@ def _link_problem(machine: Machine, path: Path, about: StrategyInfo) -> str:
         if about.name in OFFLOADERS:
             read_host_link(machine, path)
         else:
-            find_uniform_devices(machine, path, about.contiguous)
+            check_uniform_devices(machine, path, about.contiguous)
     except TightfitError as error:
         return str(error)
     return ""

@@ -1,9 +1,10 @@
-"""`tightfit.pipeline/2`: how the ranks of a pipeline run one training step, with a flush.
+"""`tightfit.pipeline/3`: how the ranks of a pipeline run one training step, with a flush.
 
 A JSON file beside a folder for each stage, `stage-1` and so on. The folder holds the `graph.arrow`
 and `schedule.arrow` of a training step of its own. The inputs of that step are those of the model
 and what earlier stages made, its tangents what later stages made in the backward. Values have the
-ids that they have in the graph of the whole model.
+ids that they have in the graph of the whole model. A plan that is infeasible has a pipeline without
+ranks and stages.
 
 A step runs `microbatches` calls of the model. On each microbatch every stage has two units, its
 forward and its backward, and the last one the loss between them. What a unit makes and others read
@@ -24,7 +25,7 @@ from tightfit.util.errors import ArtifactError
 
 _T = TypeVar("_T")
 
-PIPELINE_ARTIFACT = "tightfit.pipeline/2"
+PIPELINE_ARTIFACT = "tightfit.pipeline/3"
 PIPELINE_FILE = "pipeline.json"
 FORWARD, LOSS, BACKWARD, SUM = "forward", "loss", "backward", "sum"
 UnitPhase = Literal["forward", "loss", "backward", "sum"]
@@ -57,13 +58,15 @@ class PipelineTransfer:
 @dataclass(frozen=True)
 class PipelineStage:
     """Positions first..last of the chain on a rank; `draws` says that its forward draws random
-    numbers."""
+    numbers. `schedule` is the digest of its schedule.arrow, which names the graph.arrow beside it;
+    "" where neither is written yet."""
 
     stage: int
     rank: int
     first: int
     last: int
     draws: bool
+    schedule: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,11 @@ class PipelineSchedule:
     def ranks(self) -> int:
         """How many ranks there are."""
         return len(self.devices)
+
+    @property
+    def feasible(self) -> bool:
+        """Whether there is anything to run: a plan that is infeasible has no ranks."""
+        return bool(self.stages)
 
     def rank_of(self, stage: int) -> int:
         """The rank of a stage."""
@@ -213,16 +221,17 @@ def check_pipeline(pipeline: PipelineSchedule, where: str) -> None:
         1 <= pipeline.microbatches <= MAX_MICROBATCHES,
         f"{pipeline.microbatches} microbatches are none or too many",
     )
-    require(len(pipeline.actions) == len(ranks) > 0, "not every rank has its actions")
+    require(len(pipeline.actions) == len(ranks), "not every rank has its actions")
     for sizes in (pipeline.memory, pipeline.fixed, pipeline.peaks):
         require(len(sizes) == len(ranks) and whole(*sizes), "not every rank has its bytes")
-    require(bool(pipeline.stages), "there is no stage")
+    require(bool(pipeline.stages) or not ranks, "there is no stage")
     for number, stage in enumerate(pipeline.stages, start=1):
         known = whole(stage.stage, stage.rank, stage.first, stage.last)
         require(
             known and stage.stage == number and stage.rank in ranks and stage.draws in (0, 1),
             f"stage {number} is out of its place",
         )
+        require(isinstance(stage.schedule, str), f"stage {number} names no schedule")
     for number, parcel in enumerate(pipeline.parcels):
         units = [parcel.maker, *parcel.takers]
         named = all(stage in stages and phase in get_args(UnitPhase) for stage, phase in units)

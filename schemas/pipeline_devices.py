@@ -1,7 +1,8 @@
-"""The devices of a machine, as pipelines take them: equal ones with equal links."""
+"""The devices of a machine as pipelines are planned for them: equal ones with equal links."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -10,18 +11,32 @@ from pathlib import Path
 from tightfit.schemas.machine import Machine, MachineLink
 from tightfit.util.errors import ConfigError
 
+MAX_DEVICE_BYTES = 1 << 59
+"""Bytes that no device has, of which several still add up in 64 bits."""
+
 
 @dataclass(frozen=True)
-class UniformDevices:
-    """Names of devices, the bytes of memory that each has, and a link that is like any between two
-    of them; None where none is needed."""
+class PipelineLink:
+    """How fast a link is: bytes a second, and seconds that any transfer takes."""
+
+    bandwidth: float = math.inf
+    latency: float = 0.0
+
+    def seconds(self, size: int) -> float:
+        """How long a transfer takes."""
+        return self.latency + size / self.bandwidth
+
+
+@dataclass(frozen=True)
+class PipelineDevices:
+    """Names of devices, the bytes that each has, and the wire of any link between two."""
 
     names: tuple[str, ...]
     memory: int
-    link: MachineLink | None
+    link: PipelineLink
 
 
-def find_uniform_devices(machine: Machine, path: Path | str, contiguous: bool) -> UniformDevices:
+def check_uniform_devices(machine: Machine, path: Path | str, contiguous: bool) -> PipelineDevices:
     """The devices of a machine. Raises ConfigError, which names the file, where devices or links
     differ, have an overhead, or where two devices lack a link that is needed: those next to each
     other in the list where allocations are `contiguous`, else any two."""
@@ -32,20 +47,22 @@ def find_uniform_devices(machine: Machine, path: Path | str, contiguous: bool) -
             f"{path}: its devices have from {memories[0]} to {memories[-1]} bytes of memory, and "
             "pipelines are planned for equal ones"
         )
+    if memories[0] >= MAX_DEVICE_BYTES:
+        raise ConfigError(f"{path}: {memories[0]} bytes of memory are more than any device has")
     needed = list(pairwise(names)) if contiguous else list(combinations(names, 2))
-    return UniformDevices(names, memories[0], _uniform_link(machine.links, needed, path))
+    return PipelineDevices(names, memories[0], _uniform_link(machine.links, needed, path))
 
 
 def _uniform_link(
     links: Iterable[MachineLink], needed: list[tuple[str, str]], path: Path | str
-) -> MachineLink | None:
+) -> PipelineLink:
     by_ends: dict[frozenset[str], MachineLink] = {}
     for link in links:
         ends = frozenset(link.between)
         if ends in by_ends:
             raise ConfigError(f"{path}: has two links between {' and '.join(link.between)}")
         by_ends[ends] = link
-    speeds: dict[tuple[float, float], MachineLink] = {}
+    wires = set()
     for one, other in needed:
         found = by_ends.get(frozenset((one, other)))
         if found is None:
@@ -57,11 +74,11 @@ def _uniform_link(
                 f"{path}: the link between {one} and {other} has an overhead, and pipelines are "
                 "planned for links without: leave it out"
             )
-        speeds.setdefault((found.bandwidth, found.latency), found)
-    if len(speeds) > 1:
-        slow, fast = min(speeds)[0], max(speeds)[0]
+        wires.add(PipelineLink(found.bandwidth, found.latency))
+    if len(wires) > 1:
+        slow, fast = min(wire.bandwidth for wire in wires), max(wire.bandwidth for wire in wires)
         raise ConfigError(
             f"{path}: its links differ (from {slow:g} to {fast:g} bytes a second), and pipelines "
             "are planned for equal ones"
         )
-    return next(iter(speeds.values()), None)
+    return next(iter(wires), PipelineLink(math.inf))

@@ -70,13 +70,22 @@ def write(
     rows: Sequence[Mapping[str, Any]],
     metadata: Mapping[str, str] | None = None,
 ) -> str:
-    """Writes rows as an artifact, whole or not at all, and returns its digest.
+    """Writes rows as an artifact, whole or not at all, and returns its digest. A file that holds
+    the same artifact already stays as it is, the time of its last change included.
 
     Raises ArtifactError when a row does not fit the schema.
     """
     data, digest = _encode(kind, rows, metadata or {})
-    write_bytes(path, data)
+    if not _has_bytes(path, data):
+        write_bytes(path, data)
     return digest
+
+
+def _has_bytes(path: Path | str, data: bytes) -> bool:
+    try:
+        return read_bytes(path, len(data)) == data
+    except ArtifactError:
+        return False
 
 
 def read(path: Path | str, kind: ArtifactType) -> Artifact:

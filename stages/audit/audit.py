@@ -17,13 +17,18 @@ from tightfit.schemas.lineage import (
     read_lineage,
     recorded_file,
 )
+from tightfit.schemas.measurement import FAILED_STATUS, Measurement, read_measurement
 from tightfit.schemas.package_manifest import MANIFEST_NAME
 from tightfit.schemas.pipeline import PIPELINE_FILE, is_pipeline, read_pipeline
-from tightfit.schemas.pipeline_measurement import read_pipeline_measurement
+from tightfit.schemas.pipeline_measurement import PipelineMeasurement, read_pipeline_measurement
 from tightfit.schemas.pipeline_plan import is_pipeline_plan, read_pipeline_plan
 from tightfit.schemas.plan import Plan, read_plan
 from tightfit.schemas.schedule import schedule_optimizer_plan
 from tightfit.stages.audit.artifact_kinds import ARTIFACT_READERS
+from tightfit.stages.audit.pipeline_checks import (
+    check_pipeline_files,
+    check_pipeline_measurement,
+)
 from tightfit.stages.audit.plan_checks import (
     PlanFiles,
     check_plan_files,
@@ -32,6 +37,8 @@ from tightfit.stages.audit.plan_checks import (
 )
 from tightfit.util.budget import NO_BUDGET
 from tightfit.util.errors import ArtifactError, TightfitError
+
+MEASUREMENT_FILE = "measurement.arrow"
 
 
 @dataclass(frozen=True)
@@ -125,12 +132,14 @@ def _has_updates(files: PlanFiles) -> bool:
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What is wrong, a sentence each that begins with the file, how much was looked at, and the
-    largest gap to its bound of a plan for a budget, None where no plan has one."""
+    """What is wrong, a sentence each that begins with the file, how much was looked at, the largest
+    gap to its bound of a plan for a budget, None where no plan has one, and the measurements by
+    which a plan `failed`, a sentence each."""
 
     complaints: list[str]
     counts: dict[str, int]
     gap: float | None = None
+    failed: Sequence[str] = ()
 
 
 def audit(folder: Path, left_over: Collection[Path] = ()) -> AuditResult:
@@ -161,8 +170,14 @@ def audit(folder: Path, left_over: Collection[Path] = ()) -> AuditResult:
     for files in plans:
         sentences += check_plan_files(files)
     sentences += check_bounds(plans)
+    for path in set(found.pipelines) - damaged:
+        sentences += check_pipeline_files(path, damaged)
+    for path in set(found.measured) - damaged:
+        sentences += check_pipeline_measurement(path, damaged)
     sentences += _check_records(found, damaged)
-    return AuditResult(list(dict.fromkeys(sentences)), found.counts(), largest_gap(plans))
+    failed = [*_failed_measurements(found, damaged)]
+    gap = largest_gap(plans)
+    return AuditResult(list(dict.fromkeys(sentences)), found.counts(), gap, failed)
 
 
 @dataclass(frozen=True)
@@ -210,14 +225,25 @@ class _RunFiles:
 
     def counts(self) -> dict[str, int]:
         """How many there are of each kind."""
-        measured = sum(path.name == "measurement.arrow" for path in self.artifacts)
+        measured = sum(path.name == MEASUREMENT_FILE for path in self.artifacts)
         return {
             "artifacts": len(self.artifacts),
             "plans": len(self.plans),
             "modules": len(self.modules),
-            "measurements": measured,
+            "measurements": measured + len(self.measured),
             "records": len(self.records),
         }
+
+
+def _failed_measurements(found: _RunFiles, damaged: Collection[Path]) -> Iterator[str]:
+    """The measurements that contradict their plans, with what they say."""
+    sources: list[tuple[Path, Callable[[Path], Measurement | PipelineMeasurement]]] = [
+        *((path, read_measurement) for path in found.artifacts if path.name == MEASUREMENT_FILE),
+        *((path, read_pipeline_measurement) for path in found.measured),
+    ]
+    for path, read in sources:
+        if path not in damaged and (measured := read(path)).status == FAILED_STATUS:
+            yield f"{path}: the plan failed: {measured.message}"
 
 
 def _is_below(path: Path, folders: Collection[Path]) -> bool:
@@ -238,7 +264,8 @@ def _read_artifact(path: Path) -> None:
 def _check_records(found: _RunFiles, damaged: set[Path]) -> list[str]:
     """What is wrong with the records of how files were made, or with the files by their records."""
     sentences = []
-    files = [*found.artifacts, *found.plans, *found.modules, *found.pages]
+    made = (found.artifacts, found.plans, found.modules, found.pages, found.pipelines)
+    files = [path for paths in (*made, found.measured) for path in paths]
     for path in files:
         if (
             path not in damaged

@@ -11,6 +11,7 @@ from tightfit.schemas.config import EAGER_FOLDER, Config
 from tightfit.schemas.config_chains import CHAINS_FOLDER
 from tightfit.schemas.lineage import LINEAGE_FOLDER
 from tightfit.schemas.package_manifest import MANIFEST_NAME, read_manifest
+from tightfit.schemas.plan_folders import plan_folders
 from tightfit.util.errors import ArtifactError
 
 LOGS_FOLDER = "logs"
@@ -30,6 +31,7 @@ RESULT_FILES = {
     *("sequence.arrow", "schedule.arrow", "memory_timeline.arrow", "measurement.arrow"),
     *("chain.arrow", "streams.arrow", "pattern.arrow"),
     *("plan.json", "trace.json", "report.html", "report.done"),
+    *("chain.arrow", "pattern.arrow", "pipeline.json", "measurement.json"),
 }
 """What a run writes about a model, beside modules, records and sentences of errors."""
 SNAKEMAKE_TIMESTAMP = ".snakemake_timestamp"
@@ -38,6 +40,7 @@ SNAKEMAKE_TIMESTAMP = ".snakemake_timestamp"
 
 def find_stale_results(config: Config) -> Iterator[Path]:
     """The folders below the results that were made for what the configuration does not ask for."""
+    folders = plan_folders(config)
     for model in _result_folders(Path(config.results)):
         if model.name == CHAINS_FOLDER and config.chains:
             yield from _find_stale_chains(model, config)
@@ -47,6 +50,7 @@ def find_stale_results(config: Config) -> Iterator[Path]:
                 yield model
             continue
         wanted = {(asked.strategy, asked.directory) for asked in config.requests(model.name)}
+        wanted |= {(asked.kind, asked.strategy) for asked in folders if asked.model == model.name}
         beside = model / EAGER_FOLDER if config.models[model.name].fused else None
         yield from _find_stale_plans(model, wanted, beside)
         if beside is not None:

@@ -15,6 +15,7 @@ from tightfit.stages.generate.interface import constants_bytes, interface_text
 from tightfit.stages.generate.naming import UniqueNames, comment_text, format_megabytes, value_names
 from tightfit.stages.generate.operator_calls import OperatorBindings, op_statements
 from tightfit.stages.generate.package import zero_time_costs
+from tightfit.stages.generate.package_init import format_facts
 from tightfit.stages.generate.runtime_files import runtime_files
 from tightfit.stages.generate.step_program import SourceProgram
 from tightfit.stages.generate.step_writer import interface_program, write_program
@@ -33,9 +34,13 @@ def build_pipeline_package(
     are the graphs and schedules of its stages, `facts` the strategy, the machine and the sentence
     of its plan.
 
+    An infeasible plan has a package whose `load_pipeline` says why.
+
     Raises ScheduleError when the simulator refuses a schedule or the ranks, ArtifactError when the
     files are not of one pipeline.
     """
+    if not pipeline.feasible:
+        return {"__init__.py": _INFEASIBLE_TEMPLATE.format(**format_facts(facts)).encode()}
     check_interface(graph)
     if len(stages) != len(pipeline.stages):
         raise ArtifactError(f"the pipeline has {len(pipeline.stages)} stages, not {len(stages)}")
@@ -203,7 +208,7 @@ def _init_text(graph: Graph, pipeline: PipelineSchedule, facts: Mapping[str, Any
         programs=", ".join(f"stage_{stage.stage}" for stage in pipeline.stages),
         peaks=pipeline.peaks,
         count=pipeline.ranks,
-        **{name: repr(fact) for name, fact in facts.items()},
+        **format_facts(facts),
     )
 
 
@@ -247,4 +252,17 @@ def load_pipeline(model, rank=None, group=None, light=False):
         release_unused_parameters(model, INTERFACE, Path(__file__).parent, pipeline.rank)
         pipeline = PipelineRank(model, rank, group, INTERFACE, PROGRAMS, DRAWS)
     return pipeline
+'''
+
+_INFEASIBLE_TEMPLATE = '''"""A pipeline that fits no devices: `load_pipeline` says why."""
+
+STRATEGY = {strategy}
+MACHINE = {machine}
+MESSAGE = {message}
+RANKS = 0
+
+
+def load_pipeline(model, rank=None, group=None, light=False):
+    """Raises RuntimeError: there is no plan."""
+    raise RuntimeError(MESSAGE)
 '''

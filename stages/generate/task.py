@@ -133,8 +133,11 @@ class PackageTask:
         for stage in pipeline.stages:
             place = folder / stage_folder(stage.stage)
             own = read(place / "graph.arrow", GRAPH)
-            if read(place / "schedule.arrow", SCHEDULE).metadata.get("graph") != own.digest:
+            steps = read(place / "schedule.arrow", SCHEDULE)
+            if steps.metadata.get("graph") != own.digest:
                 raise ArtifactError(f"{place}: the schedule is one of another graph")
+            if steps.digest != stage.schedule:
+                raise ArtifactError(f"{place}: the schedule is one of another {PIPELINE_FILE}")
             stages.append(
                 (read_graph(place / "graph.arrow"), read_schedule(place / "schedule.arrow"))
             )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tightfit.schemas.plan_folders import PlanFolder, find_plan_folders
 from tightfit.util.command_line import LineageEntry
 from tightfit.util.errors import ArtifactError, ConfigError
 
@@ -103,23 +104,15 @@ def run(options: argparse.Namespace) -> None:
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
-    from tightfit.stages.report.chain_results import find_chain_plans
-    from tightfit.stages.report.load import (
-        MODEL_PAGE_FILE,
-        model_result_files,
-        run_result_files,
-    )
+    from tightfit.stages.report.load import MODEL_PAGE_FILE, model_result_files
 
     if options.pipeline is not None:
         from tightfit.schemas.pipeline import PIPELINE_FILE
 
         known = (options.measurement, options.trace)
-        read = [
-            options.pipeline / PIPELINE_FILE,
-            options.plan / "plan.json",
-            options.plan / PATTERN_FILE,
-        ]
-        read += [path for path in known[:1] if path]
+        read = [options.pipeline / PIPELINE_FILE, options.plan / "plan.json"]
+        pattern = options.plan / PATTERN_FILE
+        read += [path for path in (pattern if pattern.exists() else None, known[0]) if path]
         return [LineageEntry([options.out, *(path for path in known[1:] if path)], read)]
     if options.perfetto is not None:
         from tightfit.schemas.schedule import find_schedule_graph
@@ -136,9 +129,8 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
         files = model_result_files(options.model_dir, curves, options.points)
         return [LineageEntry([options.out], files)]
     if options.index is not None:
-        files = run_result_files(options.index, curves, _shown_points(options))
-        chains = find_chain_plans(options.index)
-        return [LineageEntry([options.out], [*files, *chains])]
+        files = _index_files(options.index, curves, _shown_points(options))
+        return [LineageEntry([options.out], files)]
     planned = _planned_points(options)
     pages = [
         LineageEntry(
@@ -147,11 +139,18 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
         )
         for folder in _failed_models(options)
     ]
-    files = [
-        *run_result_files(options.failed, curves, planned),
-        *find_chain_plans(options.failed),
-    ]
+    files = _index_files(options.failed, curves, planned)
     return [*pages, LineageEntry([options.out], files)]
+
+
+def _index_files(folder: Path, curves: bool, points: PlannedPoints | None) -> list[Path]:
+    """The artifacts and plans that an index shows."""
+    from tightfit.stages.report.chain_results import find_chain_plans
+    from tightfit.stages.report.load import run_result_files
+    from tightfit.stages.report.plan_readers import plan_row_files
+
+    models = run_result_files(folder, curves, points)
+    return [*models, *find_chain_plans(folder), *plan_row_files(folder)]
 
 
 def _shown_points(options: argparse.Namespace) -> PlannedPoints | None:
@@ -182,7 +181,7 @@ def _write_pipeline_page(options: argparse.Namespace) -> None:
         raise ConfigError("report needs --plan, the folder of the plan, with --pipeline")
     pipeline = read_pipeline(options.pipeline / PIPELINE_FILE)
     plan = read_pipeline_plan(options.plan / "plan.json")
-    pattern = read_pipeline_pattern(options.plan / PATTERN_FILE)
+    pattern = read_pipeline_pattern(options.plan / PATTERN_FILE) if pipeline.feasible else None
     measured = None
     if options.measurement is not None:
         measured = read_pipeline_measurement(options.measurement)
@@ -222,16 +221,19 @@ def _write_index_page(
     curves: bool,
     planned: PlannedPoints | None = None,
     chains: Sequence[Path] = (),
+    asked: Sequence[PlanFolder] | None = None,
     strict: bool = True,
 ) -> None:
     from tightfit.schemas.store import write_bytes
     from tightfit.stages.report.chain_results import chain_index_rows, read_chain_results
     from tightfit.stages.report.index_page import build_run_index
     from tightfit.stages.report.load import load_run_results
+    from tightfit.stages.report.plan_readers import read_plan_rows
     from tightfit.stages.report.render import render_index
 
     further = chain_index_rows(read_chain_results(folder, chains))
-    index = build_run_index(load_run_results(folder, planned, curves, strict), further)
+    models = load_run_results(folder, planned, curves, strict)
+    index = build_run_index(models, read_plan_rows(folder, asked), further)
     write_bytes(path, render_index(index).encode())
 
 
@@ -253,19 +255,23 @@ def _write_failed_pages(options: argparse.Namespace) -> None:
             damaged.append(str(error))
     (options.failed / "index.done").unlink(missing_ok=True)
     chains = [path for path in options.planned if _is_chain_plan(options, path)]
-    curves = not options.plans_only
-    _write_index_page(options.failed, options.out, curves, planned, chains, strict=False)
+    curves, asked = not options.plans_only, _planned_folders(options)
+    _write_index_page(options.failed, options.out, curves, planned, chains, asked, strict=False)
     if damaged:
         raise ArtifactError("; ".join(damaged))
 
 
 def _failed_models(options: argparse.Namespace) -> list[Path]:
-    """The folders of models of which something failed, or whose page a run has not come to."""
+    """The folders of models of which something failed, or whose page a run has not come to. A model
+    that has plans of no budget alone has no page."""
     from tightfit.stages.report.load import load_run_results
     from tightfit.stages.report.result_files import PAGE_DONE_FILE
 
-    folders = []
-    for model in load_run_results(options.failed, _planned_points(options), strict=False):
+    folders, points = [], _planned_points(options)
+    unpaged = {folder.model for folder in find_plan_folders(options.failed)}
+    for model in load_run_results(options.failed, points, strict=False):
+        if model.name in unpaged and not model.plans:
+            continue
         folder = options.failed / model.name
         failed = model.error or model.failures or any(plan.error for plan in model.plans)
         if failed or not (folder / PAGE_DONE_FILE).exists():
@@ -284,13 +290,19 @@ def _planned_points(options: argparse.Namespace) -> dict[str, list[str]] | None:
     """The points that a run was for, as strategy/budget, by model; None if that is not said."""
     points: dict[str, list[str]] = {}
     for path in options.planned:
-        if _is_chain_plan(options, path):
+        if _is_chain_plan(options, path) or PlanFolder.of_plan(path) is not None:
             continue
         if len(path.parts) < 4:
             raise ConfigError(f"--planned {path}: expected MODEL/STRATEGY/BUDGET/plan.json")
         model, strategy, budget = path.parts[-4:-1]
         points.setdefault(model, []).append(f"{strategy}/{budget}")
-    return points or None
+    return points if options.planned else None
+
+
+def _planned_folders(options: argparse.Namespace) -> list[PlanFolder]:
+    """The plans of no budget that a run was for."""
+    found = [PlanFolder.of_plan(path) for path in options.planned]
+    return [folder for folder in found if folder is not None]
 
 
 def _write_trace(options: argparse.Namespace) -> None:

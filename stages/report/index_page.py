@@ -16,6 +16,7 @@ from tightfit.stages.report.outcomes import (
     plan_outcome,
     reason_not_validated,
 )
+from tightfit.stages.report.plan_rows import PlanRow
 from tightfit.stages.report.tradeoff_plot import (
     model_frontiers,
     relative_points,
@@ -72,26 +73,35 @@ class RunIndex:
     words: list[str]
 
 
-def build_run_index(models: Sequence[ModelResults], further: Sequence[IndexRow] = ()) -> RunIndex:
-    """The index of a run, models in the order given, with `further` rows behind theirs, of what
-    has another page than a model."""
+def build_run_index(
+    models: Sequence[ModelResults],
+    plan_rows: Sequence[PlanRow] = (),
+    further: Sequence[IndexRow] = (),
+) -> RunIndex:
+    """The index of a run, models in the order given, each with its `plan_rows`, which are plans of
+    no budget, and `further` rows behind them, of what is no model."""
     rows: list[IndexRow] = []
     sparks = []
-    colors = strategy_colors(sorted({name for model in models for name in strategy_order(model)}))
+    named = {name for model in models for name in strategy_order(model)}
+    colors = strategy_colors(sorted(named | {row.folder.strategy for row in plan_rows}))
     for number, model in enumerate(models):
         spark, scales = _build_sparkline(model, f"curve-{number}")
         if spark is not None:
             sparks.append(spark)
         rows += _model_rows(model, colors, spark.id if spark else "", scales)
-    rows += further
-    others = list(dict.fromkeys(row.model for row in further))
-    plans = sum(len(model.plans) for model in models)
+        own = [row for row in plan_rows if row.folder.model == model.name]
+        rows += [_plan_row_line(row, colors) for row in own if row.status or not model.error]
+    names = [model.name for model in models]
+    alone = [row for row in plan_rows if row.folder.model not in names]
+    rows += [*(_plan_row_line(row, colors) for row in alone), *further]
+    names += dict.fromkeys([*(row.folder.model for row in alone), *(row.model for row in further)])
+    plans = sum(len(model.plans) for model in models) + sum(bool(row.status) for row in plan_rows)
     plans += sum(row.word not in ("not planned", "failed") for row in further)
     return RunIndex(
         rows=rows,
         sparks=sparks,
-        tally=_count_outcomes(len(models) + len(others), plans, rows),
-        models=[*(model.name for model in models), *others],
+        tally=_count_outcomes(len(names), plans, rows),
+        models=names,
         strategies=sorted({row.strategy for row in rows if row.strategy}),
         words=sorted({row.word for row in rows}),
     )
@@ -207,6 +217,30 @@ def _plan_row(
         words=found.message if found.state == "bad" else _row_note(result),
         spark=spark,
         dot=dot,
+    )
+
+
+def _plan_row_line(row: PlanRow, colors: dict[str, int]) -> IndexRow:
+    """A plan of no budget; its strategy says what kind of plan it is."""
+    folder, found = row.folder, row.outcome
+    place = "/".join(map(quote, (folder.model, folder.kind, folder.strategy)))
+    return IndexRow(
+        model=folder.model,
+        strategy=folder.strategy,
+        budget=row.target,
+        budget_bytes=None,
+        link="" if row.page is None else f"{place}/{row.page.name}",
+        ink=colors[folder.strategy],
+        state=found.state,
+        word=found.word,
+        predicted=row.predicted,
+        measured=found.peak if found.measured else None,
+        ratio=found.ratio,
+        scattered=found.scattered,
+        gap=row.gap,
+        words=found.message if found.state == "bad" else row.note,
+        spark="",
+        dot=None,
     )
 
 

@@ -109,15 +109,23 @@ class PipelinePage:
 def build_pipeline_page(
     pipeline: PipelineSchedule,
     plan: PipelinePlan,
-    pattern: PipelinePattern,
+    pattern: PipelinePattern | None,
     measured: PipelineMeasurement | None,
 ) -> PipelinePage:
-    """The page of a pipeline, with what was measured where it was."""
-    pictures = [build_gantt_chart("As planned", planned_spans(pattern, pipeline.microbatches))]
-    if measured is not None:
+    """The page of a pipeline, with what was measured where it was. A plan that is infeasible has no
+    pattern, and nothing is drawn of it."""
+    pictures = []
+    if pattern is not None:
+        spans = planned_spans(pattern, pipeline.microbatches)
+        pictures.append(build_gantt_chart("As planned", spans))
+    if measured is not None and measured.ranks:
         pictures.append(build_gantt_chart("As it ran", measured_spans(pipeline, measured)))
     failed = measured is not None and measured.status == FAILED_STATUS
-    said = plan.message if measured is None else f"{plan.message} {measured.message}."
+    said = plan.message
+    if measured is not None and measured.ranks:
+        said += f" {measured.message}."
+    elif measured is None:
+        said += " It was not run."
     return PipelinePage(
         model=pipeline.model,
         strategy=plan.strategy,
@@ -249,11 +257,13 @@ def _rank_rows(
 
 
 def build_pipeline_trace(
-    pipeline: PipelineSchedule, pattern: PipelinePattern, measured: PipelineMeasurement | None
+    pipeline: PipelineSchedule,
+    pattern: PipelinePattern | None,
+    measured: PipelineMeasurement | None,
 ) -> dict[str, Any]:
     """The trace document for Perfetto: a process for each rank, or device and link by the pattern,
-    with its bytes as a counter where the rank ran."""
-    lanes = planned_spans(pattern, pipeline.microbatches)
+    with its bytes as a counter where the rank ran; none where there is no pattern."""
+    lanes = planned_spans(pattern, pipeline.microbatches) if pattern is not None else {}
     events: list[dict[str, Any]] = []
     if measured is not None:
         lanes = measured_spans(pipeline, measured)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from tightfit.schemas.config import Config, read_config
 from tightfit.schemas.measurement import Measurement
 from tightfit.schemas.plan import GpuMemory, Plan
+from tightfit.schemas.plan_folders import plan_folders
 from tightfit.stages.report.chain_results import NOT_RUN, ChainPlanResult, find_chain_plans
 from tightfit.stages.report.formatting import (
     format_bytes,
@@ -29,6 +30,8 @@ from tightfit.stages.report.load import (
     upstream_error_log,
 )
 from tightfit.stages.report.outcomes import plan_outcome, reason_not_validated
+from tightfit.stages.report.plan_readers import read_plan_rows
+from tightfit.stages.report.plan_rows import PlanRow
 from tightfit.util.budget import NO_BUDGET
 from tightfit.util.errors import ConfigError
 from tightfit.util.processes import is_file_locked
@@ -187,11 +190,11 @@ def run(options: argparse.Namespace) -> int:
     if options.results is None and config is None:
         raise ConfigError("summary needs a folder of results or --configuration")
     folder = options.results or Path(config.results if config else "")
-    lines = [
-        line
-        for name in _model_names(folder, config)
-        for line in _summary_rows(folder / name, config)
-    ]
+    plan_rows = read_plan_rows(folder, None if config is None else plan_folders(config))
+    lines: list[SummaryRow] = []
+    for name in _model_names(folder, config):
+        lines += _summary_rows(folder / name, config)
+        lines += [_summarize_plan_row(row) for row in plan_rows if row.folder.model == name]
     lines += _chain_rows(folder, config)
     print_summary(lines, folder)
     return int(config is not None and any(line.plan_status in config.fail_on for line in lines))
@@ -224,7 +227,7 @@ def print_summary(lines: list[SummaryRow], folder: Path) -> None:
         ("report", "left"),
     ]:
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    before = None
+    before, shown = None, set[str]()
     for line in lines:
         if before not in (None, line.model):
             table.add_section()
@@ -239,9 +242,10 @@ def print_summary(lines: list[SummaryRow], folder: Path) -> None:
             line.measured,
             line.time,
             line.gap,
-            line.report if first else "",
+            line.report if line.report not in shown else "",
         )
         before = line.model
+        shown.add(line.report)
     console.print(table)
     if any(line.time.endswith("?") for line in lines):
         console.print(SCATTERED_NOTE, markup=False, highlight=False, soft_wrap=True)
@@ -395,6 +399,28 @@ def _plan_summary(folder: Path, result: PlanResult, report: str) -> SummaryRow:
         slow,
         _kernel_kind(plan),
         plan.status if validated is None else validated.status,
+    )
+
+
+def _summarize_plan_row(row: PlanRow) -> SummaryRow:
+    """The line of a plan that is of no budget."""
+    found, runs = row.outcome, is_file_locked(row.log)
+    note = found.message if found.state == "bad" else ""
+    if row.log is not None:
+        note += f" (see {row.log})"
+    return SummaryRow(
+        row.folder.model,
+        row.folder.strategy,
+        row.target,
+        RUNNING if runs else found.word,
+        "" if row.predicted is None else format_bytes(row.predicted),
+        format_bytes(found.peak) if found.measured and found.peak is not None else "",
+        "" if found.ratio is None else format_ratio(found.ratio, found.scattered),
+        "" if row.gap is None else format_percent(row.gap),
+        "" if row.page is None else str(row.page),
+        "warning" if runs else found.state,
+        "" if runs or found.word == "not planned" else note,
+        plan_status=row.status,
     )
 
 

@@ -21,6 +21,9 @@ from tightfit.util.command_line import LineageEntry, parse_count
 from tightfit.util.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tightfit.schemas.pipeline import PipelineSchedule
+    from tightfit.schemas.pipeline_measurement import PipelineMeasurement
+    from tightfit.schemas.pipeline_plan import PipelinePlan
     from tightfit.stages.torch_utils.model_factory import BuiltModel
     from tightfit.stages.validate.measure import OriginalMeasurement
     from tightfit.stages.validate.validate import Validation
@@ -140,8 +143,7 @@ def run(options: argparse.Namespace) -> int:
     from tightfit.util.command_line import is_standalone, print_status
 
     if options.pipeline is not None:
-        _run_pipeline(options)
-        return 0
+        return _run_pipeline(options)
     path = find_package_graph(options.module, options.graph)
     graph, plan = read_graph(path), read_predictions(options.plan)
     check_package_sources(options.module, store.read_header(path).digest, plan_digest(options.plan))
@@ -270,33 +272,53 @@ def _add_eager_fallback(
     return replace(result, measurement=replace(found, message=said))
 
 
-def _run_pipeline(options: argparse.Namespace) -> None:
-    """Runs the ranks of a pipeline on this machine."""
+def _run_pipeline(options: argparse.Namespace) -> int:
+    """Runs the ranks of a pipeline on this machine, prints the status and returns the exit code;
+    of an infeasible plan nothing is built."""
     from tightfit.schemas.graph.training_graph import GRAPH
     from tightfit.schemas.pipeline import PIPELINE_FILE, read_pipeline
     from tightfit.schemas.pipeline_measurement import FAILED_STATUS, write_pipeline_measurement
     from tightfit.schemas.pipeline_plan import read_pipeline_plan
-    from tightfit.stages.torch_utils.custom_operators import register_operators
-    from tightfit.stages.validate.load import load_package
-    from tightfit.stages.validate.pipeline import ModelSource, validate_pipeline
-    from tightfit.util.errors import ModelError
-    from tightfit.util.progress import ProgressPrinter
+    from tightfit.util.command_line import is_standalone, print_status
 
     pipeline, plan = (
         read_pipeline(options.pipeline / PIPELINE_FILE),
         read_pipeline_plan(options.plan),
     )
-    if [store.read(path, GRAPH).digest for path in options.graph] != [pipeline.graph]:
+    [graph] = [store.read(path, GRAPH).digest for path in options.graph]
+    if graph != pipeline.graph:
         raise ConfigError(f"{options.pipeline}: is the pipeline of another graph")
+    check_package_sources(options.module, graph, plan_digest(options.plan))
+    measured = _measure_pipeline(options, pipeline, plan)
+    write_pipeline_measurement(options.out, measured)
+    print_status(measured.status, measured.message, options)
+    return int(measured.status == FAILED_STATUS and is_standalone(options))
+
+
+def _measure_pipeline(
+    options: argparse.Namespace, pipeline: PipelineSchedule, plan: PipelinePlan
+) -> PipelineMeasurement:
+    """What the ranks of a pipeline are found to do."""
+    import torch
+
+    from tightfit.stages.torch_utils.custom_operators import register_operators
+    from tightfit.stages.validate.load import load_package
+    from tightfit.stages.validate.pipeline import (
+        ModelSource,
+        infeasible_measurement,
+        validate_pipeline,
+    )
+    from tightfit.util.progress import ProgressPrinter
+
+    if not pipeline.feasible:
+        return infeasible_measurement(pipeline, plan)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     load_package(options.module)
     source = ModelSource(options.factory, parse_factory_arguments(options), options.search_path)
     with register_operators(options.operators, options.search_path):
         printer = ProgressPrinter(f"{pipeline.model}: running its pipeline", "steps")
-        measured = validate_pipeline(source, pipeline, plan, Path(options.module), printer.report)
-    write_pipeline_measurement(options.out, measured)
-    print(measured.message)
-    if measured.status == FAILED_STATUS:
-        raise ModelError(measured.message)
+        return validate_pipeline(source, pipeline, plan, Path(options.module), printer.report)
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:

@@ -292,6 +292,13 @@ def _run_ranks(job: RankJob, pipeline: PipelineSchedule) -> list[MeasuredRank]:
     return ranks
 
 
+def infeasible_measurement(pipeline: PipelineSchedule, plan: PipelinePlan) -> PipelineMeasurement:
+    """What there is to say of a plan that has no ranks."""
+    return PipelineMeasurement(
+        pipeline.model, plan.strategy, plan.status, plan.message, pipeline.microbatches, 0.0, []
+    )
+
+
 def _build_measurement(
     pipeline: PipelineSchedule, plan: PipelinePlan, ranks: list[MeasuredRank], seconds: float
 ) -> PipelineMeasurement:

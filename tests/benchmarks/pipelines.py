@@ -13,10 +13,11 @@ import numpy as np
 from tests.benchmarks.long_chains import random_chain
 from tests.benchmarks.madpipe_networks import DEEP, NETWORKS, Network, chain_of_network
 from tightfit.schemas.chain import Chain
+from tightfit.schemas.pipeline_devices import PipelineLink
 from tightfit.stages.combine.pipeline.allocation import Allocation, build_pattern
 from tightfit.stages.combine.pipeline.allocator import AllocationProblem, load_allocator
 from tightfit.stages.combine.pipeline.contiguous import min_one_f_one_b_period, min_period_partition
-from tightfit.stages.combine.pipeline.layers import PipelineLayers, PipelineLink, layers_of_chain
+from tightfit.stages.combine.pipeline.layers import PipelineLayers, layers_of_chain
 from tightfit.stages.combine.pipeline.stage_recompute import (
     StageRecomputePlanner,
     build_stage_options,

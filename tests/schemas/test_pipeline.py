@@ -1,4 +1,4 @@
-"""`tightfit.pipeline/2` and what was measured of one: round trips, and what is refused."""
+"""`tightfit.pipeline/3` and what was measured of one: round trips, and what is refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PIPELINE = PipelineSchedule(
     devices=["cpu:0", "cpu:1"],
     memory=[100, 100],
     microbatches=2,
-    stages=[PipelineStage(1, 0, 1, 2, True), PipelineStage(2, 1, 3, 4, False)],
+    stages=[PipelineStage(1, 0, 1, 2, True, "1" * 64), PipelineStage(2, 1, 3, 4, False)],
     parcels=[PipelineTransfer(7, (1, "forward"), [(2, "forward"), (1, "sum")], 8)],
     shared=[SharedGradient(3, 1, [9, 8], [0, 1])],
     actions=[
@@ -61,6 +61,14 @@ def test_a_pipeline_comes_back(tmp_path: Path) -> None:
     assert PIPELINE.words(0) == ["0F0"] and PIPELINE.words(1) == ["1B1"]
 
 
+def test_a_pipeline_of_nothing_comes_back(tmp_path: Path) -> None:
+    """An infeasible plan has one."""
+    nothing = PipelineSchedule("model", "0" * 64, [], [], 2, [], [], [], [])
+    write_pipeline(tmp_path / "pipeline.json", nothing)
+    assert read_pipeline(tmp_path / "pipeline.json") == nothing
+    assert PIPELINE.feasible and not nothing.feasible
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -69,6 +77,10 @@ def test_a_pipeline_comes_back(tmp_path: Path) -> None:
         ({"actions": [[]]}, "not every rank has its actions"),
         ({"peaks": [1]}, "not every rank has its bytes"),
         ({"stages": [PipelineStage(1, 2, 1, 2, True)]}, "stage 1 is out of its place"),
+        (
+            {"stages": [PipelineStage(1, 0, 1, 2, True, 7)]},  # type: ignore[arg-type]
+            "stage 1 names no schedule",
+        ),
         ({"parcels": [PipelineTransfer(7, (3, "forward"), [], 8)]}, "parcel 0 is amiss"),
         ({"actions": [[RankAction("forward", 3, 0)], []]}, "action 0 of rank 0 names what"),
         ({"actions": [[RankAction("send", 0, 2, 1)], []]}, "action 0 of rank 0 names what"),

@@ -90,6 +90,19 @@ def test_equal_rows_give_equal_bytes(tmp_path: Path) -> None:
     assert store.write(tmp_path / "c", KIND, [{**ROW, "bytes": 4097}]) != first
 
 
+def test_an_artifact_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "small.arrow"
+    digest = store.write(path, SMALL, [{"name": "one"}])
+    os.utime(path, ns=(7, 7))
+    assert store.write(path, SMALL, [{"name": "one"}]) == digest
+    assert path.stat().st_mtime_ns == 7
+    assert store.write(path, SMALL, [{"name": "two"}]) != digest
+    assert store.read(path, SMALL).rows == [{"name": "two"}]
+    path.write_bytes(path.read_bytes()[:-1])
+    store.write(path, SMALL, [{"name": "two"}])
+    assert store.read(path, SMALL).rows == [{"name": "two"}]
+
+
 def test_an_artifact_without_rows(tmp_path: Path) -> None:
     store.write(tmp_path / "empty", KIND, [])
     assert store.read(tmp_path / "empty", KIND).rows == []

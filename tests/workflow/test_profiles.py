@@ -4,6 +4,7 @@ a real one."""
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shutil
 from pathlib import Path
@@ -50,6 +51,24 @@ def test_pods_are_given_all_that_the_index_is_made_of(
         "keep_all/none/measurement.arrow",
         "keep_all/none/plan.json",
     }
+
+
+def test_pods_are_given_the_folders_of_pipelines(
+    workplace: Workplace, tiny: dict[str, Any]
+) -> None:
+    need("kubernetes")
+    devices = [{"name": name, "memory": 10**9} for name in ("cpu:0", "cpu:1")]
+    links = [{"between": ["cpu:0", "cpu:1"], "bandwidth": 1e9}]
+    document = {"artifact": "tightfit.machine/1", "name": "two"}
+    described = workplace.folder / "two.json"
+    described.write_text(json.dumps({**document, "devices": devices, "links": links}))
+    pipeline = {"machine": "two.json", "strategies": ["one_f_one_b"]}
+    workplace.configure({"models": {"tiny": {**tiny, "pipeline": pipeline}}})
+    result = workplace.snakemake("--filegraph", profile="kubernetes")
+    assert result.returncode == 0, result.stderr
+    index = next(part for part in result.stdout.split("shape=none") if ">index<" in part)
+    read = re.findall(r"/tightfit/run/results/tiny/pipeline/one_f_one_b/([a-z/.]+)", index)
+    assert set(read) == {"report.html", "plan", "ranks", "measurement.json"}
 
 
 @pytest.mark.sample(3)

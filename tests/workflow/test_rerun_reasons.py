@@ -20,6 +20,7 @@ CODE = "code of generate 0123456789abcdef"
 SOURCE = "source 0123456789abcdef"
 FOLLOWS = "Input files updated by another job: results/a/graph.arrow"
 MODEL = {"model": "a"}
+PIPELINE = {**MODEL, "allocator": "madpipe"}
 POINT = {**MODEL, "strategy": "rotor", "budget": "80pct"}
 
 
@@ -41,6 +42,11 @@ def params(now: str) -> str:
             Job("profile", MODEL, params(f"machine {'0' * 64}")),
             "the device is described, or its description was edited",
         ),
+        (
+            Job("allocate", PIPELINE, params(f"pipeline on machine {'0' * 64}")),
+            "the description of its pipeline's machine was edited",
+        ),
+        (Job("allocate", PIPELINE, "Missing output files: p"), "the pipeline by madpipe is new"),
         (Job("generate", POINT, params(CODE)), "the code of the stage generate changed"),
         *(
             (Job(rule, POINT, "Missing output files: f"), "the strategy rotor is new")

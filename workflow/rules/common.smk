@@ -16,9 +16,15 @@ sys.path[:0] = CHECKOUT
 
 from tightfit.util.budget import NO_BUDGET
 from tightfit.schemas.config import EAGER_FOLDER, parse_config, require_folders
+from tightfit.schemas.config_pipeline import PIPELINE_FOLDER
+from tightfit.schemas.plan_folders import plan_folders
 from tightfit.util.errors import ConfigError
 from tightfit.util.code_fingerprint import factory_fingerprint, stage_fingerprint
-from tightfit.util.strategies import KEEP_ALL, STRATEGIES
+from tightfit.util.strategies import (
+    ALLOCATORS,
+    KEEP_ALL,
+    STRATEGIES,
+)
 
 if not config.keys() & {"models", "chains"}:
 
@@ -47,6 +53,7 @@ if SETTINGS.disk:
 MODEL = f"{SETTINGS.results}/{{model}}"
 STRATEGY = f"{MODEL}/{{strategy}}"
 POINT = f"{STRATEGY}/{{budget}}"
+PIPELINE = f"{MODEL}/{PIPELINE_FOLDER}/{{allocator}}"
 KEEP_ALL_POINT = f"{MODEL}/{KEEP_ALL}/{NO_BUDGET}"
 DONE = f"{SETTINGS.results}/index.done"
 LINK = f"{SETTINGS.results}/machine_{{device}}.json"
@@ -81,6 +88,11 @@ def one_of(names):
     return "|".join(map(re.escape, names)) or "(?!)"
 
 
+# Models that are planned for one device, and the folders of plans that are of no budget.
+PAGED = [name for name in SETTINGS.models if SETTINGS.requests(name)]
+PLAN_FOLDERS = [folder.path(SETTINGS.results) for folder in plan_folders(SETTINGS)]
+INDEXED = [folder / "report.html" for folder in PLAN_FOLDERS]
+
 # Models whose small ops run as groups, each a single kernel.
 FUSED = [name for name, model in SETTINGS.models.items() if model.fused]
 EAGER = [name for name in SETTINGS.models if name not in FUSED]
@@ -99,9 +111,10 @@ TRACED = expand(f"{MODEL}/graph.arrow", model=EAGER + RIVALS) + expand(
 
 wildcard_constraints:
     model=one_of([*SETTINGS.models, *RIVALS]),
-    strategy="[a-z_]+",
+    strategy=one_of(STRATEGIES),
     budget="[A-Za-z0-9.]+",
     device="[a-z0-9:]+",
+    allocator=one_of(ALLOCATORS),
 
 
 def model_of(wildcards):
@@ -228,6 +241,74 @@ def carries(wildcards, what):
 def of_libraries(wildcards):
     """How many threads libraries that a module carries are compiled for."""
     return workflow.cores if carries(wildcards, "with_libraries") else 1
+
+
+def whole_folder(folder, file):
+    """A folder that a job writes: the one file of it that names the others, whose content says
+    whether anything changed; the folder where jobs see what is declared alone."""
+    return directory(folder) if APART else f"{folder}/{file}"
+
+
+def folder_of(path):
+    """That folder, by what stands for it."""
+    return path if APART else str(Path(path).parent)
+
+
+def stage_options(wildcards):
+    """The options of blocks, where stages of a pipeline recompute by them."""
+    recompute = model_of(wildcards).pipeline.recompute_of(wildcards.allocator)
+    files = expand(f"{MODEL}/options.arrow", model=wildcards.model)
+    return files if recompute == "rockmate" else []
+
+
+def given_stage_options(wildcards, input):
+    """Names them as options of a stage."""
+    return [word for file in input.options for word in ("--options", file)]
+
+
+def allocation_settings(wildcards):
+    """Says as options of a stage how a pipeline is planned."""
+    pipeline = model_of(wildcards).pipeline
+    return pipeline.plan_options(wildcards.allocator, model_of(wildcards).step_engine)
+
+
+def described_pipeline(wildcards):
+    """The digest of the description of a pipeline's machine."""
+    return f"pipeline on {machine_digest(model_of(wildcards).pipeline.machine)}"
+
+
+def runs_here(model):
+    """Whether the pipeline of a model runs on this machine."""
+    return (
+        SETTINGS.models[model].pipeline.on_cpus and not SETTINGS.models[model].machine
+    )
+
+
+def measured_pipeline(wildcards):
+    """The measurement of a pipeline that runs here."""
+    files = expand(f"{PIPELINE}/measurement.json", **wildcards)
+    return files if runs_here(wildcards.model) else []
+
+
+def compared_pipelines():
+    """What the index reads of pipelines beside their pages, where it has to be declared."""
+    names = {True: ["plan", "ranks", "measurement.json"], False: ["plan", "ranks"]}
+    return [
+        path
+        for model, chosen in SETTINGS.models.items()
+        if chosen.pipeline and APART
+        for path in expand(
+            f"{PIPELINE}/{{file}}",
+            model=model,
+            allocator=chosen.pipeline.strategies,
+            file=names[runs_here(model)],
+        )
+    ]
+
+
+def given_measurement(wildcards, input):
+    """Names it as options of a stage."""
+    return [word for file in input.measurement for word in ("--measurement", file)]
 
 
 def plan_beside(wildcards):

@@ -45,8 +45,9 @@ rule report:
 
 rule index:
     input:
-        expand(f"{MODEL}/report.done", model=SETTINGS.models),
-        expand(f"{MODEL}/report.html", model=SETTINGS.models),
+        expand(f"{MODEL}/report.done", model=PAGED),
+        expand(f"{MODEL}/report.html", model=PAGED),
+        INDEXED,
         [path for model in SETTINGS.models for path in compared(model)],
         lambda wildcards: [*FURTHER_PAGES, *FURTHER_PLANS],
     output:
@@ -90,5 +91,6 @@ onerror:
                 for path in of_plans(name, "plan.json")
             ),
             *FURTHER_PLANS,
+            *(folder / "plan/plan.json" for folder in PLAN_FOLDERS),
         ]
     )

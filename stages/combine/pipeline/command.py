@@ -30,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Writes what the ranks run and prints what each of them has."""
     pipeline = _parse_task(options).run(StageProgress())
+    if not pipeline.feasible:
+        print(f"{pipeline.model}: the plan is infeasible, so that no rank has anything to run")
     for rank, name in enumerate(pipeline.devices):
         own = [str(stage.stage) for stage in pipeline.stages if stage.rank == rank]
         print(

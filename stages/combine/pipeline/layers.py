@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from tightfit.schemas.chain import Chain
+from tightfit.schemas.pipeline_devices import MAX_DEVICE_BYTES, PipelineLink
 from tightfit.schemas.sequence import ChainOperation
 from tightfit.stages.combine.array_types import IntArray
 
@@ -54,7 +55,7 @@ class StageOptionTable:
 
 TICK_BITS = 40
 """All times together are about 2 to the power of so many ticks."""
-NO_LIMIT = 1 << 59
+NO_LIMIT = MAX_DEVICE_BYTES
 """Bytes or ticks that nothing reaches."""
 
 
@@ -187,18 +188,6 @@ class PipelineLayers:
             self, weight=nothing, stored=nothing, forward_work=nothing, backward_work=nothing,
             output=nothing, gradient=nothing, buffer=nothing, stage_options=None,
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class PipelineLink:
-    """How fast a link is: bytes a second, and seconds that any transfer takes."""
-
-    bandwidth: float = math.inf
-    latency: float = 0.0
-
-    def seconds(self, size: int) -> float:
-        """How long a transfer takes."""
-        return self.latency + size / self.bandwidth
 
 
 def layers_of_chain(

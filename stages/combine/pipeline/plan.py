@@ -3,15 +3,12 @@ what it gave, and says how good it is; or what is known to work, where nothing f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from tightfit.schemas.block_options import BlockOption
 from tightfit.schemas.chain import Chain
-from tightfit.schemas.machine import Machine
-from tightfit.schemas.pipeline_devices import find_uniform_devices
+from tightfit.schemas.pipeline_devices import PipelineDevices
 from tightfit.schemas.pipeline_pattern import PipelinePattern
 from tightfit.schemas.pipeline_plan import PipelinePlan, PlannedDevice, PlannedStage
 from tightfit.schemas.plan import optimality_gap
@@ -23,40 +20,13 @@ from tightfit.stages.combine.pipeline.allocator import (
     Allocator,
 )
 from tightfit.stages.combine.pipeline.contiguous import bisect_min, min_device_memory
-from tightfit.stages.combine.pipeline.layers import (
-    NO_LIMIT,
-    PipelineLayers,
-    PipelineLink,
-    layers_of_chain,
-)
+from tightfit.stages.combine.pipeline.layers import PipelineLayers, layers_of_chain
 from tightfit.stages.combine.pipeline.stage_recompute import (
     StageRecomputePlanner,
     build_stage_options,
 )
 from tightfit.stages.simulate.pipeline_pattern import PatternResult, simulate_pattern
-from tightfit.util.errors import ConfigError
 from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
-
-
-@dataclass(frozen=True)
-class PipelineDevices:
-    """Names of devices, the bytes that each has, and the wire of any link between two."""
-
-    names: tuple[str, ...]
-    memory: int
-    link: PipelineLink
-
-
-def check_uniform_devices(machine: Machine, path: Path | str, contiguous: bool) -> PipelineDevices:
-    """The devices of a machine. Raises ConfigError, which names the file, where these are none that
-    pipelines take (`find_uniform_devices`), or have more memory than is counted."""
-    found = find_uniform_devices(machine, path, contiguous)
-    if found.memory >= NO_LIMIT:
-        raise ConfigError(f"{path}: {found.memory} bytes of memory are more than any device has")
-    link = found.link
-    wire = PipelineLink(math.inf) if link is None else PipelineLink(link.bandwidth, link.latency)
-    return PipelineDevices(found.names, found.memory, wire)
-
 
 OPTIMALITY_TOLERANCE = 1e-5
 """A period that is no further above its bound, in shares of itself, is optimal: ten times the

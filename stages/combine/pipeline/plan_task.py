@@ -53,11 +53,12 @@ class PipelineTask:
         from tightfit.schemas.chain import CHAIN, read_chain
         from tightfit.schemas.lineage import remove_with_lineage
         from tightfit.schemas.machine import read_machine
+        from tightfit.schemas.pipeline_devices import check_uniform_devices
         from tightfit.schemas.pipeline_pattern import write_pipeline_pattern
         from tightfit.schemas.pipeline_plan import write_pipeline_plan
         from tightfit.schemas.sequence import write_sequence
         from tightfit.stages.combine.pipeline.allocator import load_allocator
-        from tightfit.stages.combine.pipeline.plan import check_uniform_devices, plan_pipeline
+        from tightfit.stages.combine.pipeline.plan import plan_pipeline
 
         if (self.options is not None) != (self.stage_recompute == "rockmate"):
             raise ConfigError("--options and --stage-recompute rockmate are given together")

@@ -109,6 +109,14 @@ def split_pipeline(
     return SplitPipeline(played, graphs, schedules)
 
 
+def infeasible_pipeline(graph: Graph, digest: str, microbatches: int) -> SplitPipeline:
+    """The pipeline of an infeasible plan of a step: it has no ranks."""
+    nothing = PipelineSchedule(
+        graph.model, digest, [], [], microbatches, stages=[], parcels=[], shared=[], actions=[]
+    )
+    return SplitPipeline(nothing, [], [])
+
+
 def _check_plan(graph: Graph, blocks: Blocks, plan: PipelinePlan) -> None:
     if plan.status == "infeasible":
         raise ConfigError(f"there is no pipeline to split: {plan.message}")

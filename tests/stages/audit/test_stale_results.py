@@ -128,7 +128,7 @@ def test_an_audit_tells_what_is_left_over_and_does_not_judge_it(
 
 def test_all_that_the_rules_write_is_known() -> None:
     rules = (Path(__file__).parents[3] / "workflow" / "rules").glob("*.smk")
-    written = re.findall(r"(?:MODEL|STRATEGY|POINT)\}/([a-z.]+\.[a-z]+)", _text(rules))
+    written = re.findall(r"(?:MODEL|STRATEGY|POINT|PIPELINE)\}/([a-z.]+\.[a-z]+)", _text(rules))
     assert "hierarchy.arrow" in written and "measurement.arrow" in written
     assert set(written) <= RESULT_FILES
 

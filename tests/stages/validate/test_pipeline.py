@@ -13,7 +13,9 @@ from tests.stages.validate.pipelines import lonely, machine
 from tightfit.__main__ import main
 from tightfit.schemas.pipeline import read_pipeline
 from tightfit.schemas.pipeline_measurement import read_pipeline_measurement
+from tightfit.schemas.pipeline_plan import read_pipeline_plan
 from tightfit.stages.audit.audit import audit
+from tightfit.stages.validate.load import load_package
 
 
 def commands(
@@ -114,6 +116,22 @@ def _bad_input(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         return said
 
     assert "expected 1 to 4096" in refused("pipeline", microbatches="0")
-    machine(folder / "machine.json", 2, 20)
-    assert main(["chain", *words["chain"]]) == 0
-    assert "there is no pipeline to split: The chain does not fit" in refused("pipeline")
+
+
+def test_an_infeasible_plan_goes_through_all_stages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As that of a budget does: the package, the measurement and the page say what it is."""
+    for command, words in commands(tmp_path, 20, how="one_f_one_b").items():
+        assert main([command, *words]) == 0, command
+    assert "the plan is infeasible, so that no rank has anything to run" in capsys.readouterr().out
+    plan = read_pipeline_plan(tmp_path / "plan" / "plan.json")
+    assert plan.status == "infeasible" and plan.message.startswith("The chain does not fit")
+    assert not read_pipeline(tmp_path / "ranks" / "pipeline.json").feasible
+    with pytest.raises(RuntimeError, match="The chain does not fit"):
+        load_package(tmp_path / "module").load_pipeline(None)
+    measured = read_pipeline_measurement(tmp_path / "measurement.json")
+    assert (measured.status, measured.message) == (plan.status, plan.message)
+    page = (tmp_path / "report.html").read_text()
+    assert f"Infeasible: {plan.message}" in page and "<rect" not in page
+    assert not audit(tmp_path).complaints

@@ -113,7 +113,9 @@ def _missing_cause(job: WorkflowJob) -> str:
         if job.wildcards["budget"] == NO_BUDGET:
             return f"the strategy {strategy} is new"
         return f"the budget {job.wildcards['budget']} is new for {strategy}"
-    if job.rule == "compile_search":
+    if job.rule == "allocate":
+        return f"the pipeline by {job.wildcards['allocator']} is new"
+    if job.rule in ("compile_search", "chain"):
         return ""
     files = job.reason.partition("Missing output files: ")[2].partition(";")[0]
     return f"missing: {files}"
@@ -127,6 +129,8 @@ def _changed_cause(reason: str) -> str:
         return f"the code of the stage {stages[0]} changed"
     if re.search(r"source [0-9a-f]{16}", new):
         return "its source, or what that imports, was edited"
+    if re.search(r"pipeline on machine [0-9a-f]{16}", new):
+        return "the description of its pipeline's machine was edited"
     if re.search(r"machine [0-9a-f]{16}", new):
         return "the device is described, or its description was edited"
     if "--threads" in new:

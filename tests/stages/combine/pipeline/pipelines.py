@@ -12,13 +12,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tightfit.schemas.chain import Chain, ChainPosition
+from tightfit.schemas.pipeline_devices import PipelineLink
 from tightfit.stages.combine.pipeline.allocation import Allocation, Stage
-from tightfit.stages.combine.pipeline.layers import (
-    NO_LIMIT,
-    PipelineLayers,
-    PipelineLink,
-    layers_of_chain,
-)
+from tightfit.stages.combine.pipeline.layers import NO_LIMIT, PipelineLayers, layers_of_chain
 
 CASES = Path(__file__).parents[3] / "cases"
 ENOUGH = NO_LIMIT - 1

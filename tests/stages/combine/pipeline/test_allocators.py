@@ -23,6 +23,7 @@ from tests.stages.combine.pipeline.pipelines import (
     wire_of_case,
 )
 from tightfit.schemas.chain import Chain, ChainPosition
+from tightfit.schemas.pipeline_devices import PipelineDevices
 from tightfit.stages.combine.milp import EXACT_LIMITS
 from tightfit.stages.combine.pipeline.allocation import Allocation, Stage, build_pattern
 from tightfit.stages.combine.pipeline.allocator import (
@@ -35,7 +36,6 @@ from tightfit.stages.combine.pipeline.layers import PipelineLayers, layers_of_ch
 from tightfit.stages.combine.pipeline.periodic_schedule import schedule_periodic
 from tightfit.stages.combine.pipeline.plan import (
     OPTIMALITY_TOLERANCE,
-    PipelineDevices,
     PipelineSettings,
     plan_pipeline,
 )

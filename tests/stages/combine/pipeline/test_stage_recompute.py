@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.stages.combine.pipeline.pipelines import chains, contiguous, names_of
 from tightfit.schemas.block_options import BlockOption
 from tightfit.schemas.chain import Chain, ChainPosition
+from tightfit.schemas.pipeline_devices import PipelineLink
 from tightfit.schemas.sequence import ChainOperation
 from tightfit.stages.combine.chain.frontier import ChainFrontier
 from tightfit.stages.combine.chain.options import build_chain_problem
@@ -27,12 +28,7 @@ from tightfit.stages.combine.pipeline.contiguous import (
     min_device_memory,
     min_period_partition,
 )
-from tightfit.stages.combine.pipeline.layers import (
-    PipelineLayers,
-    PipelineLink,
-    StageOption,
-    layers_of_chain,
-)
+from tightfit.stages.combine.pipeline.layers import PipelineLayers, StageOption, layers_of_chain
 from tightfit.stages.combine.pipeline.periodic_schedule import schedule_periodic
 from tightfit.stages.combine.pipeline.stage_recompute import (
     StageRecomputePlanner,

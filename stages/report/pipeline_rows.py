@@ -1,0 +1,125 @@
+"""A pipeline of a run as a line of the index and of the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+from pathlib import Path
+
+from tightfit.schemas.pipeline import PIPELINE_FILE, PipelineSchedule, read_pipeline
+from tightfit.schemas.pipeline_measurement import (
+    FAILED_STATUS,
+    PipelineMeasurement,
+    read_pipeline_measurement,
+)
+from tightfit.schemas.pipeline_plan import PipelinePlan, read_pipeline_plan
+from tightfit.schemas.plan_folders import PLAN_PATH, PlanFolder
+from tightfit.stages.report.load import (
+    MODEL_PAGE_FILE,
+    MODEL_STAGES,
+    NOT_PLANNED_YET,
+    latest_error_log,
+    read_error,
+)
+from tightfit.stages.report.outcomes import PlanOutcome
+from tightfit.stages.report.plan_rows import PlanRow
+from tightfit.util.command_line import format_duration
+
+
+def read_pipeline_row(results: Path, folder: PlanFolder) -> PlanRow:
+    """The row of a pipeline; raises ArtifactError for a damaged file."""
+    place = folder.path(results)
+    path, log = place.joinpath(*PLAN_PATH), _pipeline_error_log(place, MODEL_STAGES)
+    page = place / MODEL_PAGE_FILE if (place / MODEL_PAGE_FILE).exists() else None
+    if not path.exists():
+        said = read_error(log) or NOT_PLANNED_YET
+        word = "failed" if log else "not planned"
+        outcome = PlanOutcome("bad", word, said, None, None, False, False)
+        return PlanRow(folder, "", page, outcome, log=log)
+    plan, ranks = read_pipeline_plan(path), place / "ranks" / PIPELINE_FILE
+    if plan.stage_recompute != "rockmate":
+        log = _pipeline_error_log(place, set(MODEL_STAGES) - {"solve"})
+    measured = place / "measurement.json"
+    files = _PipelineFiles(
+        plan,
+        read_pipeline(ranks) if ranks.exists() else None,
+        read_pipeline_measurement(measured) if measured.exists() else None,
+    )
+    return PlanRow(
+        folder,
+        plan.machine,
+        page,
+        files.outcome(read_error(log)),
+        files.predicted_peak,
+        plan.gap if files.feasible else None,
+        files.note(),
+        log,
+        plan.status if files.measured is None else files.measured.status,
+    )
+
+
+def _pipeline_error_log(place: Path, stages: Container[str]) -> Path | None:
+    """The log with the error of a stage of a pipeline, or of those of its model that it is made
+    from."""
+    own = latest_error_log(place) or latest_error_log(place.parent)
+    return own or latest_error_log(place.parent.parent, stages)
+
+
+@dataclass(frozen=True)
+class _PipelineFiles:
+    """The plan of a pipeline, its ranks, and what was measured of it; None where that is not
+    there."""
+
+    plan: PipelinePlan
+    ranks: PipelineSchedule | None
+    measured: PipelineMeasurement | None
+
+    @property
+    def feasible(self) -> bool:
+        return self.plan.status != "infeasible"
+
+    @property
+    def predicted_peak(self) -> int | None:
+        """The most bytes of the step of a rank."""
+        return max(self.ranks.peaks, default=None) if self.ranks else None
+
+    @property
+    def step_seconds(self) -> float:
+        """The seconds of a step as measured, those of the slowest rank."""
+        return (
+            max((rank.seconds for rank in self.measured.ranks), default=0) if self.measured else 0
+        )
+
+    def outcome(self, error: str) -> PlanOutcome:
+        """What became of it; `error` is that of a stage."""
+        peak = self.predicted_peak
+        if error:
+            return PlanOutcome("bad", "failed", f"Failed: {error}", peak, None, False, False)
+        if not self.feasible:
+            said = self.plan.message
+            return PlanOutcome("bad", "infeasible", said, None, None, False, False)
+        if self.measured is None:
+            said = f"Should fit: {self.plan.message}"
+            return PlanOutcome("warning", "should fit", said, peak, None, False, True)
+        peak = max(rank.measured_peak for rank in self.measured.ranks)
+        ratio = self.step_seconds / self.measured.single_process_seconds
+        if self.measured.status == FAILED_STATUS:
+            said = f"Failed: {self.measured.message}"
+            return PlanOutcome("bad", "failed", said, peak, ratio, True, False)
+        said = f"Fits: {self.measured.message}."
+        return PlanOutcome("good", "fits", said, peak, ratio, True, True)
+
+    def note(self) -> str:
+        """How good a plan is, and on how many devices."""
+        plan = self.plan
+        if not self.feasible or plan.period is None:
+            return ""
+        used = len({stage.device for stage in plan.stages})
+        said = f"{used} ranks, a batch every {format_duration(plan.period)} as planned"
+        if plan.status == "optimal":
+            said += ", which is optimal"
+        if self.measured is None:
+            return f"{said}; not run"
+        times = (self.step_seconds, self.measured.single_process_seconds)
+        step, single = map(format_duration, times)
+        return f"{said}; a step takes {step} and that of one process {single}"
