@@ -105,8 +105,8 @@ class ConstantFolder:
 
     def answer(self, *tensors: Any) -> list[torch.Tensor] | None:
         """The true tensors of which Python asks for the data, None where it gets no answer."""
-        found = [self._known(tensor) for tensor in tensors]
-        if any(true is None for true in found):
+        found = [true for tensor in tensors if (true := self._known(tensor)) is not None]
+        if len(found) < len(tensors):
             return None
         hanging = [tensor for tensor in tensors if self._inputs_of(tensor)]
         if not all([self.can_answer(tensor) for tensor in hanging]):

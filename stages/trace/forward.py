@@ -112,10 +112,12 @@ class FunctionalForward:
         """Autograd's `grad`, within which the Python of a backward is watched, too."""
 
         def watching(*args: Any, **kwargs: Any) -> Any:
-            with self.running(), ForwardOperatorsMode(self.follower.known, self.random):
-                if self.state.inside:
+            mode = ForwardOperatorsMode(self.follower.known, self.random)
+            if self.state.inside:
+                with self.running(), mode:
                     return grad(*args, **kwargs)
-                with self.state.as_the_forward_left_it():
+            with self.state.as_the_forward_left_it():
+                with self.running(), mode:
                     gradients = self.state.gradients(grad, *args, **kwargs)
                 self.random.end()
                 return gradients
@@ -214,9 +216,10 @@ class FunctionalForward:
                     contents = None if place in self.ones else self.given[place]
                     known.assume_contents(tensors[number], place, contents)
             for path, (module, name) in self.buffers().items():
-                if path in self.contents:
-                    known.assume_contents(module._buffers[name], path, self.contents[path])
-            with self.running(), self.state.forward():
+                buffer = module._buffers[name]
+                if buffer is not None and path in self.contents:
+                    known.assume_contents(buffer, path, self.contents[path])
+            with self.state.forward(), self.running():
                 output = self.model.forward(*args, **kwargs)
         self.random.end()
         self.check_asked_buffers()

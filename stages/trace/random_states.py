@@ -120,7 +120,7 @@ class RandomStates:
     def draw(self, func: Any, args: Any, kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:
         """What an operator that draws random numbers gives; `run` calls it."""
         if self._seeded is not None:
-            return self._draw_from_seed(func, args, kwargs)
+            return self._draw_from_seed(self._seeded, func, args, kwargs)
         signature = func, pytree.tree_map_only(torch.Tensor, _describe, (args, kwargs))
         if self._position < len(self._draws):
             again = self._draws[self._position]
@@ -142,7 +142,9 @@ class RandomStates:
             "does not for this operator: draw before the model and pass it in"
         )
 
-    def _draw_from_seed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _draw_from_seed(
+        self, seeded: torch.Tensor, func: Any, args: Any, kwargs: dict[str, Any]
+    ) -> Any:
         """The constant that is drawn from the state of a seed."""
         given = nested_tensors((args, kwargs))
         writes = func._schema.is_mutable
@@ -156,7 +158,7 @@ class RandomStates:
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
             args = pytree.tree_map_only(torch.Tensor, _empty_like, args)
             before = torch.default_generator.get_state()
-            torch.default_generator.set_state(self._seeded)
+            torch.default_generator.set_state(seeded)
             try:
                 true = func(*args, **kwargs)
                 self._seeded = torch.default_generator.get_state()

@@ -42,11 +42,15 @@ def test_writes_of_constants_are_followed_through_views() -> None:
     view = made[1:]
     known.follow(aten.slice.Tensor, (made, 0, 1), {}, view)
     known.follow(aten.fill_.Scalar, (view, 2.0), {}, view)
-    assert torch.equal(known.find(made), torch.tensor([0.0, 2.0, 2.0]))
+    found = known.find(made)
+    assert found is not None and torch.equal(found, torch.tensor([0.0, 2.0, 2.0]))
 
 
 class Model(nn.Module):
     """A layer, and what is computed with it."""
+
+    window: Tensor
+    chosen: Tensor
 
     def __init__(self, compute: Callable[[Any, Tensor], Any], width: int = 8) -> None:
         super().__init__()
