@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
@@ -11,66 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from tightfit.schemas.config_errors import (
+    describe_schema_error,
+    format_config_errors,
+    format_key_path,
+)
+from tightfit.schemas.config_optimizer_step import (
+    OPTIMIZER_OFFLOAD,
+    OptimizerStepConfig,
+    optimizer_step_problems,
+    parse_optimizer_step,
+)
 from tightfit.schemas.frontier import COARSE_FRONTIER_BUDGETS, FRONTIER_BUDGETS
 from tightfit.schemas.link import read_host_link
 from tightfit.schemas.machine import read_machine, resolve_machine_file
 from tightfit.schemas.measurement import FAILED_VERDICT
-from tightfit.util.budget import NO_BUDGET, parse_budget, parse_user_budget
+from tightfit.util.budget import MIN_BUDGET, NO_BUDGET, budget_names, parse_user_budget
 from tightfit.util.errors import ConfigError, TightfitError
 from tightfit.util.solver_engines import BLOCK_SOLVERS, BlockSolver, SolverEngine, step_engine
 from tightfit.util.strategies import KEEP_ALL, STRATEGIES, baseline_names
-
-
-def describe_schema_error(error: Any) -> str:
-    """One line for an error of jsonschema: path, what was found, what was expected."""
-    path, expected = list(error.absolute_path), _expected_value(error.schema)
-    if error.validator == "required":
-        missing = next(key for key in error.validator_value if key not in error.instance)
-        wanted = _expected_value(error.schema["properties"][missing])
-        return f"{format_key_path([*path, missing])}: is missing, expected {wanted}"
-    if error.validator == "additionalProperties":
-        known = list(error.schema["properties"])
-        unknown = [key for key in error.instance if key not in known]
-        return "\n".join(_describe_unknown_key(path, key, known) for key in unknown)
-    if "propertyNames" in error.absolute_schema_path:
-        return f"{format_key_path([*path, error.instance])}: is no name to use, expected {expected}"
-    return (
-        f"{format_key_path(path)}: {_format_value(error.instance)} was found, expected {expected}"
-    )
-
-
-def _describe_unknown_key(path: list[Any], key: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(key, known, 1)
-    hint = f"did you mean {close[0]}" if close else f"expected one of {', '.join(known)}"
-    return f"{format_key_path([*path, key])}: is no known key, {hint}"
-
-
-def _expected_value(schema: Mapping[str, Any]) -> str:
-    return cast(str, schema["expected"])
-
-
-def _format_value(value: Any) -> str:
-    if value is None:
-        return "nothing"
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def format_key_path(parts: Iterable[str | int]) -> str:
-    """The path of a key, as `models.NAME.budgets[0]`."""
-    text = ""
-    for part in parts:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text or "the configuration"
-
-
-def format_config_errors(source: str, problems: list[str]) -> str:
-    """All errors of a configuration as one text, a line each."""
-    lines = [line for problem in problems for line in problem.splitlines()]
-    if len(lines) == 1:
-        return f"{source}: {lines[0]}"
-    return "\n".join([f"{source} has {len(lines)} errors:", *(f"  {line}" for line in lines)])
-
 
 FUSED_KERNELS = "fused"
 EAGER_FOLDER = "eager"
@@ -85,7 +43,8 @@ class ModelConfig:
     """A model to plan: its factory ("package.module:function"), the factory's keyword arguments,
     the strategies and budgets, as written, to plan it with, whether plans may rest on inputs of
     nothing but `ones`, and its kernels: eager's, or `fused` ones, whose modules may carry a plan of
-    eager's (`with_eager`) and compiled libraries (`with_libraries`)."""
+    eager's (`with_eager`) and compiled libraries (`with_libraries`). With an `optimizer_step` its
+    whole step is planned."""
 
     name: str
     factory: str
@@ -96,6 +55,7 @@ class ModelConfig:
     fused: bool = False
     with_eager: bool = False
     with_libraries: bool = False
+    optimizer_step: OptimizerStepConfig | None = None
 
     @property
     def arguments_json(self) -> str:
@@ -183,6 +143,7 @@ def parse_config(document: Mapping[str, Any], source: str = "config.yaml") -> Co
         describe_schema_error(error) for error in Draft202012Validator(schema).iter_errors(plain)
     ]
     problems += _budget_problems(plain) + _device_problems(plain) + _sample_problems(plain)
+    problems += optimizer_step_problems(plain)
     if not problems:
         filled = _with_defaults(plain, schema)
         problems = _link_problems(filled) + _kernel_problems(filled)
@@ -251,14 +212,17 @@ def require_folders(config: Config, source: str = "config.yaml") -> None:
 def _strategy_budgets(strategy: str, budgets: Iterable[str]) -> list[tuple[str, str]]:
     if strategy in baseline_names():
         return [(NO_BUDGET, NO_BUDGET)]
-    return [(budget, parse_budget(budget).directory) for budget in budgets]
+    return [budget_names(budget) for budget in budgets]
 
 
 def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig]:
-    """The model of a name, or one for each of its samples."""
+    """The model of a name, or one for each of its samples, which a whole step has together."""
     model = document["models"][name]
+    step = parse_optimizer_step(model)
     named: dict[str, dict[str, Any]] = {name: {}}
-    if "samples" in model:
+    if step is not None:
+        named = {name: step.samples[""]}
+    elif "samples" in model:
         named = dict(zip(_sample_names(name, model["samples"]), model["samples"], strict=True))
     fused = model.get("kernels", document["kernels"]) == FUSED_KERNELS
     for each, further in named.items():
@@ -266,11 +230,12 @@ def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig
             each,
             model["factory"],
             {**model["arguments"], **further},
-            model.get("strategies", document["strategies"]),
-            [parse_budget(budget).text for budget in model.get("budgets", document["budgets"])],
+            [OPTIMIZER_OFFLOAD] if step else model.get("strategies", document["strategies"]),
+            [budget_names(budget)[0] for budget in model.get("budgets", document["budgets"])],
             model["ones"],
             fused,
             *(fused and model.get(key, document[key]) for key in PACKAGE_CONTENT_KEYS),
+            step,
         )
 
 
@@ -322,7 +287,7 @@ def _budget_problems(document: Any) -> list[str]:
         seen: dict[str, Any] = {}
         for index, written in enumerate(budgets):
             if isinstance(written, bool) or not isinstance(written, str | int):
-                continue  # the schema says so
+                continue  # the schema says so, or it is the least
             key = format_key_path([*path, index])
             try:
                 directory = parse_user_budget(written, key).directory
@@ -342,7 +307,8 @@ def _sample_problems(document: Any) -> list[str]:
     models = document.get("models") if isinstance(document, dict) else None
     problems = []
     for name, model in models.items() if isinstance(models, dict) else ():
-        samples = model.get("samples") if isinstance(model, dict) else None
+        alone = isinstance(model, dict) and "optimizer" not in model
+        samples = model.get("samples") if alone else None
         for index, taken in enumerate(_sample_names(name, samples or ())):
             if taken in models:  # type: ignore[operator]
                 where = format_key_path(["models", name, "samples", index])
@@ -421,7 +387,8 @@ def _budget_lists(document: Any) -> Iterator[tuple[list[str | int], list[Any]]]:
     models = document.get("models")
     for name, model in models.items() if isinstance(models, dict) else ():
         if isinstance(model, dict) and isinstance(model.get("budgets"), list):
-            yield ["models", name, "budgets"], model["budgets"]
+            known = MIN_BUDGET if "optimizer" in model else None
+            yield ["models", name, "budgets"], [b if b != known else None for b in model["budgets"]]
 
 
 def _with_defaults(value: Any, schema: Mapping[str, Any]) -> Any:

@@ -47,7 +47,7 @@ END
 run() {
     snakemake --profile "workflow/profiles/$profile" --logger tightfit --configfile "$config" \
         ${cores:+--cores "$cores"} --nolock "$@" \
-        ${remeasure:+--forcerun profile link reference --envvars TIGHTFIT_REMEASURE}
+        ${remeasure:+--forcerun profile profile_updates link offload_link reference --envvars TIGHTFIT_REMEASURE}
 }
 
 summary() {

@@ -16,6 +16,7 @@ from tightfit.schemas.graph.fused_groups import count_executed_groups
 from tightfit.schemas.graph.training_graph import Graph, has_fused_kernels, read_graph
 from tightfit.schemas.measurement import read_measurement
 from tightfit.schemas.operation_timeline import read_operation_timeline
+from tightfit.schemas.optimizer_plan import MICROBATCH_SCHEDULE
 from tightfit.schemas.package_manifest import (
     MANIFEST_NAME,
     module_digest,
@@ -298,7 +299,7 @@ def _check_simulation(
         played = simulate(graph, costs, steps, link=link, updates=updates)
         adding = None
         if updates is not None and updates.microbatches > 1:
-            other = path.with_name("microbatch.arrow")
+            other = path.with_name(MICROBATCH_SCHEDULE)
             adds = schedule_optimizer_plan(other)
             adding = simulate(graph, costs, read_schedule(other), link=link, updates=adds)
         whole = sum_microbatches(played, adding, 1 if updates is None else updates.microbatches)

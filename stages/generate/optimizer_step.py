@@ -190,6 +190,7 @@ def offload_spec_text(
     own = sum(graph.storages[graph.values[value].storage] for value in values)
     facts: dict[str, Any] = {
         "optimizer": updates.optimizer,
+        **({"settings": dict(updates.settings)} if updates.settings else {}),
         "paths": paths,
         "resident": there,
         "updated": tuple(graph.values[value].path for value in sorted(updates.costs)),

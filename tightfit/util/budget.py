@@ -71,6 +71,14 @@ class Budget:
         return f"{self.text}B" if self.text.isdigit() else self.text
 
 
+def budget_names(written: str | int) -> tuple[str, str]:
+    """A valid budget as text and as the name of a folder, which of "min" are the same."""
+    if written == MIN_BUDGET:
+        return MIN_BUDGET, MIN_BUDGET
+    found = parse_budget(written)
+    return found.text, found.directory
+
+
 def parse_user_budget(
     written: str | int, key: str = "budget", expected: str = EXPECTED_BUDGET
 ) -> Budget:

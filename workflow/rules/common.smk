@@ -1,5 +1,6 @@
 # Configuration, folders and fingerprints that the rules share.
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ sys.path.insert(0, str(CHECKOUT))
 
 from tightfit.util.budget import NO_BUDGET
 from tightfit.schemas.config import EAGER_FOLDER, parse_config, require_folders
+from tightfit.schemas.config_optimizer_step import OPTIMIZER_OFFLOAD, select_sample
 from tightfit.util.errors import ConfigError
 from tightfit.util.code_fingerprint import factory_fingerprint, stage_fingerprint
 from tightfit.util.strategies import HIERARCHY_LIMITS, KEEP_ALL, STRATEGIES
@@ -63,28 +65,39 @@ def one_of(names):
     return "|".join(map(re.escape, names)) or "(?!)"
 
 
-# Models whose small ops run as groups, each a single kernel.
+# Models whose small ops run as groups, each a single kernel, those whose whole step is planned with
+# their optimizer, and all others.
 FUSED = [name for name, model in SETTINGS.models.items() if model.fused]
-EAGER = [name for name in SETTINGS.models if name not in FUSED]
+STEPS = [name for name, model in SETTINGS.models.items() if model.optimizer_step]
+EAGER = [name for name in SETTINGS.models if name not in FUSED + STEPS]
 
 # The same steps with eager's kernels, whose plans are taken where they are better: each is planned
 # like a model, in a folder of its model's.
 RIVAL = f"{MODEL}/{EAGER_FOLDER}"
 RIVALS = [f"{name}/{EAGER_FOLDER}" for name in FUSED]
-TRACED = expand(f"{MODEL}/graph.arrow", model=EAGER + RIVALS) + expand(
+
+# The samples of whole steps, each with a graph of its own, in a folder of its model's but for the
+# first.
+SAMPLES = [
+    f"{name}/{folder}".rstrip("/")
+    for name in STEPS
+    for folder in SETTINGS.models[name].optimizer_step.samples
+]
+TRACED = expand(f"{MODEL}/graph.arrow", model=EAGER + RIVALS + SAMPLES) + expand(
     f"{MODEL}/eager.arrow", model=FUSED
 )
 
 
 wildcard_constraints:
-    model=one_of([*SETTINGS.models, *RIVALS]),
+    model=one_of([*SETTINGS.models, *RIVALS, *SAMPLES]),
     strategy="[a-z_]+",
     budget="[A-Za-z0-9.]+",
 
 
 def model_of(wildcards):
-    """A model as the configuration has it."""
-    return SETTINGS.models[wildcards.model.partition("/")[0]]
+    """A model as the configuration has it, with the arguments of its sample."""
+    name, _, folder = wildcards.model.partition("/")
+    return select_sample(SETTINGS.models[name], folder)
 
 
 def name_of(wildcards):
@@ -105,7 +118,7 @@ def frontiers_of(model):
     """The frontiers that a report shows, with eager's kernels, too, where others are fused; those of
     baselines alone where no others are asked for."""
     names = [model, f"{model}/{EAGER_FOLDER}"] if model in FUSED else [model]
-    strategies = SETTINGS.models[model].strategies
+    strategies = [] if model in STEPS else SETTINGS.models[model].strategies
     if not SETTINGS.budgets_shown:
         strategies = [name for name in strategies if STRATEGIES[name].baseline]
     return expand(f"{STRATEGY}/frontier.arrow", model=names, strategy=strategies)
@@ -134,24 +147,44 @@ def compared(model):
     costs = expand(f"{MODEL}/costs.arrow", model=model)
     if model in FUSED:
         costs += expand(f"{RIVAL}/costs.arrow", model=model)
+    costs += expand(f"{MODEL}/costs.arrow", model=samples_of(model)[1:])
     plans = of_plans(model, "plan.json", *MEASURED[:1])
     return frontiers_of(model) + costs + plans if APART else []
 
 
 def reported(model):
     """What a report reads of a model besides, where it has to be declared."""
-    files = [f"{MODEL}/{name}.arrow" for name in ("graph", "blocks", "options")]
+    blocks, sequence = [("blocks", "options"), ("sequence.arrow",)]
+    if model in STEPS:
+        blocks, sequence = (), ()
+    files = [f"{MODEL}/{name}.arrow" for name in ("graph", *blocks)]
     files += [f"{RIVAL}/graph.arrow"] if model in FUSED else []
-    made = of_plans(model, "sequence.arrow", "schedule.arrow", *MEASURED[1:])
+    made = of_plans(model, *sequence, "schedule.arrow", *MEASURED[1:])
+    made += expand(f"{MODEL}/graph.arrow", model=samples_of(model)[1:])
     return compared(model) + expand(files, model=model) + made if APART else []
 
 
 def graphs(wildcards):
-    """The graphs that a plan may be of: where kernels are fused that of eager's, too."""
+    """The graphs that a plan may be of: where kernels are fused that of eager's, too, and of a whole
+    step those of all of its samples."""
     folders = [MODEL, RIVAL] if wildcards.model in FUSED else [MODEL]
     return expand(
-        [f"{folder}/graph.arrow" for folder in folders], model=wildcards.model
+        [f"{folder}/graph.arrow" for folder in folders],
+        model=samples_of(wildcards.model),
     )
+
+
+def samples_of(model):
+    """The samples of a whole step; any other model itself."""
+    own = [name for name in SAMPLES if name.partition("/")[0] == model]
+    return own or [model]
+
+
+def checked(model):
+    """What says that the plans of a model are made: measured or, for a described device, written as
+    modules, but for whole steps, whose updates are described, too."""
+    last = "plan.json" if model in STEPS else "module"
+    return of_plans(model, *(MEASURED[:1] or [last]))
 
 
 def given_rival(wildcards, input, output):
@@ -233,7 +266,7 @@ def share_of_cores(wildcards):
     """How many threads polish a frontier: its share of the cores among all that are polished."""
     polished = [
         strategy
-        for name in [*SETTINGS.models, *FUSED]
+        for name in [*EAGER, *FUSED, *FUSED]
         for strategy in SETTINGS.models[name].strategies
         if not STRATEGIES[strategy].baseline
     ]

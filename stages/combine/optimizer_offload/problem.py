@@ -158,6 +158,7 @@ class OffloadProblem:
             piece_bytes=0 if self.measured is None else self.measured.piece,
             workspace_bytes=self.bench if away or self.far is not None else 0,
             microbatches=self.microbatches,
+            settings={} if self.measured is None else self.measured.settings,
         )
 
     @property
