@@ -24,6 +24,7 @@ from tightfit.schemas.lineage import (
     read_lineage,
     recorded_file,
 )
+from tightfit.schemas.machine import read_machine
 from tightfit.schemas.measurement import (
     MEASUREMENT,
     MEMORY_TIMELINE,
@@ -31,6 +32,7 @@ from tightfit.schemas.measurement import (
     read_memory_timeline,
 )
 from tightfit.schemas.operation_timeline import OPERATION_TIMELINE, read_operation_timeline
+from tightfit.schemas.optimizer_plan import read_optimizer_costs
 from tightfit.schemas.package_manifest import MANIFEST_NAME
 from tightfit.schemas.pipeline import PIPELINE_FILE, is_pipeline, read_pipeline
 from tightfit.schemas.pipeline_measurement import read_pipeline_measurement
@@ -168,6 +170,11 @@ ARTIFACT_READERS: dict[str, Callable[[Path], object]] = {
     SEQUENCE.name: read_sequence,
 }
 """The reader of each kind of artifact, which checks all that can be checked of it alone."""
+JSON_READERS: dict[str, Callable[[Path], object]] = {
+    "machine.json": read_machine,
+    "updates.json": read_optimizer_costs,
+}
+"""The readers of documents that plans are made from, by the name of the file."""
 
 
 @dataclass(frozen=True)
@@ -222,6 +229,7 @@ class _RunFiles:
     left_over: list[Path]
     pipelines: list[Path]
     measured: list[Path]
+    documents: list[Path]
 
     @classmethod
     def of(cls, folder: Path, left_over: list[Path]) -> _RunFiles:
@@ -245,6 +253,7 @@ class _RunFiles:
                 path for path in files if path.name == PIPELINE_FILE and is_pipeline(path.parent)
             ],
             measured=[path for path in files if path.name == "measurement.json"],
+            documents=[path for path in files if path.name in JSON_READERS],
         )
 
     def readers(self) -> Iterable[tuple[Path, Callable[[Path], object]]]:
@@ -254,6 +263,7 @@ class _RunFiles:
             yield path, read_pipeline_plan if is_pipeline_plan(path) else read_plan
         yield from ((path, read_pipeline) for path in self.pipelines)
         yield from ((path, read_pipeline_measurement) for path in self.measured)
+        yield from ((path, JSON_READERS[path.name]) for path in self.documents)
 
     def counts(self) -> dict[str, int]:
         """How many there are of each kind."""
@@ -285,7 +295,7 @@ def _read_artifact(path: Path) -> None:
 def _check_records(found: _RunFiles, damaged: set[Path]) -> list[str]:
     """What is wrong with the records of how files were made, or with the files by their records."""
     sentences = []
-    files = [*found.artifacts, *found.plans, *found.modules, *found.pages]
+    files = [*found.artifacts, *found.plans, *found.modules, *found.pages, *found.documents]
     for path in files:
         if (
             path not in damaged

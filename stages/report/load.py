@@ -13,6 +13,7 @@ import pyarrow as pa
 from tightfit.schemas.block_options import BlockOption, read_block_options
 from tightfit.schemas.blocks import Blocks, read_blocks
 from tightfit.schemas.config import EAGER_FOLDER
+from tightfit.schemas.config_optimizer_step import SAMPLE_FOLDER
 from tightfit.schemas.costs import Costs, ProfileDevice, read_costs, read_profile_device
 from tightfit.schemas.frontier import Frontier, read_frontier
 from tightfit.schemas.graph.training_graph import Graph, has_fused_kernels, read_graph
@@ -27,6 +28,7 @@ from tightfit.schemas.optimizer_plan import OptimizerPlan
 from tightfit.schemas.plan import Plan, read_plan
 from tightfit.schemas.schedule import (
     ScheduleStep,
+    find_sample_graph,
     read_schedule,
     schedule_link,
     schedule_optimizer_plan,
@@ -41,7 +43,7 @@ ERROR_LOGS = "logs/*.txt"
 """Beside what a stage makes: its error, one file a stage, empty or absent where it went well."""
 MODEL_PAGE_FILE = "report.html"
 """The page of a model, in the model's folder."""
-MODEL_STAGES = ("trace", "fuse", "profile", "partition", "solve")
+MODEL_STAGES = ("trace", "fuse", "profile", "offload_link", "partition", "solve")
 """The stages of a model that its plans are made from."""
 STRATEGY_STAGES = ("hierarchy", "solve_linked")
 """Those that some strategies alone wait for."""
@@ -52,12 +54,21 @@ NOT_PLANNED_YET = (
 
 
 @dataclass(frozen=True)
+class SampleResults:
+    """What was found out of a further sample of a whole step: its graph and costs."""
+
+    graph: Graph
+    costs: Costs | None
+
+
+@dataclass(frozen=True)
 class PlanResult:
     """One point of a run: a plan with what was made of it. `folder` is strategy/budget; `error` is
     the sentence of the stage that failed for it, or of one before it that failed since; `described`
     is the device that it was planned for without being run there. `link` and `updates` are those of
-    its schedule. Where the kernels of a plan are `fused`, `pace` is what their step takes unplanned
-    of the original's time, as measured, 1 where it is not."""
+    its schedule; `sample` is that of a whole step, where it is not the model's first one. Where the
+    kernels of a plan are `fused`, `pace` is what their step takes unplanned of the original's time,
+    as measured, 1 where it is not."""
 
     plan: Plan
     folder: str
@@ -71,6 +82,7 @@ class PlanResult:
     updates: OptimizerPlan | None = None
     fused: bool = False
     pace: float = 1.0
+    sample: SampleResults | None = None
 
     @property
     def relative(self) -> float | None:
@@ -107,10 +119,14 @@ class ModelResults:
 
     def graph_of(self, result: PlanResult) -> Graph | None:
         """The graph that a plan is of, None where it is not there."""
+        if result.sample is not None:
+            return result.sample.graph
         return self.beside.graph if self.is_eager_fallback(result) and self.beside else self.graph
 
     def costs_of(self, result: PlanResult) -> Costs | None:
         """The costs of that graph, None where they are not there."""
+        if result.sample is not None:
+            return result.sample.costs
         return self.beside.costs if self.is_eager_fallback(result) and self.beside else self.costs
 
     def is_eager_fallback(self, result: PlanResult) -> bool:
@@ -194,6 +210,7 @@ def model_result_files(folder: Path | str, curves: bool = True) -> list[Path]:
     folder = Path(folder)
     names = [
         *("graph.arrow", "blocks.arrow", "options.arrow", f"{EAGER_FOLDER}/graph.arrow"),
+        *(f"{SAMPLE_FOLDER}*/{name}" for name in ("graph.arrow", "costs.arrow")),
         *(f"*/*/{name}" for name in ("schedule.arrow", "sequence.arrow", "memory_timeline.arrow")),
     ]
     return sorted(
@@ -253,7 +270,19 @@ def _read_plan_result(folder: Path, whole: bool, described: ProfileDevice | None
         updates=_read_if_exists(folder / "schedule.arrow", schedule_optimizer_plan)
         if whole
         else None,
+        sample=_read_sample(folder) if whole else None,
     )
+
+
+def _read_sample(folder: Path) -> SampleResults | None:
+    """The further sample of a whole step that the plan in a folder is of, None where it is of the
+    first, or has none."""
+    schedule, graph = folder / "schedule.arrow", folder.parent.parent / "graph.arrow"
+    found = find_sample_graph(schedule, graph) if schedule.exists() else graph
+    if found == graph:
+        return None
+    costs = _read_if_exists(found.with_name("costs.arrow"), read_costs)
+    return SampleResults(read_graph(found), costs)
 
 
 def _is_fused(folder: Path) -> bool:
@@ -320,8 +349,14 @@ def upstream_error_log(folder: Path) -> Path | None:
         or latest_error_log(model, stages)
         or latest_error_log(beside / strategy, plans)
         or latest_error_log(beside, stages)
+        or max(map(_sample_error_log, model.glob(f"{SAMPLE_FOLDER}*")), key=bool, default=None)
         or (_link_error_log(folder.parent) if about is not None and about.links else None)
     )
+
+
+def _sample_error_log(sample: Path) -> Path | None:
+    """The log with the error of a further sample of a whole step."""
+    return latest_error_log(sample, MODEL_STAGES)
 
 
 def _frontier_name(strategy: str) -> str:
@@ -376,6 +411,7 @@ def _failures(folder: Path, planned: Iterable[str]) -> dict[str, str]:
     if not missing or latest_error_log(folder, MODEL_STAGES) is not None:
         return found
     told = {EAGER_FOLDER, *(point.partition("/")[0] for point in missing)}
+    told |= {name for name in found if name.startswith(SAMPLE_FOLDER)}
     found = {name: error for name, error in found.items() if name not in told}
     reasons = {
         point: latest_error(folder / point) or upstream_error(folder / point) for point in missing

@@ -272,9 +272,10 @@ def _measure_steps(
     else:
         told = [filled.message, *_describe_measurement(filled, offload_plan, uncompared)]
         filled = replace(filled, message="; ".join(told))
+    # Parameters that are on the device before the step are part of a plan's memory.
     lines = [
-        TimelinePoint(run, seconds, live)
-        for run, usage in (("planned", later[-1]), ("original", unplanned))
+        TimelinePoint(run, seconds, live + there)
+        for run, usage, there in (("planned", later[-1], beside), ("original", unplanned, 0))
         for seconds, live in downsample_timeline(usage.line)
     ]
     return Validation(filled, lines)

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         help="graph.arrow of the model; several for microbatches of other sizes, of which the "
-        "fastest is taken",
+        "fastest is taken, or the smallest for the budget min",
     )
     parser.add_argument(
         "--costs", type=Path, action="append", required=True, help="costs.arrow of each graph"
@@ -119,7 +119,11 @@ def run(options: argparse.Namespace) -> None:
     if not found and not small:
         raise refused[0]
     if found:
-        task, best, graph = min(found, key=lambda each: each[1].seconds)
+        # The least of several steps are of as many budgets.
+        least = options.budget == SMALLEST
+        task, best, graph = min(
+            found, key=lambda each: (each[0].budget if least else 0, each[1].seconds)
+        )
         given = (options.budget, read(graph, GRAPH).digest)
         plan = write_offload_plan(options.out, task, best, *given)
     else:

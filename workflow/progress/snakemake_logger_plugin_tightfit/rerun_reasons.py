@@ -102,6 +102,8 @@ def _missing_cause(job: WorkflowJob) -> str:
         return f"the strategy {strategy} is new"
     if job.rule in ("select", "select_kernels"):
         return f"the budget {job.wildcards['budget']} is new for {strategy}"
+    if job.rule == "optimizer_offload":
+        return f"the budget {job.wildcards['budget']} is new"
     if job.rule == "compile_search":
         return ""
     files = job.reason.partition("Missing output files: ")[2].partition(";")[0]
