@@ -10,6 +10,7 @@ include: "workflow/rules/solve.smk"  # blocks.arrow -> options.arrow
 include: "workflow/rules/combine.smk"  # options.arrow -> frontier.arrow -> schedule.arrow, plan.json
 include: "workflow/rules/generate.smk"  # graph, schedule, plan -> module/
 include: "workflow/rules/validate.smk"  # module/ -> measurement.arrow
+include: "workflow/rules/step_options.smk"
 include: "workflow/rules/optimizer_offload.smk"  # a whole step: graph, costs, updates -> plan.json
 include: "workflow/rules/report.smk"  # all of it -> report.html, index.html
 

@@ -16,7 +16,6 @@ from tightfit.schemas.config_errors import (
     format_key_path,
 )
 from tightfit.schemas.config_optimizer_step import (
-    OPTIMIZER_OFFLOAD,
     OptimizerStepConfig,
     optimizer_step_problems,
     parse_optimizer_step,
@@ -25,6 +24,7 @@ from tightfit.schemas.frontier import COARSE_FRONTIER_BUDGETS, FRONTIER_BUDGETS
 from tightfit.schemas.link import read_host_link
 from tightfit.schemas.machine import read_machine, resolve_machine_file
 from tightfit.schemas.measurement import FAILED_VERDICT
+from tightfit.schemas.optimizer_plan import OPTIMIZER_OFFLOAD
 from tightfit.util.budget import MIN_BUDGET, NO_BUDGET, budget_names, parse_user_budget
 from tightfit.util.errors import ConfigError, TightfitError
 from tightfit.util.solver_engines import BLOCK_SOLVERS, BlockSolver, SolverEngine, step_engine

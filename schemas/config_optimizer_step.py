@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING, Any
 from tightfit.schemas.config_errors import format_key_path
 from tightfit.schemas.link import read_host_link
 from tightfit.schemas.machine import read_machine, resolve_machine_file
+from tightfit.schemas.optimizer_plan import SAMPLE_FOLDER
 from tightfit.util.budget import parse_budget
 from tightfit.util.errors import ConfigError, TightfitError
 
 if TYPE_CHECKING:
     from tightfit.schemas.config import ModelConfig
 
-OPTIMIZER_OFFLOAD = "optimizer_offload"
-"""What plans a whole step: named as strategies are, and the folder of its plans."""
 STEP_KEYS = ("parameters", "microbatches", "offload")
 """Keys of a model that say something of its whole step."""
-SAMPLE_FOLDER = "sample_"
-"""What the name of the folder begins with that has graph and costs of a further sample."""
 _SHARED_SETTINGS = ("lr", "weight_decay", "maximize", "foreach", "fused")
 _ADAM_SETTINGS = (*_SHARED_SETTINGS, "betas", "eps", "amsgrad")
 OPTIMIZER_SETTINGS = {

@@ -344,6 +344,10 @@ class OptimizerStepPrediction:
         }
 
 
+OPTIMIZER_OFFLOAD = "optimizer_offload"
+"""What plans a whole step: named as strategies are, and the folder of its plans."""
+SAMPLE_FOLDER = "sample_"
+"""What the names of folders begin with that have graph and costs of further samples of a step."""
 MICROBATCH_SCHEDULE = "microbatch.arrow"
 """The file, beside the schedule of the last microbatch, of that of each other one."""
 OPTIMIZER_COSTS_ARTIFACT = "tightfit.updates/2"

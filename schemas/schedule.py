@@ -11,9 +11,8 @@ import pyarrow as pa
 from tightfit.schemas import store
 from tightfit.schemas.actions import ACTION_COLUMNS, Action, action_from_row, action_to_row
 from tightfit.schemas.arrow_fields import integer_field, number_field, text_field
-from tightfit.schemas.config_optimizer_step import SAMPLE_FOLDER
 from tightfit.schemas.link import HostLink, parse_host_link
-from tightfit.schemas.optimizer_plan import OptimizerPlan, parse_optimizer_plan
+from tightfit.schemas.optimizer_plan import SAMPLE_FOLDER, OptimizerPlan, parse_optimizer_plan
 from tightfit.util.errors import ArtifactError
 
 

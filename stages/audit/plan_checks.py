@@ -10,14 +10,13 @@ from typing import TypeVar, cast
 
 from tightfit.schemas import store
 from tightfit.schemas.config import EAGER_FOLDER
-from tightfit.schemas.config_optimizer_step import OPTIMIZER_OFFLOAD
 from tightfit.schemas.costs import Costs, read_costs
 from tightfit.schemas.frontier import Frontier, read_frontier
 from tightfit.schemas.graph.fused_groups import count_executed_groups
 from tightfit.schemas.graph.training_graph import Graph, has_fused_kernels, read_graph
 from tightfit.schemas.measurement import read_measurement
 from tightfit.schemas.operation_timeline import read_operation_timeline
-from tightfit.schemas.optimizer_plan import MICROBATCH_SCHEDULE
+from tightfit.schemas.optimizer_plan import MICROBATCH_SCHEDULE, OPTIMIZER_OFFLOAD
 from tightfit.schemas.package_manifest import module_digest
 from tightfit.schemas.plan import CompetingPlan, Plan, optimality_gap, read_plan
 from tightfit.schemas.schedule import (

@@ -13,7 +13,6 @@ import pyarrow as pa
 from tightfit.schemas.block_options import BlockOption, read_block_options
 from tightfit.schemas.blocks import Blocks, read_blocks
 from tightfit.schemas.config import EAGER_FOLDER
-from tightfit.schemas.config_optimizer_step import SAMPLE_FOLDER
 from tightfit.schemas.costs import Costs, ProfileDevice, read_costs, read_profile_device
 from tightfit.schemas.frontier import Frontier, read_frontier
 from tightfit.schemas.graph.training_graph import Graph, has_fused_kernels, read_graph
@@ -24,7 +23,7 @@ from tightfit.schemas.measurement import (
     read_measurement,
     read_memory_timeline,
 )
-from tightfit.schemas.optimizer_plan import OptimizerPlan
+from tightfit.schemas.optimizer_plan import SAMPLE_FOLDER, OptimizerPlan
 from tightfit.schemas.plan import Plan, read_plan
 from tightfit.schemas.schedule import (
     ScheduleStep,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tightfit.schemas.config_optimizer_step import OPTIMIZER_OFFLOAD
 from tightfit.schemas.measurement import FAILED_VERDICT, Measurement
+from tightfit.schemas.optimizer_plan import OPTIMIZER_OFFLOAD
 from tightfit.schemas.plan import Plan
 from tightfit.stages.report.formatting import (
     format_bytes,

@@ -12,7 +12,8 @@ sys.path.insert(0, str(CHECKOUT))
 
 from tightfit.util.budget import NO_BUDGET
 from tightfit.schemas.config import EAGER_FOLDER, parse_config, require_folders
-from tightfit.schemas.config_optimizer_step import OPTIMIZER_OFFLOAD, select_sample
+from tightfit.schemas.config_optimizer_step import select_sample
+from tightfit.schemas.optimizer_plan import OPTIMIZER_OFFLOAD
 from tightfit.util.errors import ConfigError
 from tightfit.util.code_fingerprint import factory_fingerprint, stage_fingerprint
 from tightfit.util.strategies import HIERARCHY_LIMITS, KEEP_ALL, STRATEGIES

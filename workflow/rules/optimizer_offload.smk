@@ -1,75 +1,10 @@
 # A whole step with its optimizer, for models that declare one: costs of updates and the link of the
 # offload target, then a plan for each budget, which is generated as others are and validated by
 # itself.
-STEP = f"{MODEL}/{OPTIMIZER_OFFLOAD}/{{budget}}"
-UPDATED = [] if SETTINGS.machine else STEPS
 
 
 ruleorder: profile_updates > profile
 ruleorder: validate_step > validate
-
-
-def step_of(wildcards):
-    """The step of a model as the configuration has it."""
-    return model_of(wildcards).optimizer_step
-
-
-def described_updates(wildcards):
-    """Names the optimizer of a step and its settings as options of a stage."""
-    step = step_of(wildcards)
-    return [
-        *("--optimizer", step.optimizer),
-        *("--optimizer-settings", step.settings_json),
-    ]
-
-
-def given_disks(wildcards, names=("disk", "second_disk")):
-    """Names the folders of disks of a step as options of a stage."""
-    step = step_of(wildcards)
-    folders = [(f"--{name.replace('_', '-')}", getattr(step, name)) for name in names]
-    return [word for option, folder in folders if folder for word in (option, folder)]
-
-
-def given_updates(wildcards, input):
-    """Names measured updates as options of a stage or, for a described device, the optimizer."""
-    return (
-        ["--updates", input.updates] if input.updates else described_updates(wildcards)
-    )
-
-
-def given_limit(wildcards):
-    """Names the bytes of the offload target that a step may take as options of a stage."""
-    limit = step_of(wildcards).limit
-    return ["--limit", limit] if limit else []
-
-
-def step_costs(wildcards):
-    """The costs of each graph of a step, none of other models."""
-    samples = samples_of(wildcards.model) if wildcards.model in STEPS else []
-    return expand(f"{MODEL}/costs.arrow", model=samples)
-
-
-def given_step_costs(wildcards, input):
-    """Names these costs as options of a stage."""
-    return ["--costs", *input.costs] if input.costs else []
-
-
-def given_samples(wildcards, input):
-    """Names the graphs of a step, their costs, and how many microbatches of each make a step, as
-    options of a stage."""
-    counts = step_of(wildcards).microbatches
-    return [
-        word
-        for graph, costs, count in zip(input.graphs, input.costs, counts)
-        for word in ("--graph", graph, "--costs", costs, "--microbatches", count)
-    ]
-
-
-def sample_arguments(wildcards):
-    """Names the arguments of each sample of a step as options of a stage."""
-    samples = step_of(wildcards).samples.values()
-    texts = [json.dumps(arguments, sort_keys=True) for arguments in samples]
-    return [word for text in texts for word in ("--sample-arguments", text)]
 
 
 # Costs with those of the updates. Measures, so it takes all cores and runs alone.
@@ -148,7 +83,7 @@ rule optimizer_offload:
     params:
         samples=given_samples,
         updates=given_updates,
-        machine=SETTINGS.linked or f"{MODEL}/machine.json",
+        machine=given_step_machine,
         link=linked_digest(),
         limit=given_limit,
         budget=lambda wildcards: SETTINGS.budget(wildcards.model, wildcards.budget),
@@ -158,7 +93,7 @@ rule optimizer_offload:
     message:
         "{wildcards.model}: planning the step with its optimizer for {params.budget}"
     shell:
-        "python -m tightfit optimizer-offload {params.samples:q} {params.updates:q} --machine {params.machine:q}"
+        "python -m tightfit optimizer-offload {params.samples:q} {params.updates:q} {params.machine:q}"
         " {params.limit:q} --budget {params.budget:q} --solver {params.engine:q}"
         " --out {params.folder:q} --error-file {log:q}"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tightfit.schemas.actions import UpdateOnHost
 from tightfit.schemas.graph.fused_groups import count_executed_groups
 from tightfit.schemas.lineage import remove_with_lineage
-from tightfit.schemas.optimizer_plan import MICROBATCH_SCHEDULE
+from tightfit.schemas.optimizer_plan import MICROBATCH_SCHEDULE, OPTIMIZER_OFFLOAD
 from tightfit.schemas.plan import BaselineBytes, Plan, PlanCost, optimality_gap, write_plan
 from tightfit.schemas.schedule import write_schedule
 from tightfit.stages.combine.memory_budget import baseline_bytes
@@ -22,8 +22,6 @@ from tightfit.stages.simulate.liveness import simulate_executions
 from tightfit.stages.simulate.simulate import simulate, sum_microbatches
 
 OUTPUTS = ("schedule.arrow", "plan.json")
-STRATEGY_NAME = "optimizer_offload"
-"""What plans name as their strategy."""
 SOLVER_NAME = "local search"
 
 
@@ -51,7 +49,7 @@ def write_infeasible_plan(
     write_schedule(folder / OUTPUTS[0], [], digest, task.link)
     remove_with_lineage(folder / MICROBATCH_SCHEDULE)
     plan = Plan(
-        strategy=STRATEGY_NAME,
+        strategy=OPTIMIZER_OFFLOAD,
         budget=budget,
         budget_total=task.budget,
         budget_bytes=task.room,
@@ -109,7 +107,7 @@ def build_offload_plan(task: OffloadProblem, found: OffloadSearchResult, budget:
         f"{describe_link_source(task.link)}{describe_cost_source(task.graph, task.costs)}"
     )
     return Plan(
-        strategy=STRATEGY_NAME,
+        strategy=OPTIMIZER_OFFLOAD,
         budget=budget,
         budget_total=task.budget,
         budget_bytes=task.room,
