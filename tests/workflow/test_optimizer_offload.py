@@ -126,8 +126,8 @@ def test_the_smallest_of_several_microbatches_is_taken(place: Workplace) -> None
     assert (folder / "microbatch.arrow").exists()
     plan, found = read_plan(folder / "plan.json"), read_measurement(folder / "measurement.arrow")
     assert found.status == "feasible" and found.bits_equal, found.message
-    assert found.accumulate_peak is not None and found.measured_peak is not None
-    assert max(found.accumulate_peak, found.measured_peak) == plan.peak
+    assert found.measured_peak == plan.peak
+    assert found.peak_as_predicted and found.within_budget and found.accumulate_peak is not None
     assert (place.folder / "results/parts/sample_2/graph.arrow").exists()
 
 
