@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tightfit.stages.combine.optimizer_offload.search import OffloadSearchResult
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
+MAX_ROOM_RETRIES = 4
+"""How often a plan is looked for with less room in the offload target where one takes too much."""
 MIN_OFFLOAD_BYTES = 1 << 20
 """Parameters of fewer bytes stay on the device."""
 
@@ -108,7 +110,7 @@ def run(options: argparse.Namespace) -> None:
         task = None
         try:
             task, beyond = read_offload_problem(options, graph, costs, count)
-            found.append((*plan_step(task, beyond, options.budget), graph))
+            found.append((*plan_within_room(task, beyond, options.budget), graph))
         except ScheduleError as error:
             raise ConfigError(f"{graph}: no whole step is planned: {error}") from error
         except ConfigError as error:
@@ -182,6 +184,30 @@ def plan_step(
             f"{refused[0]}; the budget min takes the least that a plan is known for"
         )
     return _plan_known_min_budget(task, budget or str(task.budget), refused[0])
+
+
+def plan_within_room(
+    task: OffloadProblem, beyond: HostLink | None, budget: str
+) -> tuple[OffloadProblem, OffloadSearchResult]:
+    """As `plan_step`. What a step sends takes places in the offload target, which can be more bytes
+    than are ever sent at once: a plan that takes more than there is room for is looked for anew
+    with less. Raises ConfigError where none is found."""
+    from dataclasses import replace
+
+    from tightfit.stages.combine.optimizer_offload.plan import offload_target_bytes
+
+    room, sized, taken = task.link.room, task, 0
+    for _ in range(MAX_ROOM_RETRIES):
+        own, found = plan_step(sized, beyond, budget)
+        taken = offload_target_bytes(own, found)
+        if taken <= room:
+            return own, found
+        less = sized.link.room - (taken - room)
+        sized = replace(sized, link=replace(sized.link, room=less))
+    raise ConfigError(
+        f"the step takes {taken:,} bytes in {task.link.other}, which has {int(room):,}: give it "
+        "more by limit"
+    )
 
 
 def _plan_known_min_budget(

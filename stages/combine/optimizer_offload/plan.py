@@ -19,6 +19,7 @@ from tightfit.stages.combine.optimizer_offload.problem import OffloadProblem
 from tightfit.stages.combine.optimizer_offload.search import OffloadSearchResult
 from tightfit.stages.combine.plan_summary import describe_cost_source, describe_link_source
 from tightfit.stages.simulate.liveness import simulate_executions
+from tightfit.stages.simulate.offload_layout import offload_layout
 from tightfit.stages.simulate.simulate import simulate, sum_microbatches
 
 OUTPUTS = ("schedule.arrow", "plan.json")
@@ -138,6 +139,15 @@ def total_device_bytes(task: OffloadProblem, found: OffloadSearchResult) -> int:
         + found.updates.workspace_bytes
         + max_step_bytes(task, found)
     )
+
+
+def offload_target_bytes(task: OffloadProblem, found: OffloadSearchResult) -> int:
+    """The bytes of the offload target that a plan takes: what is always there, and the places of
+    what a step sends."""
+    remote = frozenset(task.remote)
+    played = [found.replay, *([] if found.adding is None else [found.adding])]
+    copies = max(offload_layout(task.graph, each.steps, remote).size for each in played)
+    return found.updates.host_bytes(task.graph) + copies
 
 
 def max_step_bytes(task: OffloadProblem, found: OffloadSearchResult) -> int:
