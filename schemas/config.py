@@ -235,7 +235,7 @@ def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig
             model["ones"],
             fused,
             *(fused and model.get(key, document[key]) for key in PACKAGE_CONTENT_KEYS),
-            step,
+            optimizer_step=step,
         )
 
 

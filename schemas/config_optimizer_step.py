@@ -108,9 +108,10 @@ def optimizer_step_problems(document: Any) -> list[str]:
 
 def _setting_problems(path: list[str | int], optimizer: Any) -> Iterator[str]:
     """Settings that an optimizer has not, or that do not go together."""
-    known = OPTIMIZER_SETTINGS.get(optimizer.get("name")) if isinstance(optimizer, dict) else None
-    if known is None:
-        return
+    named = optimizer.get("name") if isinstance(optimizer, dict) else None
+    if not isinstance(named, str) or named not in OPTIMIZER_SETTINGS:
+        return  # the schema says so
+    known = OPTIMIZER_SETTINGS[named]
     every = {name for names in OPTIMIZER_SETTINGS.values() for name in names}
     for key in optimizer:
         if key in every and key not in known:

@@ -79,6 +79,11 @@ def test_a_model_without_an_optimizer_has_no_step() -> None:
             'optimizer.name: "lamb" was found, expected sgd, adam or adamw',
         ),
         (
+            {"optimizer": {"name": ["sgd"]}},
+            {},
+            'optimizer.name: ["sgd"] was found, expected sgd, adam or adamw',
+        ),
+        (
             {"optimizer": {"name": "adam", "lr": "1e-3"}},
             {},
             'optimizer.lr: "1e-3" was found, expected a number from 0, such as 1.0e-3 (YAML takes '
