@@ -26,9 +26,15 @@ from tightfit.schemas.config_errors import (
     format_key_path,
 )
 from tightfit.schemas.config_matrix import expand_matrices, matrix_problems
+from tightfit.schemas.config_optimizer_step import (
+    OptimizerStepConfig,
+    optimizer_step_problems,
+    parse_optimizer_step,
+)
 from tightfit.schemas.config_paths import resolve_config_paths
 from tightfit.schemas.config_pipeline import PipelineConfig, find_pipeline_problems
 from tightfit.schemas.machine import resolve_machine_file
+from tightfit.schemas.optimizer_plan import OPTIMIZER_OFFLOAD
 from tightfit.util.budget import (
     COARSE_FRONTIER_BUDGETS,
     FRONTIER_BUDGETS,
@@ -88,7 +94,8 @@ class ModelConfig(PlanSettings):
     plans may rest on inputs of nothing but `ones`, and its kernels: eager's, or `fused` ones, whose
     modules may carry a plan of eager's (`with_eager`) and compiled libraries (`with_libraries`).
     `joint` are the names of the samples that share the bytes of each budget, this one among them;
-    none where it is its own. One with a `pipeline` alone has no strategies for one device."""
+    none where it is its own. One with a `pipeline` alone has no strategies for one device. With an
+    `optimizer_step` its whole step is planned."""
 
     name: str
     factory: str
@@ -101,6 +108,7 @@ class ModelConfig(PlanSettings):
     with_libraries: bool = False
     joint: tuple[str, ...] = ()
     pipeline: PipelineConfig | None = None
+    optimizer_step: OptimizerStepConfig | None = None
 
     @property
     def arguments_json(self) -> str:
@@ -174,7 +182,7 @@ def parse_config(
         describe_schema_error(error) for error in Draft202012Validator(schema).iter_errors(plain)
     ]
     found = resolve_config_paths(plain, schema, folder)
-    problems += find_early_problems(plain, found)
+    problems += find_early_problems(plain, found) + optimizer_step_problems(found)
     faults = [
         *find_chain_problems(found, planned_model_names(plain)),
         *find_pipeline_problems(found),
@@ -264,22 +272,26 @@ def _strategy_budgets(strategy: str, budgets: Iterable[str]) -> list[tuple[str, 
 
 
 def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig]:
-    """The model of a name, or one for each of its samples."""
+    """The model of a name, or one for each of its samples, which a whole step has together."""
     model = document["models"][name]
     settings = _plan_settings(document, model)
+    step = parse_optimizer_step(model)
     named: dict[str, dict[str, Any]] = {name: {}}
-    if "samples" in model:
+    if step is not None:
+        named = {name: step.samples[""]}
+    elif "samples" in model:
         named = dict(zip(sample_names(name, model["samples"]), model["samples"], strict=True))
     fused = model.get("kernels", document["kernels"]) == FUSED_KERNELS
     pipeline = PipelineConfig.of_model(model)
     apart = pipeline is not None and not {"budgets", "strategies"} & model.keys()
+    shared = [] if apart else document["strategies"]
     for each, further in named.items():
         yield ModelConfig(
             **settings,
             name=each,
             factory=model["factory"],
             arguments={**model["arguments"], **further},
-            strategies=model.get("strategies", [] if apart else document["strategies"]),
+            strategies=[OPTIMIZER_OFFLOAD] if step else model.get("strategies", shared),
             budgets=[
                 parse_plan_budget(text).text for text in model.get("budgets", document["budgets"])
             ],
@@ -287,6 +299,7 @@ def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig
             fused=fused,
             joint=tuple(named) if model["joint"] else (),
             pipeline=pipeline,
+            optimizer_step=step,
             **{key: fused and model.get(key, document[key]) for key in PACKAGE_CONTENT_KEYS},
         )
 

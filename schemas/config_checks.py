@@ -50,7 +50,10 @@ def planned_model_names(document: Any) -> list[str]:
         matrix, samples = given.get("matrix"), given.get("samples")
         known = isinstance(matrix, dict) and all(isinstance(each, list) for each in matrix.values())
         for each in expand_matrices({name: {"matrix": matrix}}) if known else (name,):
-            found += sample_names(each, samples) if isinstance(samples, list) else [each]
+            if isinstance(samples, list) and "optimizer" not in given:
+                found += sample_names(each, samples)
+            else:
+                found.append(each)
     return found
 
 
@@ -107,7 +110,8 @@ def _sample_problems(document: Any) -> list[str]:
     models = document.get("models") if isinstance(document, dict) else None
     problems = []
     for name, model in models.items() if isinstance(models, dict) else ():
-        samples = model.get("samples") if isinstance(model, dict) else None
+        own = isinstance(model, dict) and "optimizer" not in model
+        samples = model.get("samples") if own else None
         if isinstance(model, dict) and model.get("joint") is True:
             where = format_key_path(["models", name, "joint"])
             budgets = model.get("budgets", document.get("budgets", ()))

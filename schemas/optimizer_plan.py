@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +111,9 @@ class OptimizerPlan:
     updates, and all others `add` their gradients up: the sums of remote parameters are in the
     offload target then, and in a last one that is `has_sums`. The states of some are in a second
     offload tier, where there is one, `second_tier`. Measured costs are those of an `optimizer`, a
-    class of `torch.optim`, in pieces of `piece_bytes` bytes of a parameter. Updates in the offload
-    target take `workspace_bytes` bytes of the device, where that memory is a disk: buffers and
-    temporaries."""
+    class of `torch.optim` with its `settings` (those that are not its usual ones), in pieces of
+    `piece_bytes` bytes of a parameter. Updates in the offload target take `workspace_bytes` bytes
+    of the device, where that memory is a disk: buffers and temporaries."""
 
     costs: Mapping[int, ParameterUpdateCost]
     speed: LinkSpeed
@@ -129,6 +129,7 @@ class OptimizerPlan:
     piece_bytes: int = 0
     workspace_bytes: int = 0
     microbatches: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def second_tier_parameters(self) -> frozenset[int]:
@@ -178,6 +179,7 @@ class OptimizerPlan:
             "workspace_bytes": self.workspace_bytes,
         }
         plain |= {"microbatches": self.microbatches}
+        plain |= {"settings": dict(self.settings)} if self.settings else {}
         if self.second_tier is not None:
             values, link = sorted(self.second_tier.values), self.second_tier.link.text()
             plain["second_tier"] = {
@@ -260,7 +262,7 @@ def _is_plausible(made: OptimizerPlan) -> bool:
     for cost in made.costs.values():
         sizes += [*cost.pieces, cost.peak, cost.net, cost.host_peak, *cost.first]
     texts = all(isinstance(cost.path, str) for cost in made.costs.values())
-    texts = texts and isinstance(made.optimizer, str)
+    texts = texts and isinstance(made.optimizer, str) and isinstance(made.settings, dict)
     whole = all(type(size) is int and 0 <= size < MAX_BYTES for size in sizes)
     numbers = all(not isinstance(t, bool) and t >= 0 for t in (*times, *more))
     return (
@@ -342,6 +344,12 @@ class OptimizerStepPrediction:
         }
 
 
+OPTIMIZER_OFFLOAD = "optimizer_offload"
+"""What plans a whole step: named as strategies are, and the folder of its plans."""
+SAMPLE_FOLDER = "sample_"
+"""What the names of folders begin with that have graph and costs of further samples of a step."""
+MICROBATCH_SCHEDULE = "microbatch.arrow"
+"""The file, beside the schedule of the last microbatch, of that of each other one."""
 OPTIMIZER_COSTS_ARTIFACT = "tightfit.updates/2"
 ELEMENTWISE_OPTIMIZERS = ("SGD", "Adam", "AdamW")
 """The classes of `torch.optim` that update parameters element by element."""
@@ -351,13 +359,15 @@ _MOST_BYTES = 1 << 28
 @dataclass(frozen=True)
 class OptimizerCosts:
     """The `costs` of updates by the path of the parameter, with an `optimizer` (a class of
-    `torch.optim`), in pieces of `piece` bytes of a parameter; `spare` where a processor is left
-    beside those that the device takes, which updates in the offload target have for themselves."""
+    `torch.optim`) of some `settings`, in pieces of `piece` bytes of a parameter; `spare` where a
+    processor is left beside those that the device takes, which updates in the offload target have
+    for themselves."""
 
     optimizer: str
     piece: int
     costs: Mapping[str, ParameterUpdateCost]
     spare: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_optimizer_costs(path: Path | str, measured: OptimizerCosts) -> None:
@@ -387,7 +397,7 @@ def read_optimizer_costs(path: Path | str) -> OptimizerCosts:
     if twice := [name for name, count in paths.items() if count > 1]:
         raise ArtifactError(f"{path}: the parameter {twice[0]!r} is updated twice")
     costs = {cost.path: cost for cost in updates.costs.values()}
-    return OptimizerCosts(updates.optimizer, updates.piece_bytes, costs, spare)
+    return OptimizerCosts(updates.optimizer, updates.piece_bytes, costs, spare, updates.settings)
 
 
 def _costs_as_plan(measured: OptimizerCosts) -> OptimizerPlan:
@@ -398,4 +408,5 @@ def _costs_as_plan(measured: OptimizerCosts) -> OptimizerPlan:
         buffers=0,
         optimizer=measured.optimizer,
         piece_bytes=measured.piece,
+        settings=measured.settings,
     )

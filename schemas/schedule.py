@@ -12,7 +12,7 @@ from tightfit.schemas import store
 from tightfit.schemas.actions import ACTION_COLUMNS, Action, action_from_row, action_to_row
 from tightfit.schemas.arrow_fields import integer_field, number_field, text_field
 from tightfit.schemas.link import HostLink, parse_host_link
-from tightfit.schemas.optimizer_plan import OptimizerPlan, parse_optimizer_plan
+from tightfit.schemas.optimizer_plan import SAMPLE_FOLDER, OptimizerPlan, parse_optimizer_plan
 from tightfit.util.errors import ArtifactError
 
 
@@ -98,6 +98,17 @@ def find_schedule_graph(schedule: Path | str, graphs: Sequence[Path]) -> Path:
     if found is None:
         raise ArtifactError(f"{schedule}: is the schedule of another graph")
     return found
+
+
+def find_sample_graph(schedule: Path | str, graph: Path) -> Path:
+    """The graph that the schedule of a whole step is of: the one of its model or, where the step
+    has several samples, that of one of these in a folder beside; the model's where it is of none.
+    """
+    beside = sorted(graph.parent.glob(f"{SAMPLE_FOLDER}*/{graph.name}"))
+    if not beside:
+        return graph
+    digest = store.read_header(schedule).metadata.get("graph", "")
+    return store.find_by_digest(digest, [graph, *beside]) or graph
 
 
 def read_schedule(path: Path | str) -> list[ScheduleStep]:

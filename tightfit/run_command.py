@@ -29,7 +29,7 @@ LOGGER_FOLDER = PACKAGE / "workflow" / "progress"
 LOCK_FILE = Path(".snakemake", "plan.lock")
 """The lock of a folder in which a run is. Unlike Snakemake's own, which --nolock leaves out, it
 ends with its processes: a run that was killed does not stop the next one."""
-MEASURING_RULES = ("profile", "link", "reference")
+MEASURING_RULES = ("profile", "profile_updates", "link", "offload_link", "reference")
 REMEASURE_VARIABLE = "TIGHTFIT_REMEASURE"
 TODO_MARK = "To do: "
 RETRACE_MARK = ", up to "

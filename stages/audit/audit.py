@@ -17,7 +17,9 @@ from tightfit.schemas.lineage import (
     read_lineage,
     recorded_file,
 )
+from tightfit.schemas.machine import read_machine
 from tightfit.schemas.measurement import FAILED_STATUS, Measurement, read_measurement
+from tightfit.schemas.optimizer_plan import read_optimizer_costs
 from tightfit.schemas.package_manifest import MANIFEST_NAME
 from tightfit.schemas.pipeline import PIPELINE_FILE, is_pipeline, read_pipeline
 from tightfit.schemas.pipeline_measurement import PipelineMeasurement, read_pipeline_measurement
@@ -130,6 +132,13 @@ def _has_updates(files: PlanFiles) -> bool:
         return True
 
 
+JSON_READERS: dict[str, Callable[[Path], object]] = {
+    "machine.json": read_machine,
+    "updates.json": read_optimizer_costs,
+}
+"""The readers of documents that plans are made from, by the name of the file."""
+
+
 @dataclass(frozen=True)
 class AuditResult:
     """What is wrong, a sentence each that begins with the file, how much was looked at, the largest
@@ -190,6 +199,7 @@ class _RunFiles:
     left_over: list[Path]
     pipelines: list[Path]
     measured: list[Path]
+    documents: list[Path]
 
     @classmethod
     def of(cls, folder: Path, left_over: list[Path]) -> _RunFiles:
@@ -213,6 +223,7 @@ class _RunFiles:
                 path for path in files if path.name == PIPELINE_FILE and is_pipeline(path.parent)
             ],
             measured=[path for path in files if path.name == "measurement.json"],
+            documents=[path for path in files if path.name in JSON_READERS],
         )
 
     def readers(self) -> Iterable[tuple[Path, Callable[[Path], object]]]:
@@ -222,6 +233,7 @@ class _RunFiles:
             yield path, read_pipeline_plan if is_pipeline_plan(path) else read_plan
         yield from ((path, read_pipeline) for path in self.pipelines)
         yield from ((path, read_pipeline_measurement) for path in self.measured)
+        yield from ((path, JSON_READERS[path.name]) for path in self.documents)
 
     def counts(self) -> dict[str, int]:
         """How many there are of each kind."""
@@ -265,7 +277,7 @@ def _check_records(found: _RunFiles, damaged: set[Path]) -> list[str]:
     """What is wrong with the records of how files were made, or with the files by their records."""
     sentences = []
     made = (found.artifacts, found.plans, found.modules, found.pages, found.pipelines)
-    files = [path for paths in (*made, found.measured) for path in paths]
+    files = [path for paths in (*made, found.measured, found.documents) for path in paths]
     for path in files:
         if (
             path not in damaged

@@ -16,20 +16,18 @@ from tightfit.schemas.graph.fused_groups import count_executed_groups
 from tightfit.schemas.graph.training_graph import Graph, has_fused_kernels, read_graph
 from tightfit.schemas.measurement import read_measurement
 from tightfit.schemas.operation_timeline import read_operation_timeline
-from tightfit.schemas.package_manifest import (
-    MANIFEST_NAME,
-    module_digest,
-    module_file_digests,
-    read_manifest,
-)
-from tightfit.schemas.plan import CompetingPlan, Plan, optimality_gap, plan_digest, read_plan
+from tightfit.schemas.optimizer_plan import MICROBATCH_SCHEDULE, OPTIMIZER_OFFLOAD
+from tightfit.schemas.package_manifest import module_digest
+from tightfit.schemas.plan import CompetingPlan, Plan, optimality_gap, read_plan
 from tightfit.schemas.schedule import (
     ScheduleStep,
+    find_sample_graph,
     read_schedule,
     schedule_link,
     schedule_optimizer_plan,
 )
 from tightfit.schemas.sequence import read_sequence
+from tightfit.stages.audit.module_checks import check_modules
 from tightfit.stages.simulate.caching_allocator import AllocatorBytes
 from tightfit.stages.simulate.cuda_memory import simulate_cuda_memory
 from tightfit.stages.simulate.simulate import simulate, sum_microbatches
@@ -118,7 +116,10 @@ class PlanFiles:
             return above(folder, "candidates.arrow" if own else "frontier.arrow")
 
         plan, folder = read_plan(path), path.absolute().parent
-        own, other = _search_folders(folder, plan, above(folder, "graph.arrow"))
+        graph, schedule = above(folder, "graph.arrow"), whole(path.with_name("schedule.arrow"))
+        own, other = _search_folders(folder, plan, graph)
+        if plan.strategy == OPTIMIZER_OFFLOAD and graph is not None and schedule is not None:
+            own = find_sample_graph(schedule, graph).parent
         return cls(
             path=path,
             plan=plan,
@@ -127,7 +128,7 @@ class PlanFiles:
             frontier=above(own, "frontier.arrow"),
             given=given(own),
             rival=None if other is None else given(other),
-            schedule=whole(path.with_name("schedule.arrow")),
+            schedule=schedule,
             sequence=whole(path.with_name("sequence.arrow")),
             streams=whole(path.with_name("streams.arrow")),
             module=whole(path.with_name("module")),
@@ -155,7 +156,7 @@ def check_plan_files(files: PlanFiles) -> Iterator[str]:
         _check_kernels,
         _check_schedule,
         _check_streams,
-        _check_modules,
+        check_modules,
         _check_measurement,
     ):
         try:
@@ -183,13 +184,22 @@ def _check_budget(files: PlanFiles) -> Iterator[str]:
         return
     there = fixed.bytes_before_step
     total = plan.budget_total if plan.budget == MIN_BUDGET else None
-    if plan.budget not in (NO_BUDGET, MIN_BUDGET):
+    if plan.strategy == OPTIMIZER_OFFLOAD:
+        total = _step_budget_bytes(plan)
+    elif plan.budget not in (NO_BUDGET, MIN_BUDGET):
         total = parse_budget(plan.budget).total(fixed.floor, plan.full_budget_bytes)
     if plan.budget_total != total:
         yield f"{files.path}: the budget {plan.budget} is {total} bytes, not {plan.budget_total}"
     own = None if plan.budget_total is None else plan.budget_total - there
     if plan.budget_bytes != own:
         yield f"{files.path}: the budget leaves {own} bytes to the step, not {plan.budget_bytes}"
+
+
+def _step_budget_bytes(plan: Plan) -> int | None:
+    """The bytes of the budget of a whole step where that is a size; else those that the plan says:
+    the least and shares are counted from what the step's search began with."""
+    size = None if plan.budget == MIN_BUDGET else parse_budget(plan.budget).size
+    return plan.budget_total if size is None else size
 
 
 def _check_frontier_point(files: PlanFiles) -> Iterator[str]:
@@ -302,7 +312,7 @@ def _check_simulation(
         played = simulate(graph, costs, steps, link=link, updates=updates)
         adding = None
         if updates is not None and updates.microbatches > 1:
-            other = path.with_name("microbatch.arrow")
+            other = path.with_name(MICROBATCH_SCHEDULE)
             adds = schedule_optimizer_plan(other)
             adding = simulate(graph, costs, read_schedule(other), link=link, updates=adds)
         whole = sum_microbatches(played, adding, 1 if updates is None else updates.microbatches)
@@ -342,7 +352,7 @@ def _check_gpu_memory(
     """What the schedule takes of a GPU is what the plan says."""
     said = files.plan.gpu
     if said is None:
-        if costs.device.type == "cuda":
+        if costs.device.type == "cuda" and files.plan.strategy != OPTIMIZER_OFFLOAD:
             yield f"{files.path}: does not say what it takes of the GPU"
         return
     found = simulate_cuda_memory(graph, costs, steps, said.arena)
@@ -353,34 +363,6 @@ def _check_gpu_memory(
         found.workspaces,
     ):
         yield f"{files.path}: takes {claimed} of a GPU, where the schedule takes {found.most}"
-
-
-def _check_modules(files: PlanFiles) -> Iterator[str]:
-    """The module was generated from the files beside it, and not touched since; so was one that
-    carries more."""
-    for module in (files.module, *files.path.parent.glob("module-*")):
-        if module is not None:
-            yield from _check_module_files(files, module)
-
-
-def _check_module_files(files: PlanFiles, module: Path) -> Iterator[str]:
-    made_from = read_manifest(module)
-    sources = (
-        ("graph.arrow", made_from.graph, files.graph, _digest),
-        ("schedule.arrow", made_from.schedule, files.schedule, _digest),
-        ("plan.json", made_from.plan, files.path, plan_digest),
-    )
-    for name, digest, path, digest_of in sources:
-        if path is not None and digest_of(path) != digest:
-            yield f"{module}: was generated from another {name} than is there now"
-    present = module_file_digests(module)
-    for name in sorted(set(present) | set(made_from.files)):
-        if name not in present:
-            yield f"{module / name}: is missing"
-        elif name not in made_from.files:
-            yield f"{module / name}: was not generated, {MANIFEST_NAME} does not name it"
-        elif present[name] != made_from.files[name]:
-            yield f"{module / name}: was changed after it was generated"
 
 
 def _check_measurement(files: PlanFiles) -> Iterator[str]:
@@ -432,10 +414,6 @@ def is_chain_plan(files: PlanFiles) -> bool:
     return files.sequence is not None and bool(
         store.read_header(files.sequence).metadata.get("chain")
     )
-
-
-def _digest(path: Path) -> str:
-    return store.read_header(path).digest
 
 
 def read_cached(read: Callable[[Path], T], path: Path) -> T:

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from tightfit.schemas.config import EAGER_FOLDER, Config
 from tightfit.schemas.config_chains import CHAINS_FOLDER
 from tightfit.schemas.lineage import LINEAGE_FOLDER
+from tightfit.schemas.optimizer_plan import MICROBATCH_SCHEDULE
 from tightfit.schemas.package_manifest import MANIFEST_NAME, read_manifest
 from tightfit.schemas.plan_folders import plan_folders
 from tightfit.util.errors import ArtifactError
@@ -32,6 +33,7 @@ RESULT_FILES = {
     *("chain.arrow", "streams.arrow", "pattern.arrow"),
     *("plan.json", "trace.json", "report.html", "report.done"),
     *("chain.arrow", "pattern.arrow", "pipeline.json", "measurement.json"),
+    *("updates.json", "machine.json", MICROBATCH_SCHEDULE),
 }
 """What a run writes about a model, beside modules, records and sentences of errors."""
 SNAKEMAKE_TIMESTAMP = ".snakemake_timestamp"
@@ -51,10 +53,12 @@ def find_stale_results(config: Config) -> Iterator[Path]:
             continue
         wanted = {(asked.strategy, asked.directory) for asked in config.requests(model.name)}
         wanted |= {(asked.kind, asked.strategy) for asked in folders if asked.model == model.name}
-        beside = model / EAGER_FOLDER if config.models[model.name].fused else None
-        yield from _find_stale_plans(model, wanted, beside)
-        if beside is not None:
-            yield from _find_stale_plans(beside, wanted)
+        chosen = config.models[model.name]
+        step = chosen.optimizer_step
+        beside = [EAGER_FOLDER] if chosen.fused else []
+        yield from _find_stale_plans(model, wanted, [*beside, *(step.samples if step else ())])
+        for name in beside:
+            yield from _find_stale_plans(model / name, wanted)
 
 
 def _find_stale_chains(folder: Path, config: Config) -> Iterator[Path]:
@@ -69,12 +73,12 @@ def _find_stale_chains(folder: Path, config: Config) -> Iterator[Path]:
 
 
 def _find_stale_plans(
-    model: Path, wanted: Collection[tuple[str, str]], beside: Path | None = None
+    model: Path, wanted: Collection[tuple[str, str]], beside: Collection[str] = ()
 ) -> Iterator[Path]:
-    """The folders of strategies and plans that are not wanted, but for one that is planned in
-    beside."""
+    """The folders of strategies and plans that are not wanted, but for those `beside`: of what is
+    planned with eager's kernels, and of further samples."""
     for strategy in _result_folders(model):
-        if strategy == beside:
+        if strategy.name in beside:
             continue
         if strategy.name not in {name for name, _ in wanted}:
             if _has_run_files(strategy):

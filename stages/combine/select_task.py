@@ -197,7 +197,7 @@ class SelectionTask:
             found = replace(found if plan.kernels == "fused" else other, plan=plan)
         found.write(self.out)
         if read_profile_device(self.request.costs).described:
-            _forget_measurement(self.out)
+            forget_measurement(self.out)
         return found.plan
 
     def _choose(self, progress: StageProgress) -> tuple[_SelectedPlan, _SelectedPlan | None]:
@@ -229,7 +229,7 @@ class SelectionTask:
         return [LineageEntry(outputs, read, settings)]
 
 
-def _forget_measurement(folder: Path) -> None:
+def forget_measurement(folder: Path) -> None:
     """Removes what was measured of an earlier plan: nothing will measure this one."""
     from tightfit.schemas.lineage import remove_with_lineage
 

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--microbatch",
         type=Path,
         help="microbatch.arrow of `optimizer-offload`, the schedule of each of several "
-        "microbatches that is not the last one",
+        "microbatches that is not the last one (default: that beside the schedule)",
     )
     parser.add_argument(
         "--libraries", action="store_true", help="compile libraries of the groups that go along"

@@ -15,8 +15,9 @@ from tightfit.schemas.optimizer_plan import LinkSpeed, OptimizerPlan, ParameterU
 from tightfit.schemas.schedule import ScheduleStep
 from tightfit.stages.generate.naming import comment_text
 from tightfit.stages.generate.package_init import PACKAGE_FILES
-from tightfit.stages.generate.transfers import host_updated_parameters, offload_layout
+from tightfit.stages.generate.transfers import host_updated_parameters
 from tightfit.stages.runtime.offload.second_tier import TIER_BUFFERS
+from tightfit.stages.simulate.offload_layout import offload_layout
 from tightfit.stages.simulate.simulate import device_memory_name
 from tightfit.util.errors import ScheduleError
 
@@ -190,6 +191,7 @@ def offload_spec_text(
     own = sum(graph.storages[graph.values[value].storage] for value in values)
     facts: dict[str, Any] = {
         "optimizer": updates.optimizer,
+        **({"settings": dict(updates.settings)} if updates.settings else {}),
         "paths": paths,
         "resident": there,
         "updated": tuple(graph.values[value].path for value in sorted(updates.costs)),

@@ -61,13 +61,13 @@ from tightfit.stages.generate.transfers import (
     SENDING,
     TRANSFERS,
     OffloadedParameterCode,
-    offload_layout,
     offloaded_storages,
     refilled_values,
     transfer_statement,
     vacate_line,
 )
 from tightfit.stages.simulate.effects import Effect, schedule_effects
+from tightfit.stages.simulate.offload_layout import offload_layout
 from tightfit.util.errors import ScheduleError
 
 _RESERVED_NAMES = (

@@ -92,12 +92,26 @@ class PackageTask:
                     planned.updates,
                     self._read_eager_plan(),
                     progress.report if self.libraries else None,
-                    _read_microbatch_schedule(self.microbatch, graph),
+                    _read_microbatch_schedule(self._microbatch_path, graph),
                 )
             except (CompilerError, KernelError) as error:
                 raise ModelError(str(error)) from error
         digests = read(graph, GRAPH).digest, read(schedule, SCHEDULE).digest
         return files, (*digests, plan_digest(self.plan)), message
+
+    @property
+    def _microbatch_path(self) -> Path | None:
+        """The schedule of the microbatches that are not the last one: the one that is named, or
+        that beside the schedule of a step of several, None where there is none."""
+        from tightfit.schemas.optimizer_plan import MICROBATCH_SCHEDULE
+        from tightfit.schemas.schedule import schedule_optimizer_plan
+
+        if self.microbatch is not None or self.schedule is None:
+            return self.microbatch
+        updates = schedule_optimizer_plan(self.schedule)
+        near = self.schedule.with_name(MICROBATCH_SCHEDULE)
+        several = updates is not None and updates.microbatches > 1
+        return near if several and near.exists() else None
 
     def _read_eager_plan(self) -> PlannedGraph | None:
         """The plan of eager's kernels to put beside, None where none is asked for."""
@@ -158,7 +172,7 @@ class PackageTask:
 
             assert self.schedule is not None
             made_of = [find_schedule_graph(self.schedule, self.graphs), self.schedule]
-        more = (self.eager_graph, self.eager_schedule, self.eager_plan, self.microbatch)
+        more = (self.eager_graph, self.eager_schedule, self.eager_plan, self._microbatch_path)
         made_of += [self.plan, *(path for path in more if path is not None)]
         return [LineageEntry([self.out], made_of, settings)]
 

@@ -11,7 +11,7 @@ from tightfit.schemas.costs import Costs, write_costs
 from tightfit.schemas.graph.training_graph import Graph, read_graph
 from tightfit.schemas.machine import resolve_machine_file
 from tightfit.stages.torch_utils.operators_option import add_operators_argument, operators_setting
-from tightfit.util.command_line import LineageEntry, parse_count
+from tightfit.util.command_line import LineageEntry, parse_count, parse_settings
 from tightfit.util.errors import ConfigError
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
@@ -44,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--optimizer",
         choices=OPTIMIZERS,
         help="measure its updates of the graph's parameters, too, for `optimizer-offload`",
+    )
+    parser.add_argument(
+        "--optimizer-settings",
+        type=parse_settings,
+        default={},
+        help='JSON object of its settings, as torch.optim takes them: {"weight_decay": 0.1}',
     )
     parser.add_argument("--updates", help="updates.json to write (default: beside --out)")
     parser.add_argument(
@@ -139,7 +145,9 @@ def _measure_updates(graph: Graph, options: argparse.Namespace) -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     try:
-        found = measure_graph_updates(graph, options.optimizer, device, options.disk)
+        found = measure_graph_updates(
+            graph, options.optimizer, device, options.disk, options.optimizer_settings
+        )
     except RuntimeError as error:
         raise ConfigError(f"--disk: {error}") from error
     write_optimizer_costs(_updates_path(options), found)
@@ -165,6 +173,8 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     if options.optimizer is not None:
         outputs.append(str(_updates_path(options)))
         settings["optimizer"] = options.optimizer
+        more = options.optimizer_settings
+        settings |= {"optimizer_settings": more} if more else {}
     if options.link is not None:
         outputs.append(options.link)
     if options.second_disk is not None:

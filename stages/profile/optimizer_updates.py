@@ -3,7 +3,8 @@ device, and in the offload target, by a thread beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from tightfit.stages.runtime.offload.backward_optimizer import PIECE_BYTES
 from tightfit.stages.runtime.offload.host_target import create_offload_target
 from tightfit.stages.runtime.offload.host_update import CHUNK_BYTES, UpdateWorkspace
 from tightfit.stages.runtime.offload.piecewise_optimizer import PiecewiseOptimizer, group_settings
+from tightfit.stages.runtime.offload.supported_optimizers import check_supported_optimizer
 from tightfit.stages.runtime.offload.target import (
     OffloadTarget,
     TargetAccess,
@@ -23,6 +25,7 @@ from tightfit.stages.runtime.offload.target import (
     TransferHandle,
 )
 from tightfit.stages.torch_utils.memory_meter import measure_call_memory, memory_session, time_calls
+from tightfit.util.errors import ConfigError
 from tightfit.util.processes import usable_cores
 
 _CACHE_BYTES = 32 << 20
@@ -101,10 +104,17 @@ def measure_updates(
 
 
 def measure_graph_updates(
-    graph: Graph, name: str, device: torch.device, folder: str | None = None
+    graph: Graph,
+    name: str,
+    device: torch.device,
+    folder: str | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> OptimizerCosts:
     """What the updates of all parameters with a gradient take, by an optimizer of `torch.optim` in
-    its usual settings; "momentum" is SGD with momentum. See `measure_updates`."""
+    its usual settings but for some; "momentum" is SGD with momentum. See `measure_updates`.
+
+    Raises ConfigError where there is no such optimizer, or it cannot step in the backward.
+    """
     kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     kind = kinds.get(name, torch.optim.SGD)
     owners = dict.fromkeys(gradient.value for gradient in graph.gradients)
@@ -120,11 +130,16 @@ def measure_graph_updates(
         )
         for value in trained
     ]
-    settings = {"momentum": 0.9} if name == "momentum" else {}
-    groups = kind(parameters, lr=1e-3, **settings).param_groups
+    own = dict(settings or {})
+    usual = {"lr": 1e-3, **({"momentum": 0.9} if name == "momentum" else {})}
+    try:
+        optimizer = kind(parameters, **{**usual, **own})
+        check_supported_optimizer(optimizer)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"--optimizer {name} {json.dumps(own)}: {error}") from error
     paths = [value.path for value in trained]
-    costs = measure_updates(kind, groups, paths, PIECE_BYTES, folder)
-    return OptimizerCosts(kind.__name__, PIECE_BYTES, costs, has_spare_core(device))
+    costs = measure_updates(kind, optimizer.param_groups, paths, PIECE_BYTES, folder)
+    return OptimizerCosts(kind.__name__, PIECE_BYTES, costs, has_spare_core(device), own)
 
 
 def has_spare_core(device: torch.device) -> bool:

@@ -65,7 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--costs",
         type=Path,
-        help="costs.arrow, to show the states of a whole step, with --perfetto",
+        nargs="+",
+        help="costs.arrow of each graph, to show the states of a whole step, with --perfetto",
     )
     parser.add_argument(
         "--timeline",
@@ -118,7 +119,7 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
         from tightfit.schemas.schedule import find_schedule_graph
 
         graph = find_schedule_graph(options.perfetto, options.graph)
-        more = [path for path in (options.costs, options.timeline) if path is not None]
+        more = [path for path in (_schedule_costs(options), options.timeline) if path is not None]
         return [LineageEntry([options.out], [options.perfetto, graph, *more])]
     if options.chain_plans is not None:
         from tightfit.stages.report.chain_page import chain_page_files
@@ -305,6 +306,22 @@ def _planned_folders(options: argparse.Namespace) -> list[PlanFolder]:
     return [folder for folder in found if folder is not None]
 
 
+def _schedule_costs(options: argparse.Namespace) -> Path | None:
+    """The costs of the graph of a schedule, None where none are given. Raises ConfigError where
+    there are not as many as graphs."""
+    from tightfit.schemas.schedule import find_schedule_graph
+
+    if options.costs is None:
+        return None
+    if len(options.costs) != len(options.graph):
+        raise ConfigError(
+            f"report: there are {len(options.graph)} --graph and {len(options.costs)} --costs"
+        )
+    graph = find_schedule_graph(options.perfetto, options.graph)
+    costs: Path = options.costs[options.graph.index(graph)]
+    return costs
+
+
 def _write_trace(options: argparse.Namespace) -> None:
     import json
 
@@ -327,9 +344,10 @@ def _write_trace(options: argparse.Namespace) -> None:
     steps = read_schedule(options.perfetto)
     passing: Sequence[tuple[str, float, float]] = ()
     updates = schedule_optimizer_plan(options.perfetto)
-    if options.costs is not None and updates is not None:
+    paid = _schedule_costs(options)
+    if paid is not None and updates is not None:
         link = schedule_link(options.perfetto)
-        costs = read_costs(options.costs)
+        costs = read_costs(paid)
         passing = simulate(graph, costs, steps, link=link, updates=updates).passing
     ran = read_memory_timeline(options.timeline) if options.timeline is not None else ()
     document = build_trace(graph, steps, passing, ran)

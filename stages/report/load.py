@@ -24,10 +24,11 @@ from tightfit.schemas.measurement import (
     read_measurement,
     read_memory_timeline,
 )
-from tightfit.schemas.optimizer_plan import OptimizerPlan
+from tightfit.schemas.optimizer_plan import SAMPLE_FOLDER, OptimizerPlan
 from tightfit.schemas.plan import Plan, read_plan
 from tightfit.schemas.schedule import (
     ScheduleStep,
+    find_sample_graph,
     read_schedule,
     schedule_link,
     schedule_optimizer_plan,
@@ -48,7 +49,7 @@ ERROR_LOGS = "logs/*.txt"
 """Beside what a stage makes: its error, one file a stage, empty or absent where it went well."""
 MODEL_PAGE_FILE = "report.html"
 """The page of a model, in the model's folder."""
-MODEL_STAGES = ("trace", "fuse", "profile", "partition", "solve")
+MODEL_STAGES = ("trace", "fuse", "profile", "offload_link", "partition", "solve")
 """The stages of a model that its plans are made from."""
 STRATEGY_STAGES = ("hierarchy", "solve_linked")
 """Those that some strategies alone wait for."""
@@ -59,12 +60,21 @@ NOT_PLANNED_YET = (
 
 
 @dataclass(frozen=True)
+class SampleResults:
+    """What was found out of a further sample of a whole step: its graph and costs."""
+
+    graph: Graph
+    costs: Costs | None
+
+
+@dataclass(frozen=True)
 class PlanResult:
     """One point of a run: a plan with what was made of it. `folder` is strategy/budget; `error` is
     the message of the stage that failed for it, or of one before it that failed since; `described`
     is the device that it was planned for without being run there. `link` and `updates` are those of
-    its schedule. Where the kernels of a plan are `fused`, `pace` is what their keep-all step takes
-    of the original's time, as measured, 1 where it is not."""
+    its schedule; `sample` is that of a whole step, where it is not the model's first one. Where the
+    kernels of a plan are `fused`, `pace` is what their keep-all step takes of the original's time,
+    as measured, 1 where it is not."""
 
     plan: Plan
     folder: str
@@ -78,6 +88,7 @@ class PlanResult:
     updates: OptimizerPlan | None = None
     fused: bool = False
     pace: float = 1.0
+    sample: SampleResults | None = None
 
     @property
     def relative(self) -> float | None:
@@ -114,10 +125,14 @@ class ModelResults:
 
     def graph_of(self, result: PlanResult) -> Graph | None:
         """The graph that a plan is of, None where it is not there."""
+        if result.sample is not None:
+            return result.sample.graph
         return self.beside.graph if self.is_eager_fallback(result) and self.beside else self.graph
 
     def costs_of(self, result: PlanResult) -> Costs | None:
         """The costs of that graph, None where they are not there."""
+        if result.sample is not None:
+            return result.sample.costs
         return self.beside.costs if self.is_eager_fallback(result) and self.beside else self.costs
 
     def is_eager_fallback(self, result: PlanResult) -> bool:
@@ -214,7 +229,8 @@ def model_result_files(
     """The artifacts and plans that `load_model_results` reads; logs of errors are none."""
     folder, points = Path(folder), None if planned is None else set(planned)
     names = ("graph.arrow", "blocks.arrow", "options.arrow", f"{EAGER_FOLDER}/graph.arrow")
-    own = [path for name in names for path in folder.glob(name)]
+    samples = [f"{SAMPLE_FOLDER}*/{name}" for name in ("graph.arrow", "costs.arrow")]
+    own = [path for name in (*names, *samples) for path in folder.glob(name)]
     for name in ("schedule.arrow", "sequence.arrow", "memory_timeline.arrow"):
         own += point_files(folder, name, points)
     return sorted([*index_files(folder, curves, points), *own])
@@ -265,7 +281,19 @@ def _read_plan_result(folder: Path, whole: bool, described: ProfileDevice | None
         updates=_read_if_exists(folder / "schedule.arrow", schedule_optimizer_plan)
         if whole
         else None,
+        sample=_read_sample(folder) if whole else None,
     )
+
+
+def _read_sample(folder: Path) -> SampleResults | None:
+    """The further sample of a whole step that the plan in a folder is of, None where it is of the
+    first, or has none."""
+    schedule, graph = folder / "schedule.arrow", folder.parent.parent / "graph.arrow"
+    found = find_sample_graph(schedule, graph) if schedule.exists() else graph
+    if found == graph:
+        return None
+    costs = _read_if_exists(found.with_name("costs.arrow"), read_costs)
+    return SampleResults(read_graph(found), costs)
 
 
 def _is_fused(folder: Path) -> bool:
@@ -334,8 +362,14 @@ def upstream_error_log(folder: Path) -> Path | None:
         or latest_error_log(model, stages)
         or latest_error_log(beside / strategy, plans)
         or latest_error_log(beside, stages)
+        or max(map(_sample_error_log, model.glob(f"{SAMPLE_FOLDER}*")), key=bool, default=None)
         or (_link_error_log(folder.parent) if about is not None and about.links else None)
     )
+
+
+def _sample_error_log(sample: Path) -> Path | None:
+    """The log with the error of a further sample of a whole step."""
+    return latest_error_log(sample, MODEL_STAGES)
 
 
 def _frontier_name(strategy: str) -> str:
@@ -395,6 +429,7 @@ def _failures(folder: Path, points: Iterable[str] | None) -> dict[str, str]:
     if not missing or latest_error_log(folder, MODEL_STAGES) is not None:
         return found
     told = {EAGER_FOLDER, *(point.partition("/")[0] for point in missing)}
+    told |= {name for name in found if name.startswith(SAMPLE_FOLDER)}
     found = {name: error for name, error in found.items() if name not in told}
     reasons = {
         point: latest_error(folder / point) or upstream_error(folder / point) for point in missing

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tightfit.schemas.measurement import Measurement
 from tightfit.schemas.plan import GpuMemory, Plan
 from tightfit.stages.report.formatting import (
     format_bytes,
@@ -16,6 +15,7 @@ from tightfit.stages.report.formatting import (
     format_ratio,
 )
 from tightfit.stages.report.load import ModelResults, PlanResult
+from tightfit.stages.report.measured_facts import Fact, measured_facts
 from tightfit.stages.report.memory_plot import MemoryPlot, plot_memory
 from tightfit.stages.report.memory_timeline import StepTimeline, build_timeline
 from tightfit.stages.report.model_breakdown import (
@@ -27,6 +27,7 @@ from tightfit.stages.report.model_breakdown import (
     build_module_tree,
     find_recomputed_ops,
 )
+from tightfit.stages.report.optimizer_step import activation_budget_bytes, optimizer_step_facts
 from tightfit.stages.report.outcomes import (
     BudgetCard,
     PlanOutcome,
@@ -45,9 +46,6 @@ from tightfit.stages.report.tradeoff_plot import (
     strategy_order,
 )
 from tightfit.stages.simulate.simulate import simulate
-
-Fact = tuple[str, str]
-"""A label and what it says."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,7 @@ def _build_panel(
     if graph is not None and line is not None:
         own = line is keep_all or results.is_eager_fallback(result)
         other = None if own else keep_all
-        memory = plot_memory(graph, line, plan.budget_bytes, other, result.line)
+        memory = plot_memory(graph, line, activation_budget_bytes(result), other, result.line)
     return PlanPanel(
         id=name,
         name=plan_name(plan),
@@ -188,7 +186,11 @@ def _build_panel(
         memory=memory,
         streams=_plan_streams(results, result),
         repeated=find_recomputed_ops(graph, line) if graph is not None and line is not None else [],
-        facts=[*_plan_facts(result), *_measured_facts(result.measurement, result.fused)],
+        facts=[
+            *_plan_facts(result),
+            *optimizer_step_facts(result, graph),
+            *measured_facts(result.measurement, result.fused),
+        ],
     )
 
 
@@ -292,82 +294,6 @@ def _gpu_facts(gpu: GpuMemory) -> list[Fact]:
     ]
 
 
-def _measured_facts(found: Measurement | None, fused: bool) -> list[Fact]:
-    if found is None:
-        return []
-    facts: list[Fact] = []
-    if found.measured_peak is not None:
-        words = format_exact_bytes(found.measured_peak)
-        if found.predicted_peak is not None:
-            words += f", {_describe_difference(found.measured_peak - found.predicted_peak)}"
-        facts.append(("Measured peak", words))
-    if found.accumulate_peak is not None:
-        facts.append(
-            ("Peak while accumulating gradients", format_exact_bytes(found.accumulate_peak))
-        )
-    for name, taken, foretold in (
-        ("Allocated, measured", found.allocated_peak, found.predicted_allocated),
-        ("Reserved, measured", found.reserved_peak, found.predicted_reserved),
-    ):
-        if taken is not None:
-            known = "" if foretold is None else f", {_describe_difference(taken - foretold)}"
-            facts.append((name, format_exact_bytes(taken) + known))
-    if found.cuda_context is not None:
-        facts.append(
-            ("CUDA's context and other processes, measured", format_exact_bytes(found.cuda_context))
-        )
-    if found.offload_peak is not None and found.predicted_offload_peak is not None:
-        beside = _describe_difference(found.offload_peak - found.predicted_offload_peak)
-        facts.append(
-            (
-                f"In the {found.offload_target}, measured",
-                f"{format_exact_bytes(found.offload_peak)}, {beside}",
-            )
-        )
-    if found.wait_seconds is not None:
-        waits = format_duration(found.predicted_wait_seconds or 0.0)
-        words = f"{format_duration(found.wait_seconds)} a step where {waits} was predicted"
-        facts.append(("Waiting for transfers, measured", words))
-    if found.measured_time is not None and found.original_time is not None:
-        planned, original = map(format_duration, (found.measured_time, found.original_time))
-        pair = f"{planned} against {original}"
-        facts.append(("Measured time", f"{pair} eager"))
-    if found.time_ratio is not None:
-        words = f"{found.time_ratio:.3f} over {format_count(found.pairs, 'run')} of each"
-        low, high = found.time_ratio_first_quartile, found.time_ratio_third_quartile
-        if low is not None and high is not None:
-            words += f", quartiles {low:.3f} to {high:.3f}"
-        facts.append(("Time ratio", words))
-    facts.append(("Same results", _describe_equality(found, fused)))
-    if found.plan_seconds is not None:
-        facts.append(("Planning took", format_duration(found.plan_seconds)))
-    return [fact for fact in facts if fact[1]]
-
-
-def _describe_difference(extra: int) -> str:
-    if extra == 0:
-        return "as predicted to the byte"
-    return f"{abs(extra):,} bytes {'more' if extra > 0 else 'less'} than predicted"
-
-
-def _describe_equality(found: Measurement, fused: bool) -> str:
-    if found.bits_equal:
-        those = " those of the keep-all step with the same kernels" if fused else ""
-        return f"outputs, gradients and buffers are equal{those} bit for bit"
-    parts = [
-        f"{name} {value:.2g}"
-        for name, value in (
-            ("outputs", found.output_difference),
-            ("gradients", found.gradient_difference),
-            ("buffers", found.buffer_difference),
-        )
-        if value is not None
-    ]
-    if parts:
-        return f"largest differences: {', '.join(parts)}"
-    return "not compared" if found.measured_peak is not None else ""
-
-
 def _build_matrix(
     results: ModelResults,
     plans: Sequence[PlanResult],
@@ -428,7 +354,10 @@ def _notes(results: ModelResults) -> list[str]:
     missing = [
         (results.graph is None, "There is no traced graph, so nothing is shown by op or module."),
         (results.costs is None, "There is no profile, so no times are shown by module."),
-        (results.blocks is None, "There are no blocks, so what they keep is not shown."),
+        (
+            results.blocks is None and not any(plan.updates for plan in results.plans),
+            "There are no blocks, so what they keep is not shown.",
+        ),
         (not results.plans, "No plan was chosen yet."),
     ]
     notes += [message for absent, message in missing if absent]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tightfit.schemas.measurement import FAILED_STATUS, Measurement
+from tightfit.schemas.optimizer_plan import OPTIMIZER_OFFLOAD
 from tightfit.schemas.plan import Plan
 from tightfit.stages.report.formatting import (
     format_bytes,
@@ -16,6 +17,7 @@ from tightfit.stages.report.formatting import (
 )
 from tightfit.stages.report.load import PlanResult
 from tightfit.stages.report.memory_timeline import MEMORY_OWNERS, StepTimeline
+from tightfit.stages.report.optimizer_step import optimizer_buffer_bytes
 from tightfit.util.budget import NO_BUDGET
 from tightfit.util.strategies import baseline_names
 
@@ -166,7 +168,9 @@ def _describe_infeasible(result: PlanResult) -> str:
     plan = result.plan
     asked, known = _distinct_sizes(plan.budget_total or 0, plan.smallest_budget or 0)
     rest = "no plan is known"
-    if plan.smallest_budget:
+    if plan.strategy == OPTIMIZER_OFFLOAD and not plan.smallest_budget:
+        rest = plan.message.removeprefix("infeasible: ")
+    elif plan.smallest_budget:
         rest = f"the smallest budget known to work is {known}{_describe_reserved(plan)}"
     return f"Does not fit {plan.budget} ({asked} in all): {rest}."
 
@@ -261,6 +265,8 @@ def peak_breakdown(result: PlanResult, line: StepTimeline | None) -> tuple[list[
     fixed = plan.baseline
     rows = [("parameters", "parameters and buffers", fixed.parameters + fixed.buffers)]
     rows.append(("inputs", "inputs", fixed.inputs))
+    if buffers := optimizer_buffer_bytes(result):
+        rows.append(("passing", "buffers of the optimizer's states and updates", buffers))
     if line is not None:
         top = max(line.segments, key=lambda segment: segment.total)
         owned = dict(zip(MEMORY_OWNERS, top.bytes, strict=True))

@@ -17,7 +17,7 @@ from tightfit.schemas.package_manifest import check_package_sources, module_dige
 from tightfit.schemas.plan import plan_digest
 from tightfit.stages.torch_utils.operators_option import add_operators_argument, operators_setting
 from tightfit.util.budget import NO_BUDGET
-from tightfit.util.command_line import LineageEntry, parse_count
+from tightfit.util.command_line import LineageEntry, parse_count, parse_settings
 from tightfit.util.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -102,6 +102,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="graph.arrow of the model; of several the one that the module was made from is taken, "
         "and that of a plan of eager's kernels beside",
     )
+    parser.add_argument(
+        "--sample-arguments",
+        action="append",
+        type=parse_settings,
+        help="JSON object of further arguments of the factory, one for each --graph: taken are "
+        "those of the graph that the module was made from",
+    )
     parser.add_argument("--plan", required=True, help="plan.json of the planned module")
     parser.add_argument(
         "--pipeline", type=Path, help="the folder that `pipeline` wrote, where the module is one"
@@ -145,6 +152,7 @@ def run(options: argparse.Namespace) -> int:
     if options.pipeline is not None:
         return _run_pipeline(options)
     path = find_package_graph(options.module, options.graph)
+    _take_sample_arguments(options, path)
     graph, plan = read_graph(path), read_predictions(options.plan)
     check_package_sources(options.module, store.read_header(path).digest, plan_digest(options.plan))
     if options.pairs < 0:
@@ -171,6 +179,21 @@ def run(options: argparse.Namespace) -> int:
     said = describe_measurement(found, str(plan.get("message", "")))
     print_status(found.status, said, options)
     return int(found.status == "failed" and is_standalone(options))
+
+
+def _take_sample_arguments(options: argparse.Namespace, path: Path) -> None:
+    """Adds the further arguments of the graph at `path` to those of the factory, once. Raises
+    ConfigError where there are not as many as graphs."""
+    if options.sample_arguments is None:
+        return
+    if len(options.sample_arguments) != len(options.graph):
+        raise ConfigError(
+            f"there are {len(options.graph)} --graph and {len(options.sample_arguments)} "
+            "--sample-arguments, expected as many"
+        )
+    own = options.sample_arguments[options.graph.index(path)]
+    options.arguments = json.dumps({**parse_factory_arguments(options), **own})
+    options.sample_arguments = None
 
 
 def _run_validation(

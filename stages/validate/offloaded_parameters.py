@@ -272,9 +272,10 @@ def _measure_steps(
     else:
         told = [filled.message, *_describe_measurement(filled, offload_plan, uncompared)]
         filled = replace(filled, message="; ".join(told))
+    # Parameters that are on the device before the step are part of a plan's memory.
     lines = [
-        TimelinePoint(run, seconds, live)
-        for run, usage in (("planned", later[-1]), ("original", original))
+        TimelinePoint(run, seconds, live + there)
+        for run, usage, there in (("planned", later[-1], beside), ("original", original, 0))
         for seconds, live in downsample_timeline(usage.line)
     ]
     return Validation(filled, lines)
@@ -370,8 +371,9 @@ def _measured_and_predicted_peaks(
 
 
 def build_optimizer(offload_plan: Any, model: nn.Module) -> torch.optim.Optimizer:
-    """An optimizer of the class that a plan was made for, over the parameters that it updates, that
-    keeps states where the plan has some; raises ModelError where none of `torch.optim` does."""
+    """An optimizer of the class that a plan was made for with its settings, over the parameters
+    that it updates, that keeps states where the plan has some; raises ModelError where none of
+    `torch.optim` does."""
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "SGD": torch.optim.SGD,
         "Adam": torch.optim.Adam,
@@ -382,4 +384,4 @@ def build_optimizer(offload_plan: Any, model: nn.Module) -> torch.optim.Optimize
         raise ModelError(f"the plan was made for the optimizer {name!r}, which is not known")
     updated = [model.get_parameter(path) for path in offload_plan.updated]
     settings = {"momentum": 0.9} if name == "SGD" and offload_plan.state_bytes else {}
-    return kinds[name](updated, lr=1e-3, **settings)
+    return kinds[name](updated, **{"lr": 1e-3, **settings, **offload_plan.settings})

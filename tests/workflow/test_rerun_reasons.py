@@ -56,6 +56,10 @@ def params(now: str) -> str:
             (Job(rule, POINT, "Missing output files: p"), "the budget 80pct is new for rotor")
             for rule in ("select", "select_kernels")
         ),
+        (
+            Job("optimizer_offload", {**MODEL, "budget": "min"}, "Missing output files: p"),
+            "the budget min is new",
+        ),
         (Job("solve", MODEL, "Missing output files: o, x"), "missing: o, x"),
         (Job("solve", MODEL, "Updated input files: b.arrow"), "changed by hand: b.arrow"),
         (Job("validate", POINT, "Incomplete output files: m"), "a run before was interrupted"),

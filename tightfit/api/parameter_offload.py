@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from tightfit.stages.combine.optimizer_offload.search import OffloadSearchResult
     from tightfit.stages.torch_utils.model_factory import BuiltModel
 
-MAX_ROOM_RETRIES = 4
-"""How often a plan is looked for with less room in the offload target where one takes too much."""
 MIN_OFFLOADED_BYTES = 1 << 20
 """Parameters of fewer bytes stay on the device."""
 
@@ -84,6 +82,8 @@ def _fastest_candidate(
 ) -> _OffloadCandidate:
     """The fastest plan of a step that is so many microbatches of each shape; raises the first
     ConfigError where none is found."""
+    from tightfit.stages.combine.optimizer_offload.command import plan_within_room
+
     found, refused = [], None
     runner, counts = request.runner, _microbatch_counts(offload, len(request.samples))
     for built, count in zip(request.samples, counts, strict=True):
@@ -100,38 +100,16 @@ def _fastest_candidate(
                 _planning_task(graph, costs, updating, offload, count), engine=runner.engine
             )
             beyond = _disk_tier_link(runner, task.link, offload)
-            best = _plan_in_host_memory(task, beyond, updating, request.budget)
+            best = plan_within_room(task, beyond, request.budget)
+            whole = _predict_step(*best, updating, "")
         except ConfigError as error:
             refused = refused or error
         else:
-            found.append(_OffloadCandidate(built, graph, costs, updating, *best))
+            found.append(_OffloadCandidate(built, graph, costs, updating, *best, whole))
     if not found:
         assert refused is not None
         raise refused
     return min(found, key=lambda each: each.found.seconds)
-
-
-def _plan_in_host_memory(
-    task: OffloadProblem, beyond: HostLink | None, updating: OptimizerSetup, written: str
-) -> tuple[OffloadProblem, OffloadSearchResult, OptimizerStepPrediction]:
-    """The fastest plan with the fewest states behind a link `beyond` the offload target, and what
-    is predicted of it. What a step sends takes places there, which can be more bytes than are ever
-    sent at once: a plan that takes more than there is room for is looked for anew with less. Raises
-    ConfigError where none is found."""
-    from tightfit.stages.combine.optimizer_offload.command import plan_step
-
-    room, sized = task.link.room, task
-    for _ in range(MAX_ROOM_RETRIES):
-        own, found = plan_step(sized, beyond, written)
-        whole = _predict_step(own, found, updating, "")
-        if whole.slow <= room:
-            return own, found, whole
-        less = sized.link.room - (whole.slow - room)
-        sized = replace(sized, link=replace(sized.link, room=less))
-    raise ConfigError(
-        f"the step takes {whole.slow:,} bytes in {task.link.other}, which has {int(room):,}: give "
-        "it more by limit="
-    )
 
 
 def plan_with_offloaded_parameters(

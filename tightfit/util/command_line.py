@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,17 @@ def parse_count(text: str) -> int:
     if not is_integer_text(text) or not 1 <= int(text) <= MAX_COUNT:
         raise argparse.ArgumentTypeError(f"{text} is not a number from 1 to {MAX_COUNT}")
     return int(text)
+
+
+def parse_settings(text: str) -> dict[str, Any]:
+    """Settings by name; raises ArgumentTypeError where they are no JSON object."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text} is not a JSON object")
+    return found
 
 
 _TIMES = ((1.0, "s", 2), (1e-3, "ms", 1), (1e-6, "µs", 0))

@@ -1,6 +1,7 @@
 # Configuration, folders and fingerprints that the rules share.
 
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from tightfit.util.budget import NO_BUDGET
 from tightfit.schemas.config import EAGER_FOLDER, parse_config, require_folders
 from tightfit.schemas.config_pipeline import PIPELINE_FOLDER
 from tightfit.schemas.plan_folders import plan_folders
+from tightfit.schemas.config_optimizer_step import select_sample
+from tightfit.schemas.optimizer_plan import OPTIMIZER_OFFLOAD
 from tightfit.util.errors import ConfigError
 from tightfit.util.code_fingerprint import factory_fingerprint, stage_fingerprint
 from tightfit.util.strategies import (
@@ -93,9 +96,11 @@ PAGED = [name for name in SETTINGS.models if SETTINGS.requests(name)]
 PLAN_FOLDERS = [folder.path(SETTINGS.results) for folder in plan_folders(SETTINGS)]
 INDEXED = [folder / "report.html" for folder in PLAN_FOLDERS]
 
-# Models whose small ops run as groups, each a single kernel.
+# Models whose small ops run as groups, each a single kernel, those whose whole step is planned with
+# their optimizer, and all others.
 FUSED = [name for name, model in SETTINGS.models.items() if model.fused]
-EAGER = [name for name in SETTINGS.models if name not in FUSED]
+STEPS = [name for name, model in SETTINGS.models.items() if model.optimizer_step]
+EAGER = [name for name in SETTINGS.models if name not in FUSED + STEPS]
 
 # The models that the configuration has first come first.
 PRIORITIES = {name: rank for rank, name in enumerate(reversed(SETTINGS.models), 1)}
@@ -104,22 +109,31 @@ PRIORITIES = {name: rank for rank, name in enumerate(reversed(SETTINGS.models), 
 # like a model, in a folder of its model's.
 RIVAL = f"{MODEL}/{EAGER_FOLDER}"
 RIVALS = [f"{name}/{EAGER_FOLDER}" for name in FUSED]
-TRACED = expand(f"{MODEL}/graph.arrow", model=EAGER + RIVALS) + expand(
+
+# The samples of whole steps, each with a graph of its own, in a folder of its model's but for the
+# first.
+SAMPLES = [
+    f"{name}/{folder}".rstrip("/")
+    for name in STEPS
+    for folder in SETTINGS.models[name].optimizer_step.samples
+]
+TRACED = expand(f"{MODEL}/graph.arrow", model=EAGER + RIVALS + SAMPLES) + expand(
     f"{MODEL}/eager.arrow", model=FUSED
 )
 
 
 wildcard_constraints:
-    model=one_of([*SETTINGS.models, *RIVALS]),
-    strategy=one_of(STRATEGIES),
+    model=one_of([*SETTINGS.models, *RIVALS, *SAMPLES]),
+    strategy=one_of([*STRATEGIES, OPTIMIZER_OFFLOAD]),
     budget="[A-Za-z0-9.]+",
     device="[a-z0-9:]+",
     allocator=one_of(ALLOCATORS),
 
 
 def model_of(wildcards):
-    """A model as the configuration has it."""
-    return SETTINGS.models[wildcards.model.partition("/")[0]]
+    """A model as the configuration has it, with the arguments of its sample."""
+    name, _, folder = wildcards.model.partition("/")
+    return select_sample(SETTINGS.models[name], folder)
 
 
 def name_of(wildcards):
@@ -160,7 +174,7 @@ def frontiers_of(model):
     """The frontiers that a report shows, with eager's kernels, too, where others are fused; those of
     baselines alone where no others are asked for."""
     names = [model, f"{model}/{EAGER_FOLDER}"] if model in FUSED else [model]
-    strategies = SETTINGS.models[model].strategies
+    strategies = [] if model in STEPS else SETTINGS.models[model].strategies
     if not SETTINGS.budgets_shown:
         strategies = [name for name in strategies if STRATEGIES[name].baseline]
     return expand(f"{STRATEGY}/frontier.arrow", model=names, strategy=strategies)
@@ -189,26 +203,45 @@ def compared(model):
     costs = expand(f"{MODEL}/costs.arrow", model=model)
     if model in FUSED:
         costs += expand(f"{RIVAL}/costs.arrow", model=model)
+    costs += expand(f"{MODEL}/costs.arrow", model=samples_of(model)[1:])
     plans = of_plans(model, "plan.json", *measured(model, *MEASURED[:1]))
     return frontiers_of(model) + costs + plans if APART else []
 
 
 def reported(model):
     """What a report reads of a model besides, where it has to be declared."""
-    files = [f"{MODEL}/{name}.arrow" for name in ("graph", "blocks", "options")]
+    blocks, sequence = [("blocks", "options"), ("sequence.arrow",)]
+    if model in STEPS:
+        blocks, sequence = (), ()
+    files = [f"{MODEL}/{name}.arrow" for name in ("graph", *blocks)]
     files += [f"{RIVAL}/graph.arrow"] if model in FUSED else []
-    made = of_plans(
-        model, "sequence.arrow", "schedule.arrow", *measured(model, *MEASURED[1:])
-    )
+    lines = measured(model, *MEASURED[1:])
+    made = of_plans(model, *sequence, "schedule.arrow", *lines)
+    made += expand(f"{MODEL}/graph.arrow", model=samples_of(model)[1:])
     return compared(model) + expand(files, model=model) + made if APART else []
 
 
 def graphs(wildcards):
-    """The graphs that a plan may be of: where kernels are fused that of eager's, too."""
+    """The graphs that a plan may be of: where kernels are fused that of eager's, too, and of a whole
+    step those of all of its samples."""
     folders = [MODEL, RIVAL] if wildcards.model in FUSED else [MODEL]
     return expand(
-        [f"{folder}/graph.arrow" for folder in folders], model=wildcards.model
+        [f"{folder}/graph.arrow" for folder in folders],
+        model=samples_of(wildcards.model),
     )
+
+
+def samples_of(model):
+    """The samples of a whole step; any other model itself."""
+    own = [name for name in SAMPLES if name.partition("/")[0] == model]
+    return own or [model]
+
+
+def checked(model):
+    """What says that the plans of a model are made: measured or, for a described device, written as
+    modules, but for whole steps, whose updates are described, too."""
+    last = "plan.json" if model in STEPS else "module"
+    return of_plans(model, *(measured(model, *MEASURED[:1]) or [last]))
 
 
 def given_rival(wildcards, input, output):
@@ -381,7 +414,7 @@ def searched_frontiers():
     """How many frontiers are searched for: those of all strategies but baselines."""
     return sum(
         not STRATEGIES[strategy].baseline
-        for name in [*SETTINGS.models, *FUSED]
+        for name in [*EAGER, *FUSED, *FUSED]
         for strategy in SETTINGS.models[name].strategies
     )
 

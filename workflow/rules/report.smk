@@ -3,26 +3,26 @@ rule perfetto:
     input:
         graph=graphs,
         schedule=f"{POINT}/schedule.arrow",
+        costs=step_costs,
         line=measured_line,
     output:
         f"{POINT}/trace.json",
     log:
         f"{POINT}/logs/perfetto.txt",
     params:
+        costs=given_step_costs,
         line=given_line,
         code=code_of("report"),
     message:
         "{wildcards.model}: writing the trace of {wildcards.strategy} {wildcards.budget}"
     shell:
         "python -m tightfit report --perfetto {input.schedule:q} --graph {input.graph:q}"
-        " {params.line:q} --out {output:q} --error-file {log:q}"
+        " {params.costs:q} {params.line:q} --out {output:q} --error-file {log:q}"
 
 
 rule report:
     input:
-        lambda wildcards: of_plans(
-            wildcards.model, *(measured(wildcards.model, *MEASURED[:1]) or ["module"])
-        ),
+        lambda wildcards: checked(wildcards.model),
         lambda wildcards: of_plans(wildcards.model, "trace.json"),
         lambda wildcards: frontiers_of(wildcards.model),
         lambda wildcards: reported(wildcards.model),

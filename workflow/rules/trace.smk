@@ -4,7 +4,7 @@ rule trace:
     log:
         f"{MODEL}/logs/trace.txt",
     wildcard_constraints:
-        model=one_of(EAGER + RIVALS),
+        model=one_of(EAGER + RIVALS + SAMPLES),
     priority: before_frontiers
     resources:
         **GPU,

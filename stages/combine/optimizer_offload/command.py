@@ -4,12 +4,13 @@ memories."""
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tightfit.schemas.machine import machine_path
 from tightfit.util.budget import MIN_BUDGET as SMALLEST
-from tightfit.util.command_line import LineageEntry
+from tightfit.util.command_line import LineageEntry, parse_settings
 from tightfit.util.errors import ConfigError, ScheduleError
 from tightfit.util.solver_engines import ENGINES, HIGHS_ENGINE
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from tightfit.stages.combine.optimizer_offload.search import OffloadSearchResult
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
+MAX_ROOM_RETRIES = 4
+"""How often a plan is looked for with less room in the offload target where one takes too much."""
 MIN_OFFLOAD_BYTES = 1 << 20
 """Parameters of fewer bytes stay on the device."""
 
@@ -34,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         help="graph.arrow of the model; several for microbatches of other sizes, of which the "
-        "fastest is taken",
+        "fastest is taken, or the smallest for the budget min",
     )
     parser.add_argument(
         "--costs", type=Path, action="append", required=True, help="costs.arrow of each graph"
@@ -56,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--optimizer", choices=OPTIMIZERS, help="of described updates (default: adamw)"
     )
     parser.add_argument(
+        "--optimizer-settings",
+        type=parse_settings,
+        default={},
+        help='JSON object of its settings, as torch.optim takes them: {"momentum": 0.9}',
+    )
+    parser.add_argument(
         "--updates",
         type=Path,
         help="updates.json, measured by profile --optimizer: such a plan can be run",
@@ -65,6 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="the bytes of the device for everything, such as 12GB; a share, such as 30%%, of what "
         "is not there all the time; or min, the least that a plan is known for",
+    )
+    parser.add_argument(
+        "--limit",
+        help="the bytes of the offload target that may be taken, such as 20GB (default: those that "
+        "the machine has)",
     )
     parser.add_argument(
         "--solver",
@@ -77,30 +91,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Writes schedule.arrow, microbatch.arrow where there are several microbatches, and plan.json,
-    and prints the status. Raises ConfigError where no plan is found."""
+    and prints the status, which is "infeasible" where no plan fits in the budget. Raises
+    ConfigError where there is none for another reason."""
     from tightfit.schemas.graph.training_graph import GRAPH
     from tightfit.schemas.store import read
-    from tightfit.stages.combine.optimizer_offload.plan import write_offload_plan
+    from tightfit.stages.combine.optimizer_offload.min_memory import BudgetTooSmallError
+    from tightfit.stages.combine.optimizer_offload.plan import (
+        write_infeasible_plan,
+        write_offload_plan,
+    )
+    from tightfit.stages.combine.select_task import forget_measurement
     from tightfit.util.command_line import format_status
 
     found: list[tuple[OffloadProblem, OffloadSearchResult, Path]] = []
-    refused = None
+    small: list[tuple[OffloadProblem, BudgetTooSmallError, Path]] = []
+    refused: list[ConfigError] = []
     for graph, costs, count in parse_cases(options):
+        task = None
         try:
-            task, best = plan_step(
-                *read_offload_problem(options, graph, costs, count), options.budget
-            )
-            found.append((task, best, graph))
+            task, beyond = read_offload_problem(options, graph, costs, count)
+            found.append((*plan_within_room(task, beyond, options.budget), graph))
         except ScheduleError as error:
             raise ConfigError(f"{graph}: no whole step is planned: {error}") from error
         except ConfigError as error:
-            refused = error
-    if not found:
-        assert refused is not None
-        raise refused
-    task, best, graph = min(found, key=lambda each: each[1].seconds)
-    plan = write_offload_plan(options.out, task, best, options.budget, read(graph, GRAPH).digest)
+            if task is None or not isinstance(error, BudgetTooSmallError):
+                refused.append(error)
+            else:
+                small.append((_task_of_budget(task, options.budget), error, graph))
+    if not found and not small:
+        raise refused[0]
+    if found:
+        # The least of several steps are of as many budgets.
+        least = options.budget == SMALLEST
+        task, best, graph = min(
+            found, key=lambda each: (each[0].budget if least else 0, each[1].seconds)
+        )
+        given = (options.budget, read(graph, GRAPH).digest)
+        plan = write_offload_plan(options.out, task, best, *given)
+    else:
+        task, reason, graph = min(small, key=lambda each: each[1].smallest or math.inf)
+        given = (options.budget, read(graph, GRAPH).digest)
+        plan = write_infeasible_plan(options.out, task, reason, *given)
+    if options.updates is None:
+        forget_measurement(options.out)
     print(format_status(plan.status, plan.message))
+
+
+def _task_of_budget(task: OffloadProblem, budget: str) -> OffloadProblem:
+    """The task with the bytes of a budget that is a size or a share."""
+    from dataclasses import replace
+
+    from tightfit.stages.combine.optimizer_offload.budget_search import parse_total_bytes
+
+    return replace(task, budget=parse_total_bytes(task, budget))
 
 
 def parse_cases(options: argparse.Namespace) -> list[tuple[Path, Path, int]]:
@@ -123,8 +166,9 @@ def plan_step(
     task: OffloadProblem, beyond: HostLink | None, budget: str | None = None
 ) -> tuple[OffloadProblem, OffloadSearchResult]:
     """The plan with the fewest states in the memory `beyond` the other one, and its task, with the
-    budget as written (else that of the task); raises ConfigError where none is found, which names
-    the least budget that one is known for, unless none can fit, which takes no search."""
+    budget as written (else that of the task); raises ConfigError where none is found, and
+    BudgetTooSmallError where none is known to fit, which names the least budget that one is known
+    for, unless none can fit, which takes no search."""
     from tightfit.stages.combine.optimizer_offload.budget_search import plan_for_budget as within
     from tightfit.stages.combine.optimizer_offload.min_memory import BudgetTooSmallError
     from tightfit.stages.combine.optimizer_offload.state_placement import candidate_problems
@@ -136,8 +180,34 @@ def plan_step(
         except ConfigError as error:
             refused.append(error)
     if all(isinstance(error, BudgetTooSmallError) for error in refused):
-        raise ConfigError(f"{refused[0]}; `--budget min` takes the least that a plan is known for")
+        raise BudgetTooSmallError(
+            f"{refused[0]}; the budget min takes the least that a plan is known for"
+        )
     return _plan_known_min_budget(task, budget or str(task.budget), refused[0])
+
+
+def plan_within_room(
+    task: OffloadProblem, beyond: HostLink | None, budget: str
+) -> tuple[OffloadProblem, OffloadSearchResult]:
+    """As `plan_step`. What a step sends takes places in the offload target, which can be more bytes
+    than are ever sent at once: a plan that takes more than there is room for is looked for anew
+    with less. Raises ConfigError where none is found."""
+    from dataclasses import replace
+
+    from tightfit.stages.combine.optimizer_offload.plan import offload_target_bytes
+
+    room, sized, taken = task.link.room, task, 0
+    for _ in range(MAX_ROOM_RETRIES):
+        own, found = plan_step(sized, beyond, budget)
+        taken = offload_target_bytes(own, found)
+        if taken <= room:
+            return own, found
+        less = sized.link.room - (taken - room)
+        sized = replace(sized, link=replace(sized.link, room=less))
+    raise ConfigError(
+        f"the step takes {taken:,} bytes in {task.link.other}, which has {int(room):,}: give it "
+        "more by limit"
+    )
 
 
 def _plan_known_min_budget(
@@ -151,6 +221,7 @@ def _plan_known_min_budget(
         parse_total_bytes,
         plan_for_min_budget,
     )
+    from tightfit.stages.combine.optimizer_offload.min_memory import BudgetTooSmallError
 
     try:
         sized, found = plan_for_min_budget(task)
@@ -159,8 +230,8 @@ def _plan_known_min_budget(
     total = parse_total_bytes(task, budget) if budget != SMALLEST else sized.budget
     if sized.budget <= total:
         return replace(sized, budget=total), found
-    raise ConfigError(
-        f"{refused}; the smallest budget known to work is {sized.budget:,} bytes"
+    raise BudgetTooSmallError(
+        f"{refused}; the smallest budget known to work is {sized.budget:,} bytes", sized.budget
     ) from refused
 
 
@@ -187,16 +258,23 @@ def read_offload_problem(
     measured = None if options.updates is None else read_optimizer_costs(options.updates)
     if measured is None:
         updates = _read_spec_costs(options, graph, machine, link)
-    elif options.optimizer is not None:
+    elif options.optimizer is not None or options.optimizer_settings:
         raise ConfigError(
             f"optimizer-offload: {options.updates} says of which optimizer it is, not --optimizer"
         )
     else:
         updates = costs_by_value(graph, measured.costs)
-    own = replace(link, device=graph.device)
+    room = min(link.room, _parse_limit(options.limit))
+    own = replace(link, device=graph.device, room=room)
     task = build_offload_problem(
         graph, costs, own, updates, device.memory, MIN_OFFLOAD_BYTES, microbatches, measured
     )
+    if measured is not None and not task.remote:
+        raise ConfigError(
+            f"{traced}: no parameter that can be offloaded has {MIN_OFFLOAD_BYTES:,} bytes or "
+            "more, and smaller ones stay on the device: plan the step without its optimizer, or "
+            "in Python by tightfit.plan(..., optimizer=optimizer, offload=OffloadOptions(path))"
+        )
     task = replace(task, engine=options.solver)
     budget = (
         device.memory if options.budget == SMALLEST else parse_total_bytes(task, options.budget)
@@ -207,6 +285,19 @@ def read_offload_problem(
             f"of {budget:,}"
         )
     return task, second_tier_link(machine, link, options.machine)
+
+
+def _parse_limit(written: str | None) -> float:
+    """The bytes of the offload target that may be taken, infinite unless that is said; raises
+    ConfigError where they are no size."""
+    from tightfit.util.budget import parse_budget
+
+    if written is None:
+        return math.inf
+    size = parse_budget(written, "--limit", "a size such as 20GB").size
+    if size is None:
+        raise ConfigError(f"--limit: {written!r} is a share, expected a size such as 20GB")
+    return size
 
 
 def _read_spec_costs(
@@ -220,14 +311,16 @@ def _read_spec_costs(
 
     beside = next(memory for memory in machine.memories if memory.name == link.to)
     device = machine.single_device(options.machine)
-    return update_costs_from_spec(graph, device, beside.bandwidth, options.optimizer or "adamw")
+    optimizer, settings = options.optimizer or "adamw", options.optimizer_settings
+    return update_costs_from_spec(graph, device, beside.bandwidth, optimizer, settings)
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
-    from tightfit.stages.combine.optimizer_offload.plan import MICROBATCH_SCHEDULE, OUTPUTS
+    from tightfit.schemas.optimizer_plan import MICROBATCH_SCHEDULE
+    from tightfit.stages.combine.optimizer_offload.plan import OUTPUTS
 
-    outputs = [options.out / name for name in OUTPUTS]
+    outputs, settings = [options.out / name for name in OUTPUTS], options.optimizer_settings
     read = [*options.graph, *options.costs, options.machine]
     read += [options.updates] if options.updates is not None else []
     outputs += [path for path in (options.out / MICROBATCH_SCHEDULE,) if path.exists()]
@@ -240,6 +333,8 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
                 "optimizer": options.optimizer or "",
                 "microbatches": options.microbatches or [],
                 "solver": options.solver,
+                **({"limit": options.limit} if options.limit else {}),
+                **({"optimizer_settings": settings} if settings else {}),
             },
         )
     ]

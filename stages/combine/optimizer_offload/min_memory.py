@@ -24,12 +24,17 @@ class MemoryNeed:
 
 
 class BudgetTooSmallError(ConfigError):
-    """A budget is below what one op or one update needs: no plan fits."""
+    """No plan fits in a budget: it is below what one op or one update needs, or below the
+    `smallest` that a plan is known for."""
+
+    def __init__(self, message: str, smallest: int | None = None) -> None:
+        super().__init__(message)
+        self.smallest = smallest
 
 
 def check_min_memory(task: OffloadProblem) -> None:
-    """Raises TooSmallError where the budget is below what one op or one update needs, with its
-    name."""
+    """Raises BudgetTooSmallError, with its name, where the budget is below what one op or one
+    update needs."""
     most = max(memory_needs(task), key=lambda need: need.bytes)
     always = task.fixed + task.min_staging_bytes
     if most.bytes + always > task.budget:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from tightfit.schemas.actions import (
     Compute,
@@ -140,8 +141,19 @@ SPEC_PIECE_BYTES = 16 << 20
 """Bytes of a parameter that are updated at a time: their states pass through one buffer."""
 
 
+def count_optimizer_states(optimizer: str, settings: Mapping[str, Any]) -> int:
+    """How many tensors of a parameter's size an optimizer with some settings keeps of each."""
+    if optimizer == "sgd" and settings.get("momentum"):
+        optimizer = "momentum"
+    return OPTIMIZER_STATE_COUNTS[optimizer] + bool(settings.get("amsgrad"))
+
+
 def update_costs_from_spec(
-    graph: Graph, device: MachineDevice, away_bandwidth: float | None, optimizer: str
+    graph: Graph,
+    device: MachineDevice,
+    away_bandwidth: float | None,
+    optimizer: str,
+    settings: Mapping[str, Any] | None = None,
 ) -> dict[int, ParameterUpdateCost]:
     """The cost of the update of each parameter that has a gradient.
 
@@ -149,7 +161,7 @@ def update_costs_from_spec(
     time that these bytes take, of the device's memory or of the other one (`away_bandwidth`, None
     where nothing computes there), and two pieces of temporaries.
     """
-    states, found = OPTIMIZER_STATE_COUNTS[optimizer], {}
+    states, found = count_optimizer_states(optimizer, settings or {}), {}
     for value in dict.fromkeys(gradient.value for gradient in graph.gradients):
         if graph.values[value].kind != "parameter":
             continue

@@ -8,20 +8,22 @@ from pathlib import Path
 from tightfit.schemas.actions import UpdateOnHost
 from tightfit.schemas.graph.fused_groups import count_executed_groups
 from tightfit.schemas.lineage import remove_with_lineage
-from tightfit.schemas.plan import Plan, PlanCost, optimality_gap, write_plan
+from tightfit.schemas.optimizer_plan import MICROBATCH_SCHEDULE, OPTIMIZER_OFFLOAD
+from tightfit.schemas.plan import BaselineBytes, Plan, PlanCost, optimality_gap, write_plan
 from tightfit.schemas.schedule import write_schedule
 from tightfit.stages.combine.memory_budget import baseline_bytes
 from tightfit.stages.combine.optimizer_offload.gradient_accumulation import accumulation_peaks
 from tightfit.stages.combine.optimizer_offload.lower_bound import lower_bound_seconds
+from tightfit.stages.combine.optimizer_offload.min_memory import BudgetTooSmallError
 from tightfit.stages.combine.optimizer_offload.problem import OffloadProblem
 from tightfit.stages.combine.optimizer_offload.search import OffloadSearchResult
 from tightfit.stages.combine.plan_summary import describe_cost_source, describe_link_source
 from tightfit.stages.simulate.liveness import simulate_executions
+from tightfit.stages.simulate.offload_layout import offload_layout
 from tightfit.stages.simulate.simulate import simulate, sum_microbatches
 
 OUTPUTS = ("schedule.arrow", "plan.json")
-MICROBATCH_SCHEDULE = "microbatch.arrow"
-"""The schedule of each microbatch but the last one."""
+SOLVER_NAME = "local search"
 
 
 def write_offload_plan(
@@ -40,16 +42,52 @@ def write_offload_plan(
     return plan
 
 
+def write_infeasible_plan(
+    folder: Path, task: OffloadProblem, error: BudgetTooSmallError, budget: str, digest: str
+) -> Plan:
+    """Writes a schedule without steps and the plan that says why there is none within the budget of
+    the task, which it returns; `digest` is that of the graph."""
+    write_schedule(folder / OUTPUTS[0], [], digest, task.link)
+    remove_with_lineage(folder / MICROBATCH_SCHEDULE)
+    plan = Plan(
+        strategy=OPTIMIZER_OFFLOAD,
+        budget=budget,
+        budget_total=task.budget,
+        budget_bytes=task.room,
+        status="infeasible",
+        message=f"infeasible: {error}",
+        smallest_budget=error.smallest,
+        keep_all=_keep_all_cost(task),
+        baseline=_offload_baseline(task),
+        solver=SOLVER_NAME,
+        kernels="eager",
+        threads=task.costs.device.measured_threads,
+    )
+    write_plan(folder / OUTPUTS[1], plan)
+    return plan
+
+
+def _offload_baseline(task: OffloadProblem) -> BaselineBytes:
+    """The bytes that no plan of the task changes. Parameters that live in the offload target are
+    none of them; states that stay on the device, and sums of gradients, are there as parameters
+    are."""
+    fixed = baseline_bytes(task.graph)
+    more = task.fixed - fixed.bytes_before_step
+    return replace(fixed, parameters=fixed.parameters + more)
+
+
+def _keep_all_cost(task: OffloadProblem) -> PlanCost:
+    """What the step takes where everything is on the device, with all states."""
+    moving = sum(task.graph.storages[storage] for storage in task.remote)
+    return PlanCost(task.keep_all_seconds, moving + _keep_all_step_bytes(task))
+
+
 def build_offload_plan(task: OffloadProblem, found: OffloadSearchResult, budget: str) -> Plan:
     """The plan with its bound. Parameters that live in the offload target are not fixed, and
     keeping everything means to have them on the device, with all states."""
 
-    played, fixed = found.simulation, baseline_bytes(task.graph)
+    played = found.simulation
     groups, compiled = count_executed_groups(task.graph, (step.action for step in played.steps))
-    moving = sum(task.graph.storages[storage] for storage in task.remote)
-    # States that stay on the device, and sums of gradients, are there as parameters are.
-    beside = task.fixed - (fixed.bytes_before_step - moving)
-    fixed = replace(fixed, parameters=fixed.parameters - moving + beside)
     seconds = found.seconds
     bound = min(lower_bound_seconds(replace(task, resident=frozenset())), seconds)
     gap = optimality_gap(seconds, bound)
@@ -70,7 +108,7 @@ def build_offload_plan(task: OffloadProblem, found: OffloadSearchResult, budget:
         f"{describe_link_source(task.link)}{describe_cost_source(task.graph, task.costs)}"
     )
     return Plan(
-        strategy="whole",
+        strategy=OPTIMIZER_OFFLOAD,
         budget=budget,
         budget_total=task.budget,
         budget_bytes=task.room,
@@ -80,15 +118,16 @@ def build_offload_plan(task: OffloadProblem, found: OffloadSearchResult, budget:
         peak=most,
         lower_bound=bound,
         gap=gap,
-        keep_all=PlanCost(task.keep_all_seconds, moving + _keep_all_step_bytes(task)),
-        baseline=fixed,
+        keep_all=_keep_all_cost(task),
+        baseline=_offload_baseline(task),
         recomputed=played.repeated,
         recomputed_time=played.repeated_seconds,
-        solver="local search",
+        solver=SOLVER_NAME,
         transfers=there,
         kernels="fused" if groups else "eager",
         groups=groups,
         compiled=compiled,
+        threads=task.costs.device.measured_threads,
     )
 
 
@@ -100,6 +139,15 @@ def total_device_bytes(task: OffloadProblem, found: OffloadSearchResult) -> int:
         + found.updates.workspace_bytes
         + max_step_bytes(task, found)
     )
+
+
+def offload_target_bytes(task: OffloadProblem, found: OffloadSearchResult) -> int:
+    """The bytes of the offload target that a plan takes: what is always there, and the places of
+    what a step sends."""
+    remote = frozenset(task.remote)
+    played = [found.simulation, *([] if found.adding is None else [found.adding])]
+    copies = max(offload_layout(task.graph, each.steps, remote).size for each in played)
+    return found.updates.host_bytes(task.graph) + copies
 
 
 def max_step_bytes(task: OffloadProblem, found: OffloadSearchResult) -> int:

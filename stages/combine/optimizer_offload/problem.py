@@ -159,6 +159,7 @@ class OffloadProblem:
             piece_bytes=0 if self.measured is None else self.measured.piece,
             workspace_bytes=self.host_workspace_bytes if away or self.far is not None else 0,
             microbatches=self.microbatches,
+            settings={} if self.measured is None else self.measured.settings,
         )
 
     @property

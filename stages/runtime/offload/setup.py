@@ -7,7 +7,7 @@ import functools
 import os
 import weakref
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,18 +38,19 @@ from .target import TargetSlice
 class OffloadSpec:
     """What a plan says of an optimizer whose parameters live in an offload target, in part.
 
-    `optimizer` is its class, `paths` are those of the parameters that live there, of which
-    `resident` are on the device between two steps, too (as places in `paths`), and `updated` those
-    that a step updates. States are updated in pieces of `piece_bytes` bytes of a parameter, and
-    pass through `staging_bytes` bytes of the device. In the offload target parameters take
-    `parameter_bytes` bytes, `state_bytes` the states of those that are updated, and
-    `activation_bytes` what a step sends beside them. A step takes `peak` bytes of the device above
-    what was there before, the first `first_peak`. Those `host_updated` (as `resident`) are updated
-    in the offload target; where that is a disk, this takes `workspace_bytes` bytes of the device.
-    Where a step is planned as several `microbatches`, each but the last one adds its gradients up,
-    in `gradient_sum_bytes` bytes of the offload target, and takes `microbatch_peak` bytes of the
-    device, the first one of a step `first_microbatch_peak`. Of those `second_tier`, updated in the
-    offload target, `second_tier_bytes` bytes of states are on a disk behind it, and pass through
+    `optimizer` is its class, which was measured with `settings` besides its usual ones, `paths` are
+    those of the parameters that live there, of which `resident` are on the device between two
+    steps, too (as places in `paths`), and `updated` those that a step updates. States are updated
+    in pieces of `piece_bytes` bytes of a parameter, and pass through `staging_bytes` bytes of the
+    device. In the offload target parameters take `parameter_bytes` bytes, `state_bytes` the states
+    of those that are updated, and `activation_bytes` what a step sends beside them. A step takes
+    `peak` bytes of the device above what was there before, the first `first_peak`. Those
+    `host_updated` (as `resident`) are updated in the offload target; where that is a disk, this
+    takes `workspace_bytes` bytes of the device. Where a step is planned as several `microbatches`,
+    each but the last one adds its gradients up, in `gradient_sum_bytes` bytes of the offload
+    target, and takes `microbatch_peak` bytes of the device, the first one of a step
+    `first_microbatch_peak`. Of those `second_tier`, updated in the offload target,
+    `second_tier_bytes` bytes of states are on a disk behind it, and pass through
     `second_tier_staging_bytes` bytes of it, which are among its `state_bytes`. The states of those
     that are `device_states`, by path, stay on the device, and take `device_state_bytes` bytes of
     it."""
@@ -76,6 +77,7 @@ class OffloadSpec:
     second_tier_staging_bytes: int = 0
     device_states: tuple[str, ...] = ()
     device_state_bytes: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 def offload_parameters(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -250,11 +251,11 @@ def generated(plan: Path, graph: list[str], out: Path, *more: str) -> int:
 
 @pytest.fixture(scope="module")
 def parts(away: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The module of a plan of three microbatches, and what judges it by so many timed pairs."""
+    """The module of a plan of three microbatches, the schedule of which is beside that of the last,
+    and what judges it by so many timed pairs."""
     plan, _, graph, model = away
     module = tmp_path_factory.mktemp("parts") / "module"
-    adding = ["--microbatch", str(plan / "microbatch.arrow")]
-    assert generated(plan, graph, module, *adding) == 0
+    assert generated(plan, graph, module) == 0
     words = [*model, *graph, "--plan", str(plan / "plan.json"), "--module", str(module)]
 
     def judged(folder: Path, pairs: int = 0) -> Measurement:
@@ -353,7 +354,11 @@ def test_schedules_of_microbatches_that_do_not_belong_together_are_refused(
         assert generated(of, graph, out, *more) == 1
         assert words in capsys.readouterr().err and not out.exists()
 
-    refused("give that of the others, too (`tightfit generate --microbatch`)", plan)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for name in ("plan.json", "schedule.arrow"):
+        shutil.copy(plan / name, alone)
+    refused("give that of the others, too (`tightfit generate --microbatch`)", alone)
     refused("is not that of several microbatches", single, "--microbatch", str(adding))
     last = str(plan / "schedule.arrow")
     refused("of the other microbatches", plan, "--microbatch", last)

@@ -115,7 +115,9 @@ def _missing_cause(job: WorkflowJob) -> str:
         return f"the budget {job.wildcards['budget']} is new for {strategy}"
     if job.rule == "allocate":
         return f"the pipeline by {job.wildcards['allocator']} is new"
-    if job.rule in ("compile_search", "chain"):
+    if job.rule == "optimizer_offload":
+        return f"the budget {job.wildcards['budget']} is new"
+    if job.rule in ("compile_search", "model_chain"):
         return ""
     files = job.reason.partition("Missing output files: ")[2].partition(";")[0]
     return f"missing: {files}"

@@ -18,6 +18,7 @@ from tightfit.schemas.optimizer_plan import (
     write_optimizer_costs,
 )
 from tightfit.schemas.plan import read_plan
+from tightfit.schemas.schedule import schedule_optimizer_plan
 from tightfit.stages.runtime.offload.piecewise_optimizer import KNOWN_OPTIMIZERS
 
 __all__ = ["files"]
@@ -55,12 +56,6 @@ def updates(folder: Path, optimizer: str, change: Callable[[list[Any]], None]) -
 @pytest.mark.parametrize(
     ("words", "memory", "link", "more"),
     [
-        (
-            r"no plan fits in 3,000,000 bytes: aten\S+ of h\.\d\S* needs \S+ with",
-            {},
-            {},
-            "3MB",
-        ),
         ("between cpu and host has no bandwidth", {}, {"bandwidth": 0}, "6MB"),
         ("4,500,000 bytes in host/memory, which has 4,000,000:", {"memory": 4 * 10**6}, {}, "6MB"),
         ("4,500,000 bytes in host/memory, which has 4,000,000:", {"memory": 4 * 10**6}, {}, "min"),
@@ -127,4 +122,49 @@ def test_a_share_and_the_least_are_budgets(given: list[str], tmp_path: Path) -> 
     assert totals == sorted(totals) and totals[2] == plans[2].keep_all_total
     assert plans[0].time >= plans[1].time >= plans[2].time  # type: ignore[operator]
     assert main([*given, "--budget", str(totals[0] + 1000)]) == 0
-    assert main([*given, "--budget", str(totals[0] * 9 // 10)]) == 1
+    assert main([*given, "--budget", str(totals[0] * 9 // 10)]) == 0
+    less = read_plan(tmp_path / "plan.json")
+    assert less.status == "infeasible" and less.smallest_budget in (None, totals[0])
+
+
+def test_a_budget_below_what_an_op_needs_is_a_verdict(given: list[str], tmp_path: Path) -> None:
+    assert main([*given, "--machine", str(machine(tmp_path)), "--budget", "3MB"]) == 0
+    plan = read_plan(tmp_path / "plan.json")
+    assert plan.status == "infeasible" and plan.budget_total == 3_000_000
+    assert re.search(r"fits in 3,000,000 bytes: aten\S+ of h\.\d\S* needs \S+ with", plan.message)
+
+
+def test_measured_updates_of_small_parameters_are_refused(
+    given: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such a plan would offload nothing, and no package runs it with its optimizer."""
+    monkeypatch.setattr(
+        "tightfit.stages.combine.optimizer_offload.command.MIN_OFFLOAD_BYTES", 1 << 40
+    )
+    given += ["--machine", str(machine(tmp_path)), "--budget", "9MB"]
+    path = updates(tmp_path, "AdamW", lambda rows: None)
+    assert main([*given, "--updates", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert "no parameter that can be offloaded has 1,099,511,627,776 bytes or more" in said
+    assert not (tmp_path / "plan.json").exists()
+    assert main(given) == 0
+
+
+def test_settings_of_described_optimizers_add_states(given: list[str], tmp_path: Path) -> None:
+    given += ["--machine", str(machine(tmp_path)), "--budget", "min"]
+    sizes = []
+    for optimizer, settings in (
+        ("sgd", {}),
+        ("sgd", {"momentum": 0.9}),
+        ("adam", {}),
+        ("adam", {"amsgrad": True}),
+    ):
+        words = ["--optimizer", optimizer, "--optimizer-settings", json.dumps(settings)]
+        assert main([*given, *words]) == 0
+        plan = schedule_optimizer_plan(tmp_path / "schedule.arrow")
+        assert plan is not None
+        sizes.append(sum(cost.states for cost in plan.costs.values()))
+    assert sizes == [number * sizes[1] for number in range(4)] and sizes[1] > 0

@@ -99,7 +99,7 @@ def test_what_no_plan_can_fit_in_is_refused_without_a_search(
 ) -> None:
     monkeypatch.delattr(OffloadSearch, "look")
     words = (
-        r"no plan fits in 1,000 bytes: aten\S+ of \S+ needs \S+ .*; `--budget min` takes the least"
+        r"no plan fits in 1,000 bytes: aten\S+ of \S+ needs \S+ .*; the budget min takes the least"
     )
     with pytest.raises(ConfigError, match=words):
         whole(measured(1000, 1000), None, "1000")

@@ -265,9 +265,18 @@ def test_the_command_writes_a_plan_and_its_schedule(
                 main(["optimizer-offload", *given, "--budget", "7MB", "--microbatches", *more]) == 1
             )
             assert words in capsys.readouterr().err
-        for budget, words in (("50", "no plan fits in 50 bytes"), ("2GB", "less than the budget")):
-            assert main(["optimizer-offload", *given, "--budget", budget]) == 1
-            assert words in capsys.readouterr().err
+        assert main(["optimizer-offload", *given, "--budget", "2GB"]) == 1
+        assert "less than the budget" in capsys.readouterr().err
+        assert main(["optimizer-offload", *given, "--budget", "50"]) == 0
+        plan = read_plan(files / "plan/plan.json")
+        assert (plan.status, plan.budget_total, plan.smallest_budget) == ("infeasible", 50, None)
+        assert capsys.readouterr().out == f"{plan.message}\n"
+        assert plan.message.startswith("infeasible: no plan fits in 50 bytes: ")
+        assert read_schedule(files / "plan/schedule.arrow") == []
+        assert main(["optimizer-offload", *given, "--budget", "6MB", "--limit", "4MB"]) == 1
+        assert "take 4,500,000 bytes in host/memory, which has 4,000,000" in capsys.readouterr().err
+        assert main(["optimizer-offload", *given, "--budget", "6MB", "--limit", "4%"]) == 1
+        assert "--limit: '4%' is a share, expected a size such as 20GB" in capsys.readouterr().err
         given[given.index("--machine") + 1] = str(small)
         assert main(["optimizer-offload", *given, "--budget", "6MB"]) == 1
         assert "take 4,500,000 bytes in host/memory" in capsys.readouterr().err

@@ -30,10 +30,10 @@ from tightfit.stages.combine.activation_offload.placement import offloadable_val
 from tightfit.stages.combine.lowering.blocks import run_actions
 from tightfit.stages.combine.lowering.schedule import ScheduleLowering
 from tightfit.stages.generate.package import build_package, write_directory, zero_time_costs
-from tightfit.stages.generate.transfers import offload_layout
 from tightfit.stages.profile.cost_library import open_cost_library
 from tightfit.stages.profile.profile import profile
 from tightfit.stages.runtime.offload.backward_optimizer import in_backward
+from tightfit.stages.simulate.offload_layout import offload_layout
 from tightfit.stages.simulate.planning_graph import build_planning_graph
 from tightfit.stages.simulate.simulate import simulate
 from tightfit.stages.torch_utils.devices import describe_device

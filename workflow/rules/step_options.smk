@@ -1,0 +1,88 @@
+# What the rules of whole steps with their optimizer share.
+
+STEP = f"{MODEL}/{OPTIMIZER_OFFLOAD}/{{budget}}"
+
+# Steps whose updates are measured, with the costs of their first sample.
+UPDATED = [name for name in STEPS if SETTINGS.models[name].machine is None]
+
+
+def step_of(wildcards):
+    """The step of a model as the configuration has it."""
+    return model_of(wildcards).optimizer_step
+
+
+def described_updates(wildcards):
+    """Names the optimizer of a step and its settings as options of a stage."""
+    step = step_of(wildcards)
+    return [
+        *("--optimizer", step.optimizer),
+        *("--optimizer-settings", step.settings_json),
+    ]
+
+
+def given_disks(wildcards, names=("disk", "second_disk")):
+    """Names the folders of disks of a step as options of a stage."""
+    step = step_of(wildcards)
+    folders = [(f"--{name.replace('_', '-')}", getattr(step, name)) for name in names]
+    return [word for option, folder in folders if folder for word in (option, folder)]
+
+
+def given_updates(wildcards, input):
+    """Names measured updates as options of a stage or, for a described device, the optimizer."""
+    return (
+        ["--updates", input.updates] if input.updates else described_updates(wildcards)
+    )
+
+
+def given_step_machine(wildcards, input):
+    """Names the machine with the link to the offload target as options of a stage."""
+    return ["--machine", model_of(wildcards).link_machine or input.machine]
+
+
+def given_limit(wildcards):
+    """Names the bytes of the offload target that a step may take as options of a stage."""
+    limit = step_of(wildcards).limit
+    return ["--limit", limit] if limit else []
+
+
+def step_costs(wildcards):
+    """The costs of each graph of a step, none of other models."""
+    samples = samples_of(wildcards.model) if wildcards.model in STEPS else []
+    return expand(f"{MODEL}/costs.arrow", model=samples)
+
+
+def given_step_costs(wildcards, input):
+    """Names these costs as options of a stage."""
+    return ["--costs", *input.costs] if input.costs else []
+
+
+def given_samples(wildcards, input):
+    """Names the graphs of a step, their costs, and how many microbatches of each make a step, as
+    options of a stage."""
+    counts = step_of(wildcards).microbatches
+    return [
+        word
+        for graph, costs, count in zip(input.graphs, input.costs, counts)
+        for word in ("--graph", graph, "--costs", costs, "--microbatches", count)
+    ]
+
+
+def sample_arguments(wildcards):
+    """Names the arguments of each sample of a step as options of a stage."""
+    samples = step_of(wildcards).samples.values()
+    texts = [json.dumps(arguments, sort_keys=True) for arguments in samples]
+    return [word for text in texts for word in ("--sample-arguments", text)]
+
+
+def measured_updates(wildcards):
+    """The costs of updates, where they are measured."""
+    measured_here = wildcards.model in UPDATED
+    return (
+        expand(f"{MODEL}/updates.json", model=wildcards.model) if measured_here else []
+    )
+
+
+def offload_link_machine(wildcards):
+    """The description of this machine with the link to the offload target, where none is named."""
+    named = model_of(wildcards).link_machine
+    return [] if named else expand(f"{MODEL}/machine.json", model=wildcards.model)
