@@ -15,7 +15,7 @@ from tightfit.schemas.frontier import COARSE_FRONTIER_BUDGETS, FRONTIER_BUDGETS
 from tightfit.schemas.link import read_host_link
 from tightfit.schemas.machine import read_machine, resolve_machine_file
 from tightfit.schemas.measurement import FAILED_VERDICT
-from tightfit.util.budget import NO_BUDGET, parse_budget, parse_user_budget
+from tightfit.util.budget import NO_BUDGET, USUAL_LOSS_ROOM, parse_budget, parse_user_budget
 from tightfit.util.errors import ConfigError, TightfitError
 from tightfit.util.solver_engines import BLOCK_SOLVERS, BlockSolver, SolverEngine, step_engine
 from tightfit.util.strategies import KEEP_ALL, STRATEGIES, baseline_names
@@ -84,8 +84,9 @@ SCHEMA_PATH = Path(__file__).with_name("config.schema.json")
 class ModelConfig:
     """A model to plan: its factory ("package.module:function"), the factory's keyword arguments,
     the strategies and budgets, as written, to plan it with, whether plans may rest on inputs of
-    nothing but `ones`, and its kernels: eager's, or `fused` ones, whose modules may carry a plan of
-    eager's (`with_eager`) and compiled libraries (`with_libraries`)."""
+    nothing but `ones`, its kernels: eager's, or `fused` ones, whose modules may carry a plan of
+    eager's (`with_eager`) and compiled libraries (`with_libraries`), and the bytes, as written,
+    that plans leave to a loss which the factory does not give."""
 
     name: str
     factory: str
@@ -96,6 +97,7 @@ class ModelConfig:
     fused: bool = False
     with_eager: bool = False
     with_libraries: bool = False
+    loss_room: str = USUAL_LOSS_ROOM
 
     @property
     def arguments_json(self) -> str:
@@ -271,6 +273,7 @@ def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig
             model["ones"],
             fused,
             *(fused and model.get(key, document[key]) for key in PACKAGE_CONTENT_KEYS),
+            loss_room=str(model["loss_room"]),
         )
 
 

@@ -6,18 +6,17 @@ import re
 from collections.abc import Sequence
 
 from tightfit.schemas.graph.fused_groups import is_fused_group, read_group_body
-from tightfit.schemas.graph.training_graph import Op
+from tightfit.schemas.graph.training_graph import Graph, Op
+from tightfit.util.command_line import format_bytes as format_bytes
 from tightfit.util.command_line import format_duration as format_duration
 
-_SIZES = ((1e9, "GB", 2), (1e6, "MB", 1), (1e3, "kB", 1))
 
-
-def format_bytes(amount: float) -> str:
-    """Bytes with one decimal in the largest unit that fits: "144.7 MB"."""
-    for unit, name, decimals in _SIZES:
-        if abs(amount) >= unit * (1 - 0.5 * 10.0 ** -(decimals + 3)):
-            return f"{amount / unit:.{decimals}f} {name}"
-    return f"{amount:.0f} B"
+def describe_loss(graph: Graph) -> str:
+    """Where the loss of a step runs, and what is left to it."""
+    if graph.has_loss:
+        return "traced with the step"
+    room = f", with room for {format_bytes(graph.loss_room)}" if graph.loss_room else ""
+    return f"left to the caller{room}"
 
 
 def trim_decimals(words: str) -> str:

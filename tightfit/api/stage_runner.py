@@ -61,7 +61,8 @@ class StageRunner:
     """Runs stages on a store for a device, with a strategy and the options of the solver.
 
     `machine` is the description of a machine whose link the strategy may take. With `full_check`
-    plans are compared with their originals in all ways to run them."""
+    plans are compared with their originals in all ways to run them. `loss_room` are the bytes that
+    plans leave to a loss which is not planned, None for what the usual ones take."""
 
     store: Path
     device: str
@@ -71,6 +72,7 @@ class StageRunner:
     machine: Path | None = None
     fused_kernels: FusedKernelOptions | None = None
     full_check: bool = False
+    loss_room: int | None = 0
 
     @property
     def engine(self) -> SolverEngine:
@@ -107,7 +109,8 @@ class StageRunner:
 
         self.progress.stage("trace")
         last = self.fused_kernels is not None
-        return trace(built, type(built.model).__name__, self.device, channels_last=last)
+        name = type(built.model).__name__
+        return trace(built, name, self.device, last, self.loss_room)
 
     def store_graph(self, graph: Graph) -> Path:
         """The path of a graph in the store."""

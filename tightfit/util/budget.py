@@ -43,6 +43,11 @@ MIN_BUDGET = "min"
 DEFAULT_BUDGET = "50%"
 """What a call asks for where no budget is named."""
 
+USUAL_LOSS_ROOM = "usual"
+"""What stands for the bytes that the usual losses take."""
+
+EXPECTED_LOSS_ROOM = f"a size such as '64MB', 0 for none, or '{USUAL_LOSS_ROOM}'"
+
 EXPECTED_BUDGET = (
     "a size such as '8GiB' or '145MB', a percentage such as '50%', or a number of bytes"
 )
@@ -122,3 +127,19 @@ def parse_budget(
     if size >= MAX_BUDGET_BYTES:
         raise ConfigError(f"{key}: {written!r} is more than any device has")
     return Budget(text, size=int(size))
+
+
+def parse_loss_room(written: str | int | None, key: str = "loss_room") -> int | None:
+    """The bytes that a plan leaves to a loss outside of it, from what the user wrote; None for
+    those that the usual losses take ("usual", or None).
+
+    Raises ConfigError, naming `key`, for what is no size.
+    """
+    if written is None or written == USUAL_LOSS_ROOM:
+        return None
+    if not isinstance(written, bool) and str(written).strip() == "0":
+        return 0
+    size = parse_budget(written, key, EXPECTED_LOSS_ROOM).size
+    if size is None:
+        raise ConfigError(f"{key}: {written!r} is a share, expected {EXPECTED_LOSS_ROOM}")
+    return size

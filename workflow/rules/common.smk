@@ -288,6 +288,11 @@ def ones(wildcards):
     return "--assume-all-ones-masks" if model_of(wildcards).ones else ""
 
 
+def loss_room(wildcards):
+    """The bytes that plans leave to a loss, as the configuration says it."""
+    return model_of(wildcards).loss_room
+
+
 def channels_last(wildcards):
     """Where kernels are fused convolutions run on such tensors, as an option of a stage."""
     return "--channels-last" if wildcards.model in FUSED else ""
