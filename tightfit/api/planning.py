@@ -65,6 +65,7 @@ from tightfit.api.progress_bar import FUSED_STAGE_LABELS, STAGE_LABELS, Progress
 from tightfit.api.stage_runner import PLANNING_LOCK, StageRunner
 from tightfit.api.verification import LoadPlanned, check_captured, check_plan, check_updates
 from tightfit.util.budget import DEFAULT_BUDGET, NO_BUDGET
+from tightfit.util.child_process import ChildProcess, release_free_memory
 from tightfit.util.errors import ConfigError
 from tightfit.util.strategies import baseline_names
 
@@ -172,7 +173,7 @@ def plan(
     telling = ProgressReporter(
         progress, stages=STAGE_LABELS if fused_kernels is None else FUSED_STAGE_LABELS
     )
-    with _planning_context(telling, bool(check), operators):
+    with _planning_context(telling, bool(check), operators), ChildProcess() as child:
         ones = assume_all_ones_masks
         both = ones is None and optimizer is None and not cuda_graphs
         own = (model, collect_samples(args, kwargs, samples), loss, device, ones)
@@ -191,6 +192,7 @@ def plan(
             fused_kernels,
             full_check=check == FULL_CHECK,
             loss_room=room,
+            child=child,
         ).linked(offload.path)
         request = PlanningRequest(runner, given, written, on_mismatch, bool(check), cuda_graphs)
         if optimizer is None:
@@ -218,7 +220,10 @@ def _planning_context(
         torch.enable_grad(),
         allow_operators(operators),
     ):
-        yield
+        try:
+            yield
+        finally:
+            release_free_memory()
 
 
 def _plan_with_optimizer(
