@@ -110,7 +110,8 @@ class ChildProcess:
     def _start(self, serve: Callable[[Connection], None]) -> None:
         context = multiprocessing.get_context("fork")
         self._connection, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(serve, other, self._connection))
+        ends = (other, self._connection)
+        self._process = context.Process(target=_serve_process, args=(serve, *ends))
         self._process.start()
         other.close()
 
@@ -142,7 +143,7 @@ class ChildProcess:
                 return "failure", []
 
 
-def _serve(serve: Callable[[Connection], None], own: Connection, other: Connection) -> None:
+def _serve_process(serve: Callable[[Connection], None], own: Connection, other: Connection) -> None:
     """What a forked process does."""
     other.close()
     os.setpgid(0, 0)
@@ -159,7 +160,7 @@ def _serve(serve: Callable[[Connection], None], own: Connection, other: Connecti
 def _serve_tasks(connection: Connection) -> None:
     while True:
         task = connection.recv()
-        connection.send(_answer(partial(_run_task, task, _RelayedProgress(connection))))
+        connection.send(_answer_call(partial(_run_task, task, _RelayedProgress(connection))))
 
 
 def _run_task(task: Task, progress: StageProgress) -> None:
@@ -169,10 +170,10 @@ def _run_task(task: Task, progress: StageProgress) -> None:
 def _serve_call(connection: Connection, function: Callable[[], object]) -> None:
     if "torch" in sys.modules:  # the threads of OpenMP are not in a forked process
         sys.modules["torch"].set_num_threads(1)
-    connection.send(_answer(function))
+    connection.send(_answer_call(function))
 
 
-def _answer(function: Callable[[], object]) -> tuple[object, ...]:
+def _answer_call(function: Callable[[], object]) -> tuple[object, ...]:
     """What goes back of a call."""
     try:
         return "result", function()
