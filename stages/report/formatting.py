@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tightfit.schemas.graph.fused_groups import is_fused_group, read_group_body
 from tightfit.schemas.graph.training_graph import Graph, Op
+from tightfit.schemas.measurement import Measurement
 from tightfit.util.command_line import format_bytes as format_bytes
 from tightfit.util.command_line import format_duration as format_duration
 
@@ -17,6 +18,27 @@ def describe_loss(graph: Graph) -> str:
         return "traced with the step"
     room = f", with room for {format_bytes(graph.loss_room)}" if graph.loss_room else ""
     return f"left to the caller{room}"
+
+
+def format_with_resident(peak: int | None, resident: int | None) -> str:
+    """A measured peak, and the RSS of the process where it is known; "" for none."""
+    if peak is None:
+        return ""
+    return format_bytes(peak) + ("" if resident is None else f", RSS {format_bytes(resident)}")
+
+
+def step_memory_facts(found: Measurement) -> list[tuple[str, str]]:
+    """The RSS of a step, beside that of the model's own, and its peak where `.grad` is there."""
+    facts = []
+    if found.accumulate_peak is not None:
+        words = format_exact_bytes(found.accumulate_peak)
+        facts.append(("Peak while accumulating gradients", words))
+    if found.resident_peak is None:
+        return facts
+    words = f"{format_exact_bytes(found.resident_peak)} with the allocator of {found.allocator}"
+    if found.original_resident_peak is not None:
+        words += f", {format_exact_bytes(found.original_resident_peak)} for the model itself"
+    return [*facts, ("RSS of the process in a step, measured", words)]
 
 
 def trim_decimals(words: str) -> str:

@@ -52,6 +52,7 @@ class IndexRow:
     word: str
     predicted: int | None
     measured: int | None
+    resident: int | None
     ratio: float | None
     scattered: bool
     gap: float | None
@@ -163,6 +164,7 @@ def _failure_row(
         word="not planned" if sentence == NOT_PLANNED_YET else "failed",
         predicted=None,
         measured=None,
+        resident=None,
         ratio=None,
         scattered=False,
         gap=None,
@@ -196,6 +198,7 @@ def _plan_row(
         word=found.word,
         predicted=plan.peak,
         measured=found.peak if found.measured else None,
+        resident=result.measurement.resident_peak if result.measurement else None,
         ratio=found.ratio,
         scattered=found.scattered,
         gap=plan.gap if plan.feasible else None,

@@ -15,6 +15,7 @@ from tightfit.stages.report.formatting import (
     format_duration,
     format_exact_bytes,
     format_ratio,
+    step_memory_facts,
 )
 from tightfit.stages.report.load import ModelResults, PlanResult
 from tightfit.stages.report.memory_plot import MemoryPlot, plot_memory
@@ -303,10 +304,7 @@ def _measured_facts(found: Measurement | None, fused: bool) -> list[Fact]:
         if found.predicted_peak is not None:
             words += f", {_describe_difference(found.measured_peak - found.predicted_peak)}"
         facts.append(("Measured peak", words))
-    if found.accumulate_peak is not None:
-        facts.append(
-            ("Peak while accumulating gradients", format_exact_bytes(found.accumulate_peak))
-        )
+    facts += step_memory_facts(found)
     for name, taken, foretold in (
         ("Allocated, measured", found.allocated_peak, found.predicted_allocated),
         ("Reserved, measured", found.reserved_peak, found.predicted_reserved),

@@ -25,13 +25,14 @@ class StepRunner:
 
     `receives` are the positions, among the leaves of the output, that get a gradient, each tensor
     once. Without a loss their gradients are made after the forward, and the `loss_room` of the
-    graph is taken when they are there, as by a loss; outputs, these gradients and the loss are held
-    by the caller until the step has ended.
+    graph is taken when they are there, as by a loss, and written to with `fill_loss_room`; outputs,
+    these gradients and the loss are held by the caller until the step has ended.
     """
 
     outputs_with_gradient: Sequence[int]
     loss: Callable[[Any], Tensor] | None
     loss_room: int = 0
+    fill_loss_room: bool = False
 
     @classmethod
     def of(cls, graph: Graph, built: BuiltModel) -> StepRunner:
@@ -83,7 +84,9 @@ class StepRunner:
             return []
         held = min(self.loss_room, LOSS_SCALAR_BYTES)
         scalars = torch.zeros(held, dtype=torch.uint8, device=device)
-        torch.empty(self.loss_room - held, dtype=torch.uint8, device=device)
+        room = torch.empty(self.loss_room - held, dtype=torch.uint8, device=device)
+        if self.fill_loss_room:
+            room.zero_()
         return [scalars]
 
 

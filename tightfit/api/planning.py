@@ -64,8 +64,9 @@ from tightfit.api.plan_result import ChosenPlan, FrontierEntry
 from tightfit.api.progress_bar import FUSED_STAGE_LABELS, STAGE_LABELS, ProgressReporter
 from tightfit.api.stage_runner import PLANNING_LOCK, StageRunner
 from tightfit.api.verification import LoadPlanned, check_captured, check_plan, check_updates
+from tightfit.util.allocators import release_free_memory
 from tightfit.util.budget import DEFAULT_BUDGET, NO_BUDGET
-from tightfit.util.child_process import ChildProcess, release_free_memory
+from tightfit.util.child_process import ChildProcess
 from tightfit.util.errors import ConfigError
 from tightfit.util.strategies import baseline_names
 

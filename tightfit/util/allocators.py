@@ -7,7 +7,10 @@ the environment of a process that starts can choose it.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import ctypes.util
+import gc
 import os
 import sys
 from collections.abc import Iterable
@@ -15,12 +18,14 @@ from pathlib import Path
 
 ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 """Allocators that take the place of that of glibc, by what their libraries' names contain."""
+GLIBC = "glibc"
+"""The allocator of a process that has none of these."""
 _NAMES = ("tcmalloc_minimal", "tcmalloc")
 _FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
 
 
 def running_allocator(maps: Iterable[str] | None = None) -> str:
-    """The allocator of this process, by its loaded libraries: one of `ALLOCATORS`, or "glibc".
+    """The allocator of this process, by its loaded libraries: one of `ALLOCATORS`, or `GLIBC`.
 
     `maps` are lines as of `/proc/self/maps`, which are read unless given.
     """
@@ -28,10 +33,10 @@ def running_allocator(maps: Iterable[str] | None = None) -> str:
         try:
             maps = Path("/proc/self/maps").read_text().splitlines()
         except OSError:
-            return "glibc"
+            return GLIBC
     names = {Path(line.split()[-1]).name for line in maps if ".so" in line}
     found = (name for name in ALLOCATORS if any(f"lib{name}" in library for library in names))
-    return next(found, "glibc")
+    return next(found, GLIBC)
 
 
 def find_tcmalloc(folders: Iterable[Path | str] | None = None) -> Path | None:
@@ -59,3 +64,21 @@ def preload_settings(preloaded: str = "") -> dict[str, str]:
     if library is None or any(name in preloaded for name in ALLOCATORS):
         return {}
     return {"LD_PRELOAD": f"{library}:{preloaded}".rstrip(":")}
+
+
+def describe_preload() -> str:
+    """What a user types to run this process with tcmalloc; "" where it would not help, or is not
+    installed."""
+    if running_allocator() != GLIBC:
+        return ""
+    found = preload_settings(os.environ.get("LD_PRELOAD", ""))
+    return " ".join([*(f"{name}={value}" for name, value in found.items()), "python"]) * bool(found)
+
+
+def release_free_memory() -> None:
+    """Collects garbage and gives pages that the allocator of C has free back to the system."""
+    gc.collect()
+    names = ("malloc_trim", "MallocExtension_ReleaseFreeMemory")
+    for name, given in zip(names, ((0,), ()), strict=True):
+        with contextlib.suppress(OSError, AttributeError):
+            getattr(ctypes.CDLL(None), name)(*given)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import multiprocessing
 import os
 import signal
@@ -44,13 +43,6 @@ def can_fork() -> bool:
         and threading.current_thread() is threading.main_thread()
         and all(thread.daemon for thread in others)
     )
-
-
-def release_free_memory() -> None:
-    """Collects garbage and gives pages that the allocator of C has free back to the system."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 class ChildProcess:

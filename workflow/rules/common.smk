@@ -9,6 +9,7 @@ from pathlib import Path
 CHECKOUT = Path(workflow.basedir)
 sys.path.insert(0, str(CHECKOUT))
 
+from tightfit.util.allocators import preload_settings
 from tightfit.util.budget import NO_BUDGET
 from tightfit.schemas.config import EAGER_FOLDER, parse_config, require_folders
 from tightfit.util.errors import ConfigError
@@ -331,6 +332,21 @@ def threads_of_cpu(rule):
     asked = workflow.resource_settings.overwrite_threads.get(rule)
     threads = workflow.cores if asked is None else min(int(asked.raw), workflow.cores)
     return ["--threads", str(threads)] if SETTINGS.device == "cpu" else []
+
+
+@cache
+def training_allocator():
+    """The settings under which a process trains with tcmalloc, where that is installed, as a prefix
+    of a command: what is measured holds for it. Jobs elsewhere take what they find there.
+    """
+    if SETTINGS.device != "cpu" or APART:
+        return ""
+    found = preload_settings(os.environ.get("LD_PRELOAD", ""))
+    return (
+        " ".join(["env", *(f"{name}={value}" for name, value in found.items())])
+        if found
+        else ""
+    )
 
 
 @cache
