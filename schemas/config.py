@@ -263,6 +263,7 @@ def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig
     if "samples" in model:
         named = dict(zip(_sample_names(name, model["samples"]), model["samples"], strict=True))
     fused = model.get("kernels", document["kernels"]) == FUSED_KERNELS
+    carried = {key: fused and model.get(key, document[key]) for key in PACKAGE_CONTENT_KEYS}
     for each, further in named.items():
         yield ModelConfig(
             each,
@@ -272,8 +273,8 @@ def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig
             [parse_budget(budget).text for budget in model.get("budgets", document["budgets"])],
             model["ones"],
             fused,
-            *(fused and model.get(key, document[key]) for key in PACKAGE_CONTENT_KEYS),
             loss_room=str(model["loss_room"]),
+            **carried,
         )
 
 
