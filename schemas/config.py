@@ -39,6 +39,7 @@ from tightfit.util.budget import (
     COARSE_FRONTIER_BUDGETS,
     FRONTIER_BUDGETS,
     NO_BUDGET,
+    USUAL_LOSS_ROOM,
     parse_plan_budget,
 )
 from tightfit.util.errors import ConfigError
@@ -95,7 +96,8 @@ class ModelConfig(PlanSettings):
     modules may carry a plan of eager's (`with_eager`) and compiled libraries (`with_libraries`).
     `joint` are the names of the samples that share the bytes of each budget, this one among them;
     none where it is its own. One with a `pipeline` alone has no strategies for one device. With an
-    `optimizer_step` its whole step is planned."""
+    `optimizer_step` its whole step is planned. `loss_room` are the bytes, as written, that plans
+    leave to a loss which the factory does not give."""
 
     name: str
     factory: str
@@ -109,6 +111,7 @@ class ModelConfig(PlanSettings):
     joint: tuple[str, ...] = ()
     pipeline: PipelineConfig | None = None
     optimizer_step: OptimizerStepConfig | None = None
+    loss_room: str = USUAL_LOSS_ROOM
 
     @property
     def arguments_json(self) -> str:
@@ -300,6 +303,7 @@ def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig
             joint=tuple(named) if model["joint"] else (),
             pipeline=pipeline,
             optimizer_step=step,
+            loss_room=str(model["loss_room"]),
             **{key: fused and model.get(key, document[key]) for key in PACKAGE_CONTENT_KEYS},
         )
 

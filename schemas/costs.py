@@ -20,7 +20,13 @@ from tightfit.schemas import store
 from tightfit.schemas.arrow_fields import integer_field, number_field, text_field
 from tightfit.schemas.chain import MAX_BYTES, are_valid_times
 from tightfit.schemas.graph.op_arguments import decode_arguments
-from tightfit.schemas.graph.training_graph import LOSS_TARGET, NO_VALUE, Graph, Op
+from tightfit.schemas.graph.training_graph import (
+    LOSS_SCALAR_BYTES,
+    LOSS_TARGET,
+    NO_VALUE,
+    Graph,
+    Op,
+)
 from tightfit.util.errors import ArtifactError
 
 RECOMPUTE_VARIANT = -2
@@ -149,8 +155,8 @@ class Costs:
         """The cost of an op, or of the form of it that overwrites the value `in_place` (REPEATED:
         of the form in which it runs again).
 
-        Without a measured loss, the loss is free and makes the tangents. Raises ArtifactError
-        when the op was not profiled.
+        Without a measured loss, the loss takes no time, makes the tangents, and takes the graph's
+        `loss_room`. Raises ArtifactError when the op was not profiled.
         """
         key = self._key(graph, op, in_place)
         if key in self.rows:
@@ -158,7 +164,9 @@ class Costs:
         if op.target == LOSS_TARGET and not graph.has_loss:
             storages = {graph.values[value].storage for value in op.outputs}
             size = sum(graph.storages[storage] for storage in storages)
-            return OpCost(key, op.target, NO_VALUE, 0.0, 0.0, size, size)
+            room = graph.loss_room
+            net = size + min(room, LOSS_SCALAR_BYTES)
+            return OpCost(key, op.target, NO_VALUE, 0.0, 0.0, size + room, net)
         raise ArtifactError(f"the costs lack op {op.id} ({op.target}) of {graph.model}")
 
     def _key(self, graph: Graph, op: Op, in_place: int) -> str:

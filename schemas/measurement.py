@@ -1,4 +1,4 @@
-"""`tightfit.measurement/6`: what a planned module did on the device, beside what was promised.
+"""`tightfit.measurement/7`: what a planned module did on the device, beside what was promised.
 
 Next to it stands `tightfit.memory_timeline/2`, the live bytes of a measured step over time.
 """
@@ -50,7 +50,8 @@ class Measurement:
     memory, which is called `offload_target` ("disk" or "host", "" for none),
     `predicted_offload_peak` and `offload_peak` are the most bytes there; `predicted_wait_seconds`
     is how long a step waits for transfers by the plan, and `wait_seconds` the median of what it
-    waited."""
+    waited. `resident_peak` and `original_resident_peak` are the most bytes of RSS of a step above
+    what the process had before it, on the CPU, with the `allocator` of C that they hold for."""
 
     model: str
     device: str
@@ -91,6 +92,9 @@ class Measurement:
     predicted_wait_seconds: float | None = None
     wait_seconds: float | None = None
     preemption_fraction: float | None = None
+    resident_peak: int | None = None
+    original_resident_peak: int | None = None
+    allocator: str = ""
 
     @property
     def scattered(self) -> bool:
@@ -130,7 +134,7 @@ _ARROW = {
 
 MEASUREMENT = store.ArtifactType(
     "tightfit.measurement",
-    6,
+    7,
     pa.schema([_ARROW[str(field.type)](field.name) for field in fields(Measurement)]),
 )
 

@@ -13,7 +13,10 @@ from tightfit.util.errors import ArtifactError
 _T = TypeVar("_T")
 Status = Literal["optimal", "feasible", "infeasible"]
 KernelKind = Literal["eager", "fused"]
-OPTIONAL_KEYS = ("gpu", "transfers", "kernels", "groups", "compiled", "competing_plan", "threads")
+OPTIONAL_KEYS = (
+    *("gpu", "transfers", "kernels", "groups", "compiled", "competing_plan", "threads"),
+    "loss_room",
+)
 """Parts that not every plan has."""
 
 
@@ -27,13 +30,16 @@ class PlanCost:
 
 @dataclass(frozen=True)
 class BaselineBytes:
-    """Bytes that no plan changes: parameters, their gradients, buffers, inputs and outputs."""
+    """Bytes that no plan changes: parameters, their gradients, buffers, inputs and outputs, and
+    those of a `loss` outside of the plan, with the gradients that it makes, where there is room for
+    one."""
 
     parameters: int
     gradients: int
     buffers: int
     inputs: int
     outputs: int
+    loss: int = 0
 
     @property
     def bytes_before_step(self) -> int:
@@ -42,8 +48,9 @@ class BaselineBytes:
 
     @property
     def floor(self) -> int:
-        """The bytes that no plan goes below: what was there before, gradients and outputs."""
-        return self.bytes_before_step + self.gradients + self.outputs
+        """The bytes that no plan goes below: what was there before, outputs, and gradients or the
+        loss."""
+        return self.bytes_before_step + self.outputs + max(self.gradients, self.loss)
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,8 @@ class Plan:
         status: "optimal" in the class `optimal_in`, "feasible", or "infeasible".
         message: The status in one sentence.
         time: Predicted seconds of a step, None if infeasible.
-        peak: Predicted bytes of the step beyond parameters, buffers and inputs.
+        peak: Predicted bytes of the step beyond parameters, buffers and inputs, with the
+            `loss_room`.
         lower_bound: Least seconds of any plan within the budget.
         gap: Share of `time` above the lower bound, from 0 to 1.
         optimal_in: Class of plans in which none is faster, "" if none is known.
@@ -124,6 +132,7 @@ class Plan:
         compiled: Number of distinct compiled kernels, in-place ones included.
         competing_plan: Plan of the other kernels for the same bytes, if one was made.
         threads: CPU threads that its costs were measured with, and hold for.
+        loss_room: Bytes that `peak` and budgets leave to a loss outside of the plan, None for none.
 
     Example:
         >>> plan = read_plan("results/gpt2/auto/196MB/plan.json")
@@ -155,6 +164,7 @@ class Plan:
     compiled: int | None = field(default=None, kw_only=True)
     competing_plan: CompetingPlan | None = field(default=None, kw_only=True)
     threads: int | None = field(default=None, kw_only=True)
+    loss_room: int | None = field(default=None, kw_only=True)
 
     @property
     def keep_all_total(self) -> int:
@@ -189,6 +199,8 @@ def write_plan(path: Path | str, plan: Plan) -> None:
     for key in OPTIONAL_KEYS:
         if document[key] is None:
             del document[key]
+    if not plan.baseline.loss:
+        del document["baseline"]["loss"]
     store.write_json(path, document)
 
 
@@ -208,7 +220,7 @@ def read_plan(path: Path | str) -> Plan:
         _require(path, key, document[key], (str,))
     for key in ("recomputed", "recomputed_time"):
         _require(path, key, document[key], (float, int))
-    for key in ("groups", "compiled", "threads"):
+    for key in ("groups", "compiled", "threads", "loss_room"):
         _require(path, key, document.get(key), (int, type(None)))
     if document["status"] not in get_args(Status):
         raise ArtifactError(f"{path}: {document['status']!r} is no status")
@@ -222,12 +234,17 @@ def read_plan(path: Path | str) -> Plan:
             if before is None
             else _part(path, "before_local_search", PlanCost, before),
             "keep_all": _part(path, "keep_all", PlanCost, document["keep_all"]),
-            "baseline": _part(path, "baseline", BaselineBytes, document["baseline"]),
+            "baseline": _read_baseline(path, document["baseline"]),
             "gpu": None if gpu is None else _part(path, "gpu", GpuMemory, gpu),
             "transfers": None if moved is None else _part(path, "transfers", TransferTotals, moved),
             "competing_plan": None if other is None else _competing_plan(path, other),
         }
     )
+
+
+def _read_baseline(path: Path | str, value: Any) -> BaselineBytes:
+    filled = {"loss": 0, **value} if isinstance(value, Mapping) else value
+    return _part(path, "baseline", BaselineBytes, filled)
 
 
 def _competing_plan(path: Path | str, value: Any) -> CompetingPlan:

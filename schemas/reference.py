@@ -38,7 +38,9 @@ class ReferenceMeasurement:
     a comparison that the model can run, the digests of what its steps leave. `peak` and
     `accumulate_peak` are the bytes of a step above what was there before, with `.grad` absent and
     with `.grad` there; both are None where the step does not fit on the device. `seconds` are those
-    of single steps, without the part `lost` that other work on the machine took.
+    of single steps, without the part `lost` that other work on the machine took. `resident_peak`
+    are the most bytes of RSS of a step above what the process had before it, None where that is not
+    known.
     """
 
     graph: str
@@ -48,6 +50,7 @@ class ReferenceMeasurement:
     accumulate_peak: int | None = None
     seconds: tuple[float, ...] = ()
     lost: float = 0.0
+    resident_peak: int | None = None
 
 
 def write_reference(path: Path | str, reference: ReferenceMeasurement) -> str:
@@ -75,7 +78,7 @@ def read_reference(path: Path | str) -> ReferenceMeasurement:
         found = ReferenceMeasurement(rounds=rounds, device=device, seconds=seconds, **measured)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{path}: does not say what a step takes ({error!r})") from error
-    peaks = (found.peak, found.accumulate_peak)
+    peaks = (found.peak, found.accumulate_peak, found.resident_peak)
     if not all(_is_size(peak) for peak in peaks) or not all(map(_is_time, (*seconds, found.lost))):
         raise ArtifactError(f"{path}: has bytes or seconds that no step takes")
     return found

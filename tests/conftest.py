@@ -20,11 +20,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+from tightfit.util import child_process
 from tightfit.util.code_cache import compile_cached
 
 # PyTorch reads this when it is loaded: processes of two threads each, side by side, would spend
 # half of their time in waiting for each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# What a test puts in the place of a function would run in another process, where it sees nothing.
+child_process.USE_CHILD_PROCESSES = False
 
 # How fast examples are drawn says something of the machine, nothing of the code.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])

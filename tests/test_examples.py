@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from examples import resnet_sweep
+from examples import loop_peak, resnet_sweep
 
 ROOT = Path(__file__).parents[1]
 SMALL = {
     "gpt2_half": (["--small", "--steps", "2"], "the losses are equal"),
+    "loop_peak": (["--small", "--budget", "min", "--steps", "2"], "the loop keeps to the budget"),
     "trainer_lora": (["--width", "32", "--layers", "2", "--tokens", "16"], "equal to Trainer"),
     "optimizer_on_disk": (["--layers", "4"], "equal to torch.optim"),
     "pipeline_three_ranks": (["--width", "64"], "equal to one process"),
@@ -32,6 +33,14 @@ def test_a_smaller_budget_takes_less(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("tightfit.api.plan_arguments.default_store_path", lambda: tmp_path)
     (_, most, _), (_, least, _) = resnet_sweep.sweep(1, 4, 8, ["100%", "min"])
     assert least < most
+
+
+def test_a_loop_with_a_loss_keeps_to_its_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tightfit.api.plan_arguments.default_store_path", lambda: tmp_path)
+    promised, states, peak = loop_peak.measure_loop("min", small=True, steps=2)
+    assert states > 0 and promised < peak <= promised + states
 
 
 @pytest.mark.long

@@ -41,6 +41,10 @@ BASELINE_KINDS = ("parameter", "buffer", "input", "constant")
 """Kinds of values that are there before the step begins and after it ends."""
 
 LOSS_TARGET = "tightfit.loss"
+LOSS_ROOM_ARGUMENT = "room"
+"""The keyword of the loss op that has the bytes of a loss which is not traced."""
+LOSS_SCALAR_BYTES = 16
+"""Bytes of such a loss that stay to the end of the step: the scalar and its own gradient."""
 NO_VALUE = -1
 """Stands for "no value" in lists of value ids."""
 
@@ -171,6 +175,13 @@ class Graph:
     output_tree: str
     guards: str
     alternatives: list[Op] = field(default_factory=list)
+
+    @cached_property
+    def loss_room(self) -> int:
+        """The bytes that a loss which is not traced takes beside the outputs and their gradients,
+        while the gradients are made; `LOSS_SCALAR_BYTES` of them stay. 0 for none."""
+        op = next(op for op in self.ops if op.target == LOSS_TARGET)
+        return int(decode_arguments(op.arguments)[1].get(LOSS_ROOM_ARGUMENT, 0))
 
     @property
     def all_ops(self) -> list[Op]:
@@ -366,8 +377,12 @@ class _GraphValidator:
             for value in op.writes:
                 self.value_id(value, what)
                 self.require(self.graph.values[value].kind == "buffer", f"{what} writes no buffer")
+        losses = [op for op in self.graph.ops if op.phase == "loss"]
+        self.require(len(losses) == 1, "there is not exactly one loss")
+        room = decode_arguments(losses[0].arguments)[1].get(LOSS_ROOM_ARGUMENT, 0)
         self.require(
-            sum(op.phase == "loss" for op in self.graph.ops) == 1, "there is not exactly one loss"
+            type(room) is int and 0 <= room < (1 if self.graph.has_loss else MAX_BYTES),
+            f"the loss has no such room: {room!r}",
         )
 
     def arguments(self, op: Op, what: str) -> None:

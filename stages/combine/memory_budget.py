@@ -41,6 +41,7 @@ def baseline_bytes(graph: Graph) -> BaselineBytes:
         buffers=of_kind("buffer", "constant"),
         inputs=of_kind("input"),
         outputs=size(output.value for output in graph.outputs),
+        loss=graph.loss_room and graph.loss_room + size(output.tangent for output in graph.outputs),
     )
 
 

@@ -10,6 +10,7 @@ from tightfit.schemas.link import HostLink
 from tightfit.schemas.plan import BaselineBytes
 from tightfit.stages.simulate.effects import resident_after, schedule_effects
 from tightfit.stages.simulate.simulate import SimulationResult
+from tightfit.util.command_line import format_bytes
 
 
 def describe_peak(graph: Graph, played: SimulationResult, fixed: BaselineBytes) -> str:
@@ -104,6 +105,11 @@ def _describe_parameters(graph: Graph) -> str:
 
 def _total_bytes(graph: Graph, storages: set[int]) -> int:
     return sum(graph.storages[storage] for storage in storages)
+
+
+def describe_loss_room(room: int) -> str:
+    """What a verdict says of the bytes for a loss outside of the plan; "" for none."""
+    return f", with room for a loss of {format_bytes(room)}," if room else ""
 
 
 def describe_cost_source(graph: Graph, costs: Costs) -> str:

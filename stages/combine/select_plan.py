@@ -30,6 +30,7 @@ from tightfit.stages.combine.milp import SolverLimits
 from tightfit.stages.combine.plan_summary import (
     describe_cost_source,
     describe_link_source,
+    describe_loss_room,
     describe_peak,
     describe_peak_bound,
 )
@@ -142,7 +143,7 @@ class _BudgetRequest:
         return Plan(
             frontier.strategy, self.budget, self.total, self.own, "infeasible", sentence,
             smallest_budget=smallest, keep_all=self.keep_all, baseline=fixed, solver="none",
-            gpu=memory,
+            gpu=memory, loss_room=player.graph.loss_room or None,
         )  # fmt: skip
 
     def _describe_floor(self, measure: _BudgetMeasure, smallest: int) -> str:
@@ -188,6 +189,7 @@ class _BudgetRequest:
             solver="local search" if point.local_search else "none",
             gpu=memory,
             transfers=played.transfers,
+            loss_room=in_all.player.graph.loss_room or None,
         )
 
     def _words(self, status: Status, point: ParetoPoint, gap: float) -> str:
@@ -196,10 +198,11 @@ class _BudgetRequest:
         slower = point.seconds / self.frontier.keep_all_seconds
         most = math.ceil(gap * 1000) / 1000
         worth = "" if status == "optimal" else f", no plan is more than {most:.1%} faster"
+        room = describe_loss_room(self.accounting.player.graph.loss_room)
         return (
-            f"{status}: {there_before + point.peak:,} bytes in all where keeping everything takes "
-            f"{there_before + self.frontier.keep_all_peak:,}, {slower:.3f} times its predicted time"
-            f"{worth}"
+            f"{status}: {there_before + point.peak:,} bytes in all{room} where keeping everything "
+            f"takes {there_before + self.frontier.keep_all_peak:,}, {slower:.3f} times its "
+            f"predicted time{worth}"
         )
 
 

@@ -150,6 +150,7 @@ def _index_row(result: ChainPlanResult, ink: int) -> IndexRow:
         word=word,
         predicted=result.peak,
         measured=None,
+        resident=None,
         ratio=result.ratio,
         scattered=False,
         gap=result.gap,

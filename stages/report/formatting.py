@@ -6,18 +6,39 @@ import re
 from collections.abc import Sequence
 
 from tightfit.schemas.graph.fused_groups import is_fused_group, read_group_body
-from tightfit.schemas.graph.training_graph import Op
+from tightfit.schemas.graph.training_graph import Graph, Op
+from tightfit.schemas.measurement import Measurement
+from tightfit.util.command_line import format_bytes as format_bytes
 from tightfit.util.command_line import format_duration as format_duration
 
-_SIZES = ((1e9, "GB", 2), (1e6, "MB", 1), (1e3, "kB", 1))
+
+def describe_loss(graph: Graph) -> str:
+    """Where the loss of a step runs, and what is left to it."""
+    if graph.has_loss:
+        return "traced with the step"
+    room = f", with room for {format_bytes(graph.loss_room)}" if graph.loss_room else ""
+    return f"left to the caller{room}"
 
 
-def format_bytes(amount: float) -> str:
-    """Bytes with one decimal in the largest unit that fits: "144.7 MB"."""
-    for unit, name, decimals in _SIZES:
-        if abs(amount) >= unit * (1 - 0.5 * 10.0 ** -(decimals + 3)):
-            return f"{amount / unit:.{decimals}f} {name}"
-    return f"{amount:.0f} B"
+def format_with_resident(peak: int | None, resident: int | None) -> str:
+    """A measured peak, and the RSS of the process where it is known; "" for none."""
+    if peak is None:
+        return ""
+    return format_bytes(peak) + ("" if resident is None else f", RSS {format_bytes(resident)}")
+
+
+def step_memory_facts(found: Measurement) -> list[tuple[str, str]]:
+    """The RSS of a step, beside that of the model's own, and its peak where `.grad` is there."""
+    facts = []
+    if found.accumulate_peak is not None:
+        words = format_exact_bytes(found.accumulate_peak)
+        facts.append(("Peak while accumulating gradients", words))
+    if found.resident_peak is None:
+        return facts
+    words = f"{format_exact_bytes(found.resident_peak)} with the allocator of {found.allocator}"
+    if found.original_resident_peak is not None:
+        words += f", {format_exact_bytes(found.original_resident_peak)} for the model itself"
+    return [*facts, ("RSS of the process in a step, measured", words)]
 
 
 def trim_decimals(words: str) -> str:

@@ -53,6 +53,7 @@ class IndexRow:
     word: str
     predicted: int | None
     measured: int | None
+    resident: int | None
     ratio: float | None
     scattered: bool
     gap: float | None
@@ -178,6 +179,7 @@ def _failure_row(
         word="not planned" if message == NOT_PLANNED_YET else "failed",
         predicted=None,
         measured=None,
+        resident=None,
         ratio=None,
         scattered=False,
         gap=None,
@@ -211,6 +213,7 @@ def _plan_row(
         word=found.word,
         predicted=plan.peak,
         measured=found.peak if found.measured else None,
+        resident=result.measurement.resident_peak if result.measurement else None,
         ratio=found.ratio,
         scattered=found.scattered,
         gap=plan.gap if plan.feasible else None,
@@ -235,6 +238,7 @@ def _plan_row_line(row: PlanRow, colors: dict[str, int]) -> IndexRow:
         word=found.word,
         predicted=row.predicted,
         measured=found.peak if found.measured else None,
+        resident=None,
         ratio=found.ratio,
         scattered=found.scattered,
         gap=row.gap,

@@ -7,6 +7,7 @@ from tightfit.stages.report.formatting import (
     format_count,
     format_duration,
     format_exact_bytes,
+    step_memory_facts,
 )
 
 Fact = tuple[str, str]
@@ -23,10 +24,7 @@ def measured_facts(found: Measurement | None, fused: bool) -> list[Fact]:
         if found.predicted_peak is not None:
             words += f", {_describe_difference(found.measured_peak - found.predicted_peak)}"
         facts.append(("Measured peak", words))
-    if found.accumulate_peak is not None:
-        facts.append(
-            ("Peak while accumulating gradients", format_exact_bytes(found.accumulate_peak))
-        )
+    facts += step_memory_facts(found)
     for name, taken, foretold in (
         ("Allocated, measured", found.allocated_peak, found.predicted_allocated),
         ("Reserved, measured", found.reserved_peak, found.predicted_reserved),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tightfit.schemas.plan import GpuMemory, Plan
 from tightfit.stages.report.formatting import (
+    describe_loss,
     format_bytes,
     format_count,
     format_duration,
@@ -332,7 +333,7 @@ def _provenance(results: ModelResults) -> list[Fact]:
     facts: list[Fact] = []
     if graph is not None:
         facts.append(("PyTorch that traced it", graph.torch))
-        facts.append(("Loss", "traced with the step" if graph.has_loss else "left to the caller"))
+        facts.append(("Loss", describe_loss(graph)))
     if costs is not None:
         device = costs.device
         facts.append(("Device", f"{device.type}: {device.name}"))

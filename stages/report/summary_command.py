@@ -18,6 +18,7 @@ from tightfit.stages.report.formatting import (
     format_duration,
     format_percent,
     format_ratio,
+    format_with_resident,
 )
 from tightfit.stages.report.load import (
     MODEL_PAGE_FILE,
@@ -389,7 +390,7 @@ def _plan_summary(folder: Path, result: PlanResult, report: str) -> SummaryRow:
         budget,
         RUNNING if runs else found.word,
         "" if plan.peak is None else format_bytes(plan.peak),
-        "" if measured is None else format_bytes(measured),
+        format_with_resident(measured, validated.resident_peak if validated else None),
         format_ratio(found.ratio, found.scattered) if found.ratio is not None and timed else "",
         format_percent(plan.gap) if plan.feasible and plan.gap is not None else "",
         report,

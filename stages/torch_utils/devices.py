@@ -23,6 +23,7 @@ from tightfit.stages.torch_utils.cuda_settings import (
     cuda_settings,
     deterministic_settings,
 )
+from tightfit.util.allocators import GLIBC, running_allocator
 from tightfit.util.errors import ModelError
 
 
@@ -150,8 +151,9 @@ def preserve_random_states() -> Iterator[None]:
 def describe_device(device: torch.device | str) -> ProfileDevice:
     """The device that costs are measured on.
 
-    `build` names PyTorch's version and the switches that choose kernels and workspaces; `threads`
-    is 0 on CUDA, where the host's threads do not matter.
+    `build` names PyTorch's version and the switches that choose kernels and workspaces, and on the
+    CPU an allocator of C other than glibc's, since new pages are a part of what an op takes;
+    `threads` is 0 on CUDA, where the host's threads do not matter.
     """
     device = parse_device(device)
     if device.type == "cuda":
@@ -163,6 +165,7 @@ def describe_device(device: torch.device | str) -> ProfileDevice:
             torch.backends.cpu.get_cpu_capability(),
             f"oneDNN {torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled}",
         ]
+        build += [] if running_allocator() == GLIBC else [running_allocator()]
         name, threads = _processor_name(), torch.get_num_threads()
     build += deterministic_settings()
     return ProfileDevice(device.type, name, ", ".join(build), threads, "measured")

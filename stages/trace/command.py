@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tightfit.stages.torch_utils.operators_option import add_operators_argument, operators_setting
+from tightfit.util.budget import USUAL_LOSS_ROOM, parse_loss_room
 from tightfit.util.command_line import LineageEntry
 from tightfit.util.errors import ConfigError
 
@@ -35,6 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--channels-last",
         action="store_true",
         help="convolutions on such tensors, for fused kernels",
+    )
+    parser.add_argument(
+        "--loss-room",
+        default="0",
+        help="bytes that plans leave to a loss which the factory does not give: a size, or "
+        f"{USUAL_LOSS_ROOM} for what the usual losses take (default: 0)",
     )
     add_operators_argument(parser)
 
@@ -65,7 +72,8 @@ def _trace_built(built: BuiltModel, options: argparse.Namespace) -> Graph:
     from tightfit.stages.trace.trace import trace
 
     given = replace(built, ones=options.assume_all_ones_masks)
-    return trace(given, options.name, options.device, options.channels_last)
+    room = parse_loss_room(options.loss_room, "--loss-room")
+    return trace(given, options.name, options.device, options.channels_last, room)
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
@@ -77,6 +85,7 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
         "device": options.device,
         **({"assume_all_ones_masks": True} if options.assume_all_ones_masks else {}),
         **({"channels_last": True} if options.channels_last else {}),
+        **({"loss_room": options.loss_room} if options.loss_room != "0" else {}),
         **operators_setting(options.operators),
     }
     return [LineageEntry([options.out], [], settings, options.factory, options.search_path)]

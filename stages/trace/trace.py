@@ -7,6 +7,7 @@ import json
 import torch
 from torch import nn
 
+from tightfit.schemas.graph.loss_room import with_loss_room
 from tightfit.schemas.graph.training_graph import Graph
 from tightfit.stages.torch_utils.devices import device_of_tensors, enter_device, parse_device
 from tightfit.stages.torch_utils.model_factory import BuiltModel, all_tensors
@@ -29,16 +30,24 @@ from tightfit.stages.trace.program import build_program
 from tightfit.util.errors import ModelError
 
 
-def trace(built: BuiltModel, name: str, device: str = "cpu", channels_last: bool = False) -> Graph:
+def trace(
+    built: BuiltModel,
+    name: str,
+    device: str = "cpu",
+    channels_last: bool = False,
+    loss_room: int | None = 0,
+) -> Graph:
     """The training step of the first sample, for the kind of device that model and sample are on.
 
     `name` is the model's label, `device` where they are. With `channels_last` convolutions run on
-    such tensors, which gives other bits. Nothing is run, and weights made
-    under a fake mode are never allocated. Raises ModelError when the model cannot be captured.
+    such tensors, which gives other bits. `loss_room` are the bytes left to a loss that is not
+    traced, None for what the usual ones take. Nothing is run, and weights made under a fake mode
+    are never allocated. Raises ModelError when the model cannot be captured.
     """
     kind = parse_device(device).type
     with enter_device(device_of_tensors(all_tensors(built), kind)):
-        return _trace(built, name, kind, channels_last)
+        graph = _trace(built, name, kind, channels_last)
+    return graph if built.loss is not None else with_loss_room(graph, loss_room)
 
 
 def _trace(built: BuiltModel, name: str, kind: str, channels_last: bool) -> Graph:

@@ -42,6 +42,7 @@ from tightfit.stages.validate.comparison import (
     Comparison,
     freeze_garbage_collector,
 )
+from tightfit.stages.validate.resident_memory import measure_resident_peak
 from tightfit.stages.validate.training_step import StepRunner, clear_gradients, detach_sample
 from tightfit.stages.validate.transfer_check import last_transfers
 from tightfit.util.progress import LabeledProgressCounter, ProgressCallback
@@ -348,6 +349,7 @@ def measure_original(
             sample = detach_sample(built.samples[0])
             memory = measure_memory(original, stepper, sample, str(place), warm=bool(rounds))
             times = time_steps(original, stepper, sample, runs, str(place), told)
+            resident = measure_resident_peak(original, stepper, sample, str(place))
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -359,5 +361,5 @@ def measure_original(
         for seconds, live in downsample_timeline(fresh.line)
     ]
     peaks = (fresh.peak, accumulating.peak)
-    found = (reference.rounds, *peaks, tuple(times.runs), times.planned.lost)
+    found = (reference.rounds, *peaks, tuple(times.runs), times.planned.lost, resident)
     return OriginalMeasurement(ReferenceMeasurement(digest, reference.device, *found), line)

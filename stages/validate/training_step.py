@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tightfit.schemas.graph.training_graph import NO_VALUE, Graph
+from tightfit.schemas.graph.training_graph import LOSS_SCALAR_BYTES, NO_VALUE, Graph
 from tightfit.stages.runtime.pytree import flatten
 from tightfit.stages.torch_utils.model_factory import BuiltModel, Sample, map_leaves
 from tightfit.util.errors import ModelError
@@ -24,12 +24,15 @@ class StepRunner:
     """Runs steps of a model or of its plan.
 
     `receives` are the positions, among the leaves of the output, that get a gradient, each tensor
-    once. Without a loss their gradients are made after the forward; outputs, these gradients and
-    the loss are held by the caller until the step has ended.
+    once. Without a loss their gradients are made after the forward, and the `loss_room` of the
+    graph is taken when they are there, as by a loss, and written to with `fill_loss_room`; outputs,
+    these gradients and the loss are held by the caller until the step has ended.
     """
 
     outputs_with_gradient: Sequence[int]
     loss: Callable[[Any], Tensor] | None
+    loss_room: int = 0
+    fill_loss_room: bool = False
 
     @classmethod
     def of(cls, graph: Graph, built: BuiltModel) -> StepRunner:
@@ -43,7 +46,7 @@ class StepRunner:
         for index, output in enumerate(graph.outputs):
             if output.tangent != NO_VALUE:
                 first.setdefault(output.tangent, index)
-        return cls(list(first.values()), built.loss)
+        return cls(list(first.values()), built.loss, graph.loss_room)
 
     def run(
         self, module: nn.Module, sample: Sample, tangent: MakeOutputGradient = torch.ones_like
@@ -58,7 +61,8 @@ class StepRunner:
         return module(*args, **kwargs)
 
     def backward(self, output: Any, tangent: MakeOutputGradient = torch.ones_like) -> Any:
-        """One backward; gives the loss or the gradients that the output received."""
+        """One backward; gives the loss, or the gradients that the output received with what stays
+        of the loss's room."""
         if self.loss is not None:
             value = self.loss(output)
             with _disable_autocast(value.device.type):
@@ -68,10 +72,22 @@ class StepRunner:
         receiving = [leaves[index] for index in self.outputs_with_gradient]
         del leaves
         tangents = [tangent(leaf) for leaf in receiving]
-        device = receiving[0].device.type if receiving else "cpu"
-        with _disable_autocast(device):
+        device = receiving[0].device if receiving else torch.device("cpu")
+        scalars = self._take_loss_room(device)
+        with _disable_autocast(device.type):
             torch.autograd.backward(receiving, tangents)
-        return tangents
+        return [*tangents, *scalars]
+
+    def _take_loss_room(self, device: torch.device) -> list[Tensor]:
+        """Takes the bytes of a loss and gives most of them back; returns those that stay."""
+        if not self.loss_room:
+            return []
+        held = min(self.loss_room, LOSS_SCALAR_BYTES)
+        scalars = torch.zeros(held, dtype=torch.uint8, device=device)
+        room = torch.empty(self.loss_room - held, dtype=torch.uint8, device=device)
+        if self.fill_loss_room:
+            room.zero_()
+        return [scalars]
 
 
 def _disable_autocast(device: str) -> contextlib.AbstractContextManager[Any]:

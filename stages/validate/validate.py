@@ -67,6 +67,7 @@ from tightfit.stages.validate.predictions import (
     predicted_measurement,
     predicted_transfers,
 )
+from tightfit.stages.validate.resident_memory import add_resident_peak, measure_resident_peak
 from tightfit.stages.validate.scenarios import ONE_STEP_SCENARIO, seed_host_random
 from tightfit.stages.validate.training_step import StepRunner, clear_gradients, detach_sample
 from tightfit.stages.validate.transfer_check import (
@@ -320,6 +321,9 @@ class _PlanValidator:
             within_budget=fits_budget(base, fresh.peak, taken),
             peak_as_predicted=fresh.peak == base.predicted_peak,
         )
+        if known is not None and pairs:
+            resident = measure_resident_peak(planned, self.stepper, sample, self.device)
+            filled = add_resident_peak(filled, known, resident)
         lines = [
             TimelinePoint(run, seconds, live)
             for run, measured in usage.items()

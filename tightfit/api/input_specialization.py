@@ -24,6 +24,7 @@ from tightfit.schemas.frontier import (
 from tightfit.schemas.lineage import write_lineage
 from tightfit.schemas.plan import Plan
 from tightfit.util.budget import MIN_BUDGET, NO_BUDGET, parse_plan_budget
+from tightfit.util.child_process import ChildProcess
 from tightfit.util.command_line import LineageEntry
 from tightfit.util.errors import ConfigError, ModelError, TightfitError
 
@@ -134,6 +135,9 @@ class InputSpecialization:
 
     def bytes_of(self, written: str) -> int:
         """A budget as written, or the smallest that works, in bytes of the whole step."""
+        return ChildProcess().call(partial(self._bytes_of, written))
+
+    def _bytes_of(self, written: str) -> int:
         return _budget_accounting(self.graph, self.costs).budget(written, self.frontier)
 
     def made(self, runner: StageRunner, budget: str) -> ChosenPlan:

@@ -19,6 +19,7 @@ from tightfit.api.plan_options import (
     SolverOptions,
 )
 from tightfit.schemas.config import parse_config
+from tightfit.util.budget import parse_loss_room
 from tightfit.util.errors import ConfigError, ModelError
 from tightfit.util.paths import default_store_path
 from tightfit.util.strategies import STRATEGIES
@@ -145,6 +146,16 @@ def check_settings(
             f"plan: assume_all_ones_masks is {assume_all_ones_masks!r}, expected True, False or "
             "None"
         )
+
+
+def check_loss_room(loss_room: int | str | None, loss: object) -> int | None:
+    """The bytes that a plan leaves to a loss which is not planned, None for what the usual ones
+    take; raises ConfigError where they are none, or the loss is planned."""
+    if loss is not None and loss_room is not None:
+        raise ConfigError(
+            "plan: loss_room is for a loss that is not planned, and loss is given: leave one out"
+        )
+    return parse_loss_room(loss_room, "plan: loss_room")
 
 
 def check_check_level(check: object) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, overload
 from tightfit.schemas.frontier import Frontier
 from tightfit.schemas.optimizer_plan import OptimizerStepPrediction
 from tightfit.schemas.plan import Plan
+from tightfit.util.allocators import describe_preload
 from tightfit.util.command_line import format_duration, format_status
 
 if TYPE_CHECKING:
@@ -241,6 +242,9 @@ class ChosenPlan(Plan):
                 f"time: {format_duration(self.time)} predicted, "
                 f"{format_duration(self.keep_all.time)} without a plan",
             ]
+        preload = "" if self.gpu is not None else describe_preload()
+        if preload:
+            lines.append(f"process: start it as `{preload} ...` to keep its RSS to these bytes")
         return "\n".join([*lines, f"package: {self.package}"])
 
     def with_note(self, note: str) -> ChosenPlan:

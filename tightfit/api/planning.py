@@ -37,6 +37,7 @@ from tightfit.api.plan_arguments import (
     check_cuda_graphs,
     check_fused_kernels,
     check_gradients,
+    check_loss_room,
     check_offload,
     check_optimizer,
     check_settings,
@@ -63,7 +64,9 @@ from tightfit.api.plan_result import ChosenPlan, FrontierEntry
 from tightfit.api.progress_bar import FUSED_STAGE_LABELS, STAGE_LABELS, ProgressReporter
 from tightfit.api.stage_runner import PLANNING_LOCK, StageRunner
 from tightfit.api.verification import LoadPlanned, check_captured, check_plan, check_updates
+from tightfit.util.allocators import release_free_memory
 from tightfit.util.budget import DEFAULT_BUDGET, NO_BUDGET
+from tightfit.util.child_process import ChildProcess
 from tightfit.util.errors import ConfigError
 from tightfit.util.strategies import baseline_names
 
@@ -81,6 +84,7 @@ def plan(
     budget: str | int | FrontierEntry = DEFAULT_BUDGET,
     strategy: str = "auto",
     loss: Callable[[Any], Tensor] | None = None,
+    loss_room: int | str | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     device: str | torch.device | None = None,
     store: Path | str | None = None,
@@ -109,6 +113,9 @@ def plan(
             bounds reserved memory, on the CPU requested bytes. A baseline takes none.
         strategy: Name of the planner; "auto" takes the best of several.
         loss: Function from the model's output to a scalar, if that is planned, too.
+        loss_room: Bytes left to a loss that is not planned: a size ("64MB") or a number, 0 for
+            none. By default what cross entropy takes beside outputs of that size and dtype and
+            their gradients (`mse_loss` takes less), none where an output is a scalar.
         optimizer: Optimizer of the model's parameters. The plan's `optimizer` takes its place: it
             updates each parameter in the backward, and its states are in the host's memory (on the
             CPU, on disk). A budget in bytes counts the step with all updates, and the plan's
@@ -158,6 +165,7 @@ def plan(
     device = None if device is None else str(device)
     check_settings(strategy, store, solver, offload, on_mismatch, assume_all_ones_masks)
     check_check_level(check)
+    room = check_loss_room(loss_room, loss)
     check_offload(offload, strategy, optimizer, on_mismatch, cuda_graphs, fused_kernels)
     check_gradients(gradients, offload, optimizer)
     if strategy in baseline_names() and budget not in (DEFAULT_BUDGET, NO_BUDGET):
@@ -166,7 +174,7 @@ def plan(
     telling = ProgressReporter(
         progress, stages=STAGE_LABELS if fused_kernels is None else FUSED_STAGE_LABELS
     )
-    with _planning_context(telling, bool(check), operators):
+    with _planning_context(telling, bool(check), operators), ChildProcess() as child:
         ones = assume_all_ones_masks
         both = ones is None and optimizer is None and not cuda_graphs
         own = (model, collect_samples(args, kwargs, samples), loss, device, ones)
@@ -184,6 +192,8 @@ def plan(
             None if machine is None else Path(machine),
             fused_kernels,
             full_check=check == FULL_CHECK,
+            loss_room=room,
+            child=child,
         ).linked(offload.path)
         request = PlanningRequest(runner, given, written, on_mismatch, bool(check), cuda_graphs)
         if optimizer is None:
@@ -211,7 +221,10 @@ def _planning_context(
         torch.enable_grad(),
         allow_operators(operators),
     ):
-        yield
+        try:
+            yield
+        finally:
+            release_free_memory()
 
 
 def _plan_with_optimizer(

@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +18,7 @@ from tightfit.schemas.lineage import is_up_to_date, write_lineage
 from tightfit.schemas.plan import Plan, read_plan
 from tightfit.schemas.store import file_digest, read_bytes, write_bytes
 from tightfit.util.budget import NO_BUDGET, parse_budget
+from tightfit.util.child_process import ChildProcess
 from tightfit.util.code_fingerprint import stage_fingerprint
 from tightfit.util.command_line import LineageEntry
 from tightfit.util.errors import ArtifactError, ConfigError, ModelError
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 FUSE_STAGE = "fuse"
 MICROBATCH_FILE = "microbatch.arrow"
 """What `whole` writes beside the schedule where a step is several microbatches."""
+CHILD_STAGES = ("partition", "solve", "combine")
+"""The stages that run in a child process while a plan is made: they take files and make files."""
 FRONTIER_STAGES = ("partition", "solve", "combine")
 """The stages whose code decides a frontier."""
 
@@ -61,7 +65,9 @@ class StageRunner:
     """Runs stages on a store for a device, with a strategy and the options of the solver.
 
     `machine` is the description of a machine whose link the strategy may take. With `full_check`
-    plans are compared with their originals in all ways to run them."""
+    plans are compared with their originals in all ways to run them. `loss_room` are the bytes that
+    plans leave to a loss which is not planned, None for what the usual ones take. Stages that need
+    no model run in the `child` process, and so do traces of models on the CPU."""
 
     store: Path
     device: str
@@ -71,6 +77,8 @@ class StageRunner:
     machine: Path | None = None
     fused_kernels: FusedKernelOptions | None = None
     full_check: bool = False
+    loss_room: int | None = 0
+    child: ChildProcess | None = None
 
     @property
     def engine(self) -> SolverEngine:
@@ -107,7 +115,9 @@ class StageRunner:
 
         self.progress.stage("trace")
         last = self.fused_kernels is not None
-        return trace(built, type(built.model).__name__, self.device, channels_last=last)
+        name = type(built.model).__name__
+        own = partial(trace, built, name, self.device, last, self.loss_room)
+        return own() if self.child is None or self.device != "cpu" else self.child.call(own)
 
     def store_graph(self, graph: Graph) -> Path:
         """The path of a graph in the store."""
@@ -347,7 +357,10 @@ class StageRunner:
         room = type(task).__module__.split(".")[2]
         if reuse and all(is_up_to_date(room, made) for made in task.lineage_entries()):
             return
-        task.run(self.progress)
+        if self.child is not None and room in CHILD_STAGES:
+            self.child.run(task, self.progress)
+        else:
+            task.run(self.progress)
         for entry in task.lineage_entries():
             write_lineage(room, entry)
 

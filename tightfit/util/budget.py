@@ -48,6 +48,10 @@ FRONTIER_BUDGETS = 48
 by itself."""
 COARSE_FRONTIER_BUDGETS = 12
 """How many where it is just shown."""
+USUAL_LOSS_ROOM = "usual"
+"""What stands for the bytes that the usual losses take."""
+
+EXPECTED_LOSS_ROOM = f"a size such as '64MB', 0 for none, or '{USUAL_LOSS_ROOM}'"
 
 EXPECTED_BUDGET = (
     "a size such as '8GiB' or '145MB', a percentage such as '50%', or a number of bytes"
@@ -144,3 +148,19 @@ def _remove_separators(text: str) -> str:
     if number is None:
         return text
     return number[1].replace(",", "") + re.sub(r"^bytes?$", "", number[2])
+
+
+def parse_loss_room(written: str | int | None, key: str = "loss_room") -> int | None:
+    """The bytes that a plan leaves to a loss outside of it, from what the user wrote; None for
+    those that the usual losses take ("usual", or None).
+
+    Raises ConfigError, naming `key`, for what is no size.
+    """
+    if written is None or written == USUAL_LOSS_ROOM:
+        return None
+    if not isinstance(written, bool) and str(written).strip() == "0":
+        return 0
+    size = parse_budget(written, key, EXPECTED_LOSS_ROOM).size
+    if size is None:
+        raise ConfigError(f"{key}: {written!r} is a share, expected {EXPECTED_LOSS_ROOM}")
+    return size

@@ -68,6 +68,17 @@ def format_duration(seconds: float) -> str:
     return "0 s" if seconds == 0 else f"{seconds * 1e6:.1f} µs"
 
 
+_SIZES = ((1e9, "GB", 2), (1e6, "MB", 1), (1e3, "kB", 1))
+
+
+def format_bytes(amount: float) -> str:
+    """Bytes with one decimal in the largest decimal unit that fits: "144.7 MB"."""
+    for unit, name, decimals in _SIZES:
+        if abs(amount) >= unit * (1 - 0.5 * 10.0 ** -(decimals + 3)):
+            return f"{amount / unit:.{decimals}f} {name}"
+    return f"{amount:.0f} B"
+
+
 def to_single_line(text: str, kept: str = "") -> str:
     """A text on one line whatever files it quotes: a space for each character that does not print,
     but for those of `kept`."""

@@ -15,6 +15,7 @@ ROOT = ROOT if (ROOT / "tightfit").is_dir() else ROOT.parent
 CHECKOUT = [str(ROOT)] if (ROOT / "Snakefile").is_file() else []
 sys.path[:0] = CHECKOUT
 
+from tightfit.util.allocators import preload_settings
 from tightfit.util.budget import NO_BUDGET
 from tightfit.schemas.config import EAGER_FOLDER, parse_config, require_folders
 from tightfit.schemas.config_pipeline import PIPELINE_FOLDER
@@ -491,6 +492,11 @@ def ones(wildcards):
     return "--assume-all-ones-masks" if model_of(wildcards).ones else ""
 
 
+def loss_room(wildcards):
+    """The bytes that plans leave to a loss, as the configuration says it."""
+    return model_of(wildcards).loss_room
+
+
 def channels_last(wildcards):
     """Where kernels are fused convolutions run on such tensors, as an option of a stage."""
     return "--channels-last" if wildcards.model in FUSED else ""
@@ -531,6 +537,22 @@ def threads_of_cpu(rule):
     threads = workflow.cores if asked is None else min(int(asked.raw), workflow.cores)
     return lambda wildcards: (
         ["--threads", str(threads)] if model_of(wildcards).device == "cpu" else []
+    )
+
+
+def training_allocator(wildcards):
+    """The settings under which a process trains with tcmalloc, where that is installed, as a prefix
+    of a command: what is measured on the CPU holds for it. Jobs elsewhere take what they find there.
+    """
+    return preload_prefix() if model_of(wildcards).device == "cpu" and not APART else ""
+
+
+@cache
+def preload_prefix():
+    """These settings, "" without tcmalloc."""
+    found = preload_settings(os.environ.get("LD_PRELOAD", ""))
+    return " ".join(
+        ["env", *(f"{name}={value}" for name, value in found.items())] if found else ""
     )
 
 

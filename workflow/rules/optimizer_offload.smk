@@ -30,11 +30,12 @@ rule profile_updates:
         threads=threads_of_cpu("profile_updates"),
         optimizer=described_updates,
         disks=lambda wildcards: given_disks(wildcards, ["disk"]),
+        allocator=training_allocator,
         code=code_of("profile"),
     message:
         "{wildcards.model}: measuring each distinct op and update"
     shell:
-        "python -m tightfit profile {params.source:q} {params.operators:q} --graph {input.graph:q}"
+        "{params.allocator} python -m tightfit profile {params.source:q} {params.operators:q} --graph {input.graph:q}"
         " {params.costs_from:q} {params.threads:q} ${{TIGHTFIT_REMEASURE:+--remeasure}} --out {output.costs:q}"
         " {params.optimizer:q} --updates {output.updates:q} {params.disks:q} --error-file {log:q}"
 
@@ -124,11 +125,12 @@ rule validate_step:
         threads=threads_of_cpu("validate_step"),
         pairs=of_model("pairs"),
         disks=given_disks,
+        allocator=training_allocator,
         code=code_of("validate"),
     message:
         "{wildcards.model}: running the step with its optimizer for {wildcards.budget}"
     shell:
-        "python -m tightfit validate {params.source:q} {params.samples:q} {params.operators:q}"
+        "{params.allocator} python -m tightfit validate {params.source:q} {params.samples:q} {params.operators:q}"
         " --graph {input.graph:q} --plan {input.plan:q} --module {input.module:q}"
         " --device {params.device:q} {params.threads:q} --pairs {params.pairs:q} {params.disks:q}"
         " --timeline {output.line:q} --out {output.measurement:q} --error-file {log:q}"

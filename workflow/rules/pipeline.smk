@@ -103,11 +103,12 @@ rule validate_pipeline:
         threads=threads_of_cpu("profile"),
         plan=lambda wildcards, input: folder_of(input.plan),
         ranks=lambda wildcards, input: folder_of(input.ranks),
+        allocator=training_allocator,
         code=code_of("validate"),
     message:
         "{wildcards.model}: running the ranks of {wildcards.allocator} against one process"
     shell:
-        "python -m tightfit validate {params.source:q} {params.operators:q} --graph {input.graph:q}"
+        "{params.allocator} python -m tightfit validate {params.source:q} {params.operators:q} --graph {input.graph:q}"
         " --pipeline {params.ranks:q} --plan {params.plan:q}/plan.json --module {input.module:q} {params.threads:q}"
         " --out {output:q} --error-file {log:q}"
 

@@ -23,10 +23,11 @@ rule profile:
             else "reading each distinct op off the description of the device"
         ),
         code=code_of("profile"),
+        allocator=training_allocator,
     message:
         "{wildcards.model}: {params.doing}"
     shell:
-        "python -m tightfit profile {params.source:q} {params.operators:q} --graph {input.graph:q}"
+        "{params.allocator} python -m tightfit profile {params.source:q} {params.operators:q} --graph {input.graph:q}"
         " {params.costs_from:q} {params.threads:q} ${{TIGHTFIT_REMEASURE:+--remeasure}} --out {output:q} --error-file {log:q}"
 
 

@@ -15,6 +15,7 @@ rule trace:
         operators_code=operators_code(),
         source_code=source_code,
         ones=ones,
+        loss_room=loss_room,
         channels_last=channels_last,
         device=of_model("here"),
         code=code_of("trace"),
@@ -22,6 +23,7 @@ rule trace:
         "{wildcards.model}: tracing the training step"
     shell:
         "python -m tightfit trace {params.source:q} {params.operators:q} {params.ones} {params.channels_last} --name {params.name}"
+        " --loss-room {params.loss_room:q}"
         " --device {params.device:q} --out {output:q} --error-file {log:q}"
 
 

@@ -37,6 +37,17 @@ def test_it_writes_a_graph_and_the_same_bytes_again(tmp_path: Path) -> None:
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
+def test_it_leaves_room_for_a_loss(tmp_path: Path) -> None:
+    words = command(tmp_path / "graph", "data.models:gpt2", json.dumps(TINY))
+    for written, room in (("1kB", 1000), ("usual", 2 * 8 * 50 * 4 + 8 * 8 + 16)):
+        words.loss_room = written
+        run(words)
+        assert read_graph(tmp_path / "graph").loss_room == room
+    words.loss_room = "50%"
+    with pytest.raises(ConfigError, match="--loss-room: '50%' is a share"):
+        run(words)
+
+
 def test_a_model_with_tensor_attributes_is_built_for_real(tmp_path: Path) -> None:
     run(command(tmp_path / "graph", "tests.stages.trace.modules:structured"))
     graph = read_graph(tmp_path / "graph")
@@ -67,7 +78,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 run(Namespace(factory="data.models:gpt2", arguments={json.dumps(big)!r}, name="big", device="cpu",
               out={str(tmp_path / "graph")!r}, search_path=[], operators=[],
               assume_all_ones_masks=False,
-              channels_last=False))
+              channels_last=False, loss_room="0"))
 print("grown by", (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, "MiB")
 """
     done = subprocess.run(

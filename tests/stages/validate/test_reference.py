@@ -78,6 +78,8 @@ def test_the_model_is_not_run_beside_a_plan_that_gives_the_same(
     assert measurement.output_difference == measurement.gradient_difference == 0.0
     assert measurement.measured_peak == measurement.original_peak == original.reference.peak
     assert measurement.original_accumulate_peak == original.reference.accumulate_peak
+    assert measurement.original_resident_peak == original.reference.resident_peak is not None
+    assert measurement.resident_peak is not None and measurement.allocator
     assert measurement.pairs == 3 and len(original.reference.seconds) == 3
     ratios = (measurement.time_ratio_first_quartile, measurement.time_ratio)
     assert 0 < ratios[0] <= ratios[1] <= measurement.time_ratio_third_quartile
@@ -149,7 +151,8 @@ def test_a_reference_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"peak": -1}, {"peak": 1.5}, {"seconds": (-0.5,)}, {"lost": "much"}]
+    "changes",
+    [{"resident_peak": -1}, {"peak": -1}, {"peak": 1.5}, {"seconds": (-0.5,)}, {"lost": "much"}],
 )
 def test_a_reference_of_no_step_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     write_reference(tmp_path / "r.arrow", replace(REFERENCE, **changes))

@@ -1,0 +1,193 @@
+"""Work in forked processes, so that this one keeps none of the memory that the work takes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol, TypeVar
+
+from tightfit.util.errors import TightfitError
+from tightfit.util.progress import StageProgress
+
+_T = TypeVar("_T")
+USE_CHILD_PROCESSES = True
+"""Whether work is given to processes; if not, it runs in this one."""
+WAIT_SECONDS = 0.2
+"""How often a wait for an answer looks whether it is interrupted."""
+_PR_SET_PDEATHSIG = 1
+
+
+class Task(Protocol):
+    """Work whose parts can be pickled, and whose results are files."""
+
+    def run(self, progress: StageProgress) -> object:
+        """Does the work."""
+
+
+def can_fork() -> bool:
+    """Whether this process may be forked: on Linux, by its main thread, with no other thread of
+    Python but those that are daemons."""
+    others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
+    return (
+        USE_CHILD_PROCESSES
+        and sys.platform == "linux"
+        and threading.current_thread() is threading.main_thread()
+        and all(thread.daemon for thread in others)
+    )
+
+
+class ChildProcess:
+    """A process, forked when it is first needed, that answers calls one after the other.
+
+    The process has a group of its own, so that an interruption by the keyboard reaches it once,
+    from this one, and it ends with this one. What it answers, and the errors of tightfit, are
+    pickled. A call that fails in another way, or with the process, runs in this process.
+
+    Example:
+        >>> with ChildProcess() as child:
+        ...     graph = child.call(lambda: trace(built, "model"))
+    """
+
+    def __init__(self) -> None:
+        self._process: BaseProcess | None = None
+        self._connection: Connection | None = None
+        self._closed = False
+
+    def __enter__(self) -> ChildProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the process; later calls run in this one."""
+        self._closed = True
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            self._process.join()
+        self._process = self._connection = None
+
+    def run(self, task: Task, progress: StageProgress) -> None:
+        """Runs a task there, and tells its progress here."""
+        if self._closed or not (self._process is not None or can_fork()):
+            task.run(progress)
+            return
+        if self._connection is None:
+            self._start(_serve_tasks)
+        assert self._connection is not None
+        self._connection.send(task)
+        answer = self._wait(progress)
+        if not answer:
+            task.run(progress)
+
+    def call(self, function: Callable[[], _T]) -> _T:
+        """What a function returns that runs in a process of its own."""
+        if not can_fork():
+            return function()
+        with ChildProcess() as one:
+            one._start(lambda connection: _serve_call(connection, function))
+            answer = one._wait(StageProgress())
+        return answer[0] if answer else function()
+
+    def _start(self, serve: Callable[[Connection], None]) -> None:
+        context = multiprocessing.get_context("fork")
+        self._connection, other = context.Pipe()
+        ends = (other, self._connection)
+        self._process = context.Process(target=_serve_process, args=(serve, *ends))
+        self._process.start()
+        other.close()
+
+    def _wait(self, progress: StageProgress) -> list[Any]:
+        """The answer to a call, in a list; an empty one where there is none. Raises TightfitError
+        or KeyboardInterrupt where the call did."""
+        while True:
+            kind, values = self._receive()
+            if kind == "progress":
+                name, words = values
+                getattr(progress, name)(*words)
+            elif kind == "error":
+                raise values[0]
+            else:
+                return values if kind == "result" else []
+
+    def _receive(self) -> tuple[str, list[Any]]:
+        """The kind and the parts of the next message; an interruption is passed on."""
+        assert self._connection is not None and self._process is not None
+        while True:
+            try:
+                if self._connection.poll(WAIT_SECONDS):
+                    kind, *values = self._connection.recv()
+                    return kind, values
+            except KeyboardInterrupt:
+                os.kill(self._process.pid or 0, signal.SIGINT)
+            except (EOFError, ConnectionError):
+                self.close()
+                return "failure", []
+
+
+def _serve_process(serve: Callable[[Connection], None], own: Connection, other: Connection) -> None:
+    """What a forked process does."""
+    other.close()
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with contextlib.suppress(EOFError, ConnectionError):
+        serve(own)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
+
+
+def _serve_tasks(connection: Connection) -> None:
+    while True:
+        task = connection.recv()
+        connection.send(_answer_call(partial(_run_task, task, _RelayedProgress(connection))))
+
+
+def _run_task(task: Task, progress: StageProgress) -> None:
+    task.run(progress)
+
+
+def _serve_call(connection: Connection, function: Callable[[], object]) -> None:
+    if "torch" in sys.modules:  # the threads of OpenMP are not in a forked process
+        sys.modules["torch"].set_num_threads(1)
+    connection.send(_answer_call(function))
+
+
+def _answer_call(function: Callable[[], object]) -> tuple[object, ...]:
+    """What goes back of a call."""
+    try:
+        return "result", function()
+    except TightfitError as error:
+        return "error", type(error)(str(error))
+    except KeyboardInterrupt:
+        return "error", KeyboardInterrupt()
+    except BaseException:
+        return ("failure",)
+
+
+class _RelayedProgress(StageProgress):
+    """Sends progress through a connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def begin(self, work: str, parts: str) -> None:
+        self.connection.send(("progress", "begin", (work, parts)))
+
+    def report(self, done: int, most: int, doing: str = "") -> None:
+        self.connection.send(("progress", "report", (done, most, doing)))
+
+    def note(self, text: str) -> None:
+        self.connection.send(("progress", "note", (text,)))
