@@ -234,8 +234,8 @@ def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig
             [budget_names(budget)[0] for budget in model.get("budgets", document["budgets"])],
             model["ones"],
             fused,
-            *(fused and model.get(key, document[key]) for key in PACKAGE_CONTENT_KEYS),
             optimizer_step=step,
+            **{key: fused and model.get(key, document[key]) for key in PACKAGE_CONTENT_KEYS},
         )
 
 
