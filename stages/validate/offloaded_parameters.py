@@ -318,11 +318,11 @@ def _offloaded_bytes(offload_plan: Any) -> int:
 def _check_offload_tiers(offload_plan: Any, slow: int, far: int) -> list[str]:
     """What differs from the prediction in the bytes of the offload targets."""
     memories = (
-        ("other", slow, _offloaded_bytes(offload_plan)),
-        ("third", far, offload_plan.second_tier_bytes),
+        ("offload target", slow, _offloaded_bytes(offload_plan)),
+        ("second offload tier", far, offload_plan.second_tier_bytes),
     )
     return [
-        f"the {name} memory has {found} bytes where {foretold} were predicted"
+        f"the {name} has {found} bytes where {foretold} were predicted"
         for name, found, foretold in memories
         if found != foretold
     ]
