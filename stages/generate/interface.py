@@ -19,6 +19,7 @@ from tightfit.stages.generate.graph_guards import (
     not_all_ones_inputs,
     requires_all_output_gradients,
     same_object_inputs,
+    saved_writes,
     tensor_queries,
     unread_arguments,
 )
@@ -209,11 +210,15 @@ def _same_object_positions(graph: Graph, positions: dict[int, int]) -> tuple[tup
 
 def _version_checked_by_segment(graph: Graph, program: SourceProgram) -> list[list[int]]:
     """The values that each slice of the backward needs as they were: those that it reads, and
-    inputs that eager would give to checkpoints once more."""
+    inputs that eager would give to checkpoints once more; the first one also what the forward has
+    written and eager's backward reads."""
+    found = [[*part] for part in program.watched]
+    if found:
+        found[0] += [value for value in saved_writes(graph) if value not in found[0]]
     if not has_checkpoints(graph):
-        return program.watched
+        return found
     inputs = [value for value in graph.inputs if value != NO_VALUE]
-    return [[*part, *(value for value in inputs if value not in part)] for part in program.watched]
+    return [[*part, *(value for value in inputs if value not in part)] for part in found]
 
 
 def _aliased_outputs(graph: Graph, program: SourceProgram) -> list[int]:

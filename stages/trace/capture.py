@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tightfit.stages.runtime.pytree import argument_name
 from tightfit.stages.runtime.pytree_classes import register_key_value_caches
+from tightfit.stages.runtime.side_effects import SideEffect
 from tightfit.stages.torch_utils.model_factory import BuiltModel, all_tensors
 from tightfit.stages.trace.call_recorder import first_divergence
 from tightfit.stages.trace.capture_errors import (
@@ -32,6 +33,7 @@ from tightfit.stages.trace.capture_errors import (
     check_shared_memory,
     check_tensor_queries,
     fake_constants_message,
+    parameter_write_error,
     tensor_constant,
 )
 from tightfit.stages.trace.capture_patches import (
@@ -47,10 +49,11 @@ from tightfit.stages.trace.capture_patches import (
     patch_is_tracing,
     patch_packed_sequence_masks,
 )
-from tightfit.stages.trace.code_inspection import error_location
+from tightfit.stages.trace.code_inspection import error_location, node_source_line
 from tightfit.stages.trace.forward import CapturedLeaf, FakeConstantError, FunctionalForward
 from tightfit.stages.trace.guards.guard_recorder import GuardRecorder, record_guards
 from tightfit.stages.trace.guards.guard_source import preserve_scalar_tensors
+from tightfit.stages.trace.saved_writes import find_saved_writes
 from tightfit.stages.trace.unused_args import unused_leaves
 from tightfit.util.errors import ModelError
 
@@ -75,7 +78,9 @@ class Capture:
     for that, `asked` what else it asks of inputs (True) and of the model's own tensors, with where.
     `unread` are plain leaves of (args, kwargs) that it does not look at. `ones` are leaves that it
     rests on being ones, `masks` those that it looked at without resting on that, `wished` the ones
-    of these that are ones in the samples."""
+    of these that are ones in the samples. With `side_effects` the outputs are those of a pair: what
+    the model returns, and what it stores. `saved_writes` are the written buffers that the backward
+    reads."""
 
     graph: fx.GraphModule
     parameters: dict[fx.Node, str]
@@ -102,6 +107,8 @@ class Capture:
     ones: list[int] = field(default_factory=list)
     masks: list[int] = field(default_factory=list)
     wished: list[int] = field(default_factory=list)
+    side_effects: list[SideEffect] = field(default_factory=list)
+    saved_writes: list[str] = field(default_factory=list)
 
 
 def capture(built: BuiltModel, wanted: Callable[[Capture], set[int]] | None = None) -> Capture:
@@ -114,13 +121,17 @@ def capture(built: BuiltModel, wanted: Callable[[Capture], set[int]] | None = No
     check_model(built.label, built.model)
     with _translate_errors(built), record_guards(built.model, built.label) as watcher:
         forward, result = _capture_first_pass(built, watcher)
+        if watcher.changed:
+            _run_repeatedly(built, watcher)
+        if watcher.side_effects:
+            own = (watcher.running, forward)
+            forward = FunctionalForward(built, None, *own, stored=lambda: watcher.stored)
+            result = replace(_capture(built, forward), side_effects=watcher.described_effects())
         if wanted is not None:
             chosen = wanted(result)
             if chosen != set(result.tangents.values()):
                 forward = FunctionalForward(built, chosen, watcher.running, forward)
-                result = _capture(built, forward)
-        if watcher.changed:
-            _run_twice(built, watcher)
+                result = replace(_capture(built, forward), side_effects=result.side_effects)
     watcher.refuse(built.label)
     forward.check_runs()
     watcher.check_cached_constants(built.label, result.constants.values())
@@ -204,8 +215,9 @@ def _release_rng_references() -> Iterator[None]:
         PhiloxStateTracker.reset()
 
 
-def _run_twice(built: BuiltModel, watcher: GuardRecorder) -> None:
-    """Runs the forward twice, the second time with all that the first one made."""
+def _run_repeatedly(built: BuiltModel, watcher: GuardRecorder) -> None:
+    """Runs the forward twice, the second time with all that the first one made, and a third time to
+    see whether it reads what it changes each time."""
     forward = FunctionalForward(built, None, watcher.running, every=True)
     with (
         preserve_scalar_tensors(built.model),
@@ -216,8 +228,16 @@ def _run_twice(built: BuiltModel, watcher: GuardRecorder) -> None:
         with watcher.leaving(forward.follower.known):
             forward.run(*tensors)
             forward.run(*tensors)
-            if first_divergence(*forward.runs) is None:
-                watcher.settle()
+            if first_divergence(*forward.runs) is not None:
+                return
+            watcher.settle()
+
+            def run_alike() -> bool:
+                forward.run(*tensors)
+                return first_divergence(*forward.runs[1:]) is None
+
+            if watcher.side_effects:
+                watcher.probe(run_alike)
 
 
 @contextlib.contextmanager
@@ -277,11 +297,7 @@ def _describe(built: BuiltModel, graph: fx.GraphModule, forward: FunctionalForwa
         elif isinstance(desc, d.TangentAOTInput) and isinstance(
             getattr(desc.output, "mutated_input", None), d.ParamAOTInput
         ):
-            raise ModelError(
-                f"{built.label}: the forward changes its parameter "
-                f"{desc.output.mutated_input.target!r} in place, which a plan would not do: "  # type: ignore
-                "change it between steps"
-            )
+            raise parameter_write_error(built.label, desc.output.mutated_input.target)  # type: ignore
         else:
             check_placeholder(built.label, graph, desc)
     output = graph.graph.output_node()
@@ -294,7 +310,7 @@ def _describe(built: BuiltModel, graph: fx.GraphModule, forward: FunctionalForwa
         elif isinstance(desc, d.PlainAOTOutput):
             outputs[desc.idx] = node
         elif isinstance(desc, d.InputMutationAOTOutput):
-            result.writes[_written_buffer(desc.mutated_input, d, forward)] = node
+            result.writes[_written_tensor(desc.mutated_input, d, forward, node)] = node
         elif isinstance(desc, d.GradAOTOutput):
             if isinstance(desc.grad_of, d.ParamAOTInput):
                 result.gradients[desc.grad_of.target] = _partial_gradients(node)
@@ -303,6 +319,8 @@ def _describe(built: BuiltModel, graph: fx.GraphModule, forward: FunctionalForwa
         else:
             raise ModelError(f"{built.label}: the capture has an unknown result {desc!r}")
     result.assigned.extend(forward.assigned)
+    in_place = {k: node for k, node in result.writes.items() if k not in forward.assigned}
+    result.saved_writes.extend(find_saved_writes(graph, in_place, result.tangents))
     if forward.checks_none_gradients and len(result.tangents) > 1:
         raise ModelError(
             f"{built.label}: a function of autograd calls set_materialize_grads(False) and looks "
@@ -335,13 +353,14 @@ def _check_constants(result: Capture, forward: FunctionalForward) -> None:
             )
 
 
-def _written_buffer(desc: Any, d: Any, forward: FunctionalForward) -> str:
+def _written_tensor(desc: Any, d: Any, forward: FunctionalForward, new: fx.Node) -> str:
     if isinstance(desc, d.BufferAOTInput):
         return desc.target
     if isinstance(desc, d.ParamAOTInput):
-        raise ModelError(
-            f"{forward.built.label}: the forward writes to the model's parameter {desc.target!r}"
-        )
+        if forward.model.get_parameter(desc.target).requires_grad:
+            place = node_source_line(new.meta)
+            raise parameter_write_error(forward.built.label, desc.target, place)
+        return desc.target
     raise ModelError(
         f"{forward.built.label}: the model changes its input "
         f"{argument_name(forward.path(desc.idx))} in "

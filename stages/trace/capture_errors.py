@@ -210,6 +210,15 @@ def check_placeholder(label: str, graph: fx.GraphModule, desc: Any) -> None:
     raise ModelError(f"{label}: the capture has an unknown input {desc!r}")
 
 
+def parameter_write_error(label: str, name: str, place: str = "") -> ModelError:
+    """What is raised where the forward writes to a parameter that is trained."""
+    return ModelError(
+        f"{label}: the forward writes{line_suffix(place)} to its parameter {name!r}, which is "
+        "trained: write it between the steps, or freeze it (requires_grad_(False)) if it is an "
+        "average of others that is updated under torch.no_grad()"
+    )
+
+
 def check_backward_randomness(
     label: str, graph: fx.GraphModule, outputs: Iterable[fx.Node], tangents: Iterable[fx.Node]
 ) -> None:

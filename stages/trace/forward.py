@@ -90,6 +90,7 @@ class FunctionalForward:
         every: bool = False,
         asked: TensorQueries | None = None,
         tied: bool = False,
+        stored: Callable[[], list[Any]] | None = None,
     ) -> None:
         self.built = built
         self.model = built.model
@@ -117,6 +118,11 @@ class FunctionalForward:
         self.assigned: list[str] = []
         self.shown: list[str] = []
         self.runs: list[list[CallEvent]] = [] if earlier is None else list(earlier.runs)
+        self.stored = stored
+        if earlier is not None and stored is None:
+            self.stored = earlier.stored
+        elif stored is not None:
+            self.runs = []
 
     def watched(self, grad: Callable[..., Any]) -> Callable[..., Any]:
         """Autograd's `grad`, within which the Python of a backward is watched, too."""
@@ -215,6 +221,8 @@ class FunctionalForward:
                     self.follower.known.assume_contents(tensors[number], place, contents)
             with self.running():
                 output = self.model.forward(*args, **kwargs)
+        if self.stored is not None:
+            output = (output, self.stored())
         self.follower.returns(flatten(output)[0])
         self.runs.append(self.follower.log)
         for name, tensor, before_run in needing:

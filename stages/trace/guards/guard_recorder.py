@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import nn
 from tightfit.stages.runtime.guards.compare import encodings_match
 from tightfit.stages.runtime.guards.encode import MISSING, encode_value, tensor_digest
 from tightfit.stages.runtime.guards.global_state import ATTENTION_STATES
+from tightfit.stages.runtime.side_effects import COUNT, SideEffect
 from tightfit.stages.trace.capture_errors import (
     attribute_change_message,
     generator_draw_message,
@@ -51,13 +52,21 @@ from tightfit.stages.trace.guards.guard_source import (
 from tightfit.stages.trace.guards.lazy_init import LazyInitDetector
 from tightfit.stages.trace.guards.namespaces import StatefulIteratorError
 from tightfit.stages.trace.guards.reachable_state import (
+    BACKWARD_HOOK_FIELDS,
     HOOK_FIELDS,
     REGISTERED_FIELDS,
     describe_model_structure,
     hook_computed_attributes,
     hook_name,
     is_computing_hook,
+    join_name,
     model_state_paths,
+)
+from tightfit.stages.trace.guards.side_effects import (
+    EffectCandidate,
+    EffectDetector,
+    EffectProbe,
+    change_forms,
 )
 from tightfit.stages.trace.guards.tensor_queries import TensorQueries
 from tightfit.util.errors import ModelError
@@ -105,6 +114,12 @@ class GuardRecorder:
         """What the forward changed, by what holds it and its name there, with a sentence."""
         self._lasting: LazyInitDetector | None = None
         self._settled = False
+        self._recurring = EffectDetector()
+        self._probing = False
+        self.side_effects: list[EffectCandidate] = []
+        """What a plan replays of what the forward changes."""
+        self.stored: list[Any] = []
+        """What the last run stored of that."""
         self._ran: list[GuardSource] = []
 
     def names(self) -> set[str]:
@@ -127,10 +142,11 @@ class GuardRecorder:
                 if tensor_digest(tensor) != tensor_digest(copy):
                     tensor.detach().copy_(copy)
         self._moved.put_back()
+        self._forget_counters()
         self._ran, lost = locate_executed_code(self._reader)
         record_decorator_settings(self._reader, self._ran)
         self._check_reads()
-        changed = [] if self._settled else dict.fromkeys(self.changed.values())
+        changed = dict.fromkeys(said for key, said in self.changed.items() if not self._taken(key))
         found = (
             self._moved.problems,
             self.asked.problems,
@@ -156,10 +172,52 @@ class GuardRecorder:
         yield
 
     def settle(self) -> None:
-        """Takes what the forward changed for what it makes only once, where two runs within
-        `leaving` show it to be that."""
-        if self._lasting is not None:
-            self._settled = self._lasting.settle(self.model, set(self.changed))
+        """Takes what the forward changed for what it makes only once, or for what a plan can do,
+        too, where two runs within `leaving` show it to be that."""
+        assert self._lasting is not None
+        self._settled = self._lasting.settle(self.model, set(self.changed))
+        self.side_effects = [
+            one
+            for one in self._recurring.recurring()
+            if one.kind and one.path[0] != UNREACHABLE and not self._reads_first(one)
+        ]
+
+    def probe(self, run: Callable[[], bool]) -> None:
+        """Keeps of the side effects those with which one more `run` does not read what stood there;
+        it tells whether it was like the ones before it."""
+        reader, modules = self._reader, dict(self.model.named_modules(remove_duplicate=False))
+        probe = EffectProbe(self.side_effects, modules, lambda: reader.busy or not reader.on)
+        self._probing, alike = True, False
+        try:
+            with probe, contextlib.suppress(Exception):
+                alike = run()
+        finally:
+            self._probing, self._lasting = False, None
+            for kept in reader.kept.values():
+                restore_snapshot(kept)
+        self.side_effects = probe.confirmed() if alike else []
+        for one in self.side_effects:
+            if one.of_container:
+                self._own[id(one.kept.thing)] = one.kept.shown
+
+    def _forget_counters(self) -> None:
+        """No guard compares what a plan counts, too."""
+        for one in self.side_effects:
+            holder = self._reader.holders.get(("fields", id(one.kept.thing)))
+            if holder is not None and one.kind == COUNT:
+                holder.reads.pop(one.name, None)
+
+    def _taken(self, key: tuple[int, Any]) -> bool:
+        """Whether a plan does what the forward changes, or need not do it."""
+        if any((id(one.kept.thing), one.name) == key for one in self.side_effects):
+            return True
+        recurring = self._recurring.runs[1:] and key in self._recurring.runs[1]
+        return self._settled and not recurring
+
+    def _reads_first(self, one: EffectCandidate) -> bool:
+        """Whether the forward reads an attribute before it sets it."""
+        holder = self._reader.holders.get(("fields", id(one.kept.thing)))
+        return one.kind != COUNT and holder is not None and one.name in holder.reads
 
     def description(self) -> dict[str, Any]:
         """What the forward hung on, as JSON: see `stages.runtime.guards.state`."""
@@ -173,7 +231,12 @@ class GuardRecorder:
             "names": [[path, name, self._names(path, name)] for path, name in self._reader.named],
             "sources": [self._describe(h, own) for h in (*self._holders(), *self._ran)],
             "global_state": self._states(),
+            "side_effects": [effect.written() for effect in self.described_effects()],
         }
+
+    def described_effects(self) -> list[SideEffect]:
+        """The side effects as a package has them."""
+        return [one.effect() for one in self.side_effects]
 
     def _holders(self) -> Iterator[GuardSource]:
         for holder in self._reader.holders.values():
@@ -254,13 +317,18 @@ class GuardRecorder:
                     f"which a plan would not run; remove it before planning"
                 )
         for path, module in self.model.named_modules():
-            for name in HOOK_FIELDS if path else ():
+            for name in BACKWARD_HOOK_FIELDS if path else ():
                 for hook in vars(module)[name].values():
                     if not is_computing_hook(hook):
                         self.problems.append(submodule_hook_message(path, name, hook))
 
     def _check_changes(self) -> None:
+        if self._probing:
+            return
+        if self._lasting is None:
+            self.stored = [one.stored() for one in self.side_effects if one.kind != COUNT]
         changed: dict[tuple[int, Any], StateSnapshot] = {}
+        found: dict[tuple[int, Any], EffectCandidate] = {}
         for kept in list(self._reader.kept.values()):
             if is_random_generator(kept.thing):
                 if compared_contents(kept) != kept.at_start:
@@ -269,11 +337,25 @@ class GuardRecorder:
             for name, sentence in self._changes(kept):
                 key = id(kept.thing), None if id(kept.thing) in self._reader.hooks else name
                 changed[key] = kept
+                found[key] = self._candidate(kept, name)
                 if self._lasting is None:
                     self.changed.setdefault(key, sentence)
                     undo_change(kept, name)
         if self._lasting is not None:
             self._lasting.ran(changed)
+            self._recurring.runs.append(found)
+
+    def _candidate(self, kept: StateSnapshot, name: Any) -> EffectCandidate:
+        """A change of the last run with the ways to replay it."""
+        of_container = ("fields", id(kept.thing)) not in self._reader.holders
+        if name is None:
+            label = kept.shown
+        elif of_container:
+            label = f"{kept.shown}[{name!r}]"
+        else:
+            label = join_name(kept.shown, str(name))
+        forms = change_forms(kept, name, compared_contents(kept))
+        return EffectCandidate(kept, name, kept.place, label, of_container, forms)
 
     def _changes(self, kept: StateSnapshot) -> Iterator[tuple[Any, str]]:
         """The names in a dictionary, or None for another thing, that the last run changed."""
