@@ -121,6 +121,7 @@ def capture(built: BuiltModel, wanted: Callable[[Capture], set[int]] | None = No
     check_model(built.label, built.model)
     with _translate_errors(built), record_guards(built.model, built.label) as watcher:
         forward, result = _capture_first_pass(built, watcher)
+        first_run = forward.runs[0]
         if watcher.changed:
             _run_repeatedly(built, watcher)
         if watcher.side_effects:
@@ -136,7 +137,7 @@ def capture(built: BuiltModel, wanted: Callable[[Capture], set[int]] | None = No
     forward.check_runs()
     watcher.check_cached_constants(built.label, result.constants.values())
     check_tensor_queries(built, watcher.asked)
-    unread = unused_leaves(built, forward.runs[0], _fake_execution)
+    unread = unused_leaves(built, first_run, _fake_execution)
     found: dict[str, Any] = {
         "watched": watcher.description(),
         "asked": watcher.asked.facts,

@@ -79,9 +79,10 @@ def group_samples(
 def _all_ones_leaves(sample: Sample) -> tuple[bool, ...]:
     """Which tensors of a sample hold nothing but ones."""
     import torch
-    from torch.utils import _pytree as pytree
 
-    leaves = pytree.tree_leaves(sample)
+    from tightfit.stages.torch_utils.model_factory import structure_leaves
+
+    leaves = structure_leaves(sample)
     return tuple(bool((x == 1).all()) for x in leaves if isinstance(x, torch.Tensor))
 
 

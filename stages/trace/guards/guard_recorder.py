@@ -19,9 +19,12 @@ from torch import nn
 from tightfit.stages.runtime.guards.compare import encodings_match
 from tightfit.stages.runtime.guards.encode import MISSING, encode_value, tensor_digest
 from tightfit.stages.runtime.guards.global_state import ATTENTION_STATES
+from tightfit.stages.runtime.guards.paths import cell_contents, cells_by_name
 from tightfit.stages.runtime.side_effects import COUNT, SideEffect
 from tightfit.stages.trace.capture_errors import (
     attribute_change_message,
+    carried_state_message,
+    closure_change_message,
     generator_draw_message,
     hook_change_message,
     line_suffix,
@@ -116,6 +119,7 @@ class GuardRecorder:
         self._settled = False
         self._recurring = EffectDetector()
         self._probing = False
+        self._read_effects: set[tuple[int, Any]] = set()
         self.side_effects: list[EffectCandidate] = []
         """What a plan replays of what the forward changes."""
         self.stored: list[Any] = []
@@ -143,10 +147,15 @@ class GuardRecorder:
                     tensor.detach().copy_(copy)
         self._moved.put_back()
         self._forget_counters()
+        self._check_closures()
         self._ran, lost = locate_executed_code(self._reader)
         record_decorator_settings(self._reader, self._ran)
         self._check_reads()
-        changed = dict.fromkeys(said for key, said in self.changed.items() if not self._taken(key))
+        changed = dict.fromkeys(
+            carried_state_message(said) if self._is_read(key) else said
+            for key, said in self.changed.items()
+            if not self._taken(key)
+        )
         found = (
             self._moved.problems,
             self.asked.problems,
@@ -179,7 +188,9 @@ class GuardRecorder:
         self.side_effects = [
             one
             for one in self._recurring.recurring()
-            if one.kind and one.path[0] != UNREACHABLE and not self._reads_first(one)
+            if one.kind
+            and one.path[0] != UNREACHABLE
+            and (one.kind == COUNT or not self._is_read(one.key))
         ]
 
     def probe(self, run: Callable[[], bool]) -> None:
@@ -195,10 +206,19 @@ class GuardRecorder:
             self._probing, self._lasting = False, None
             for kept in reader.kept.values():
                 restore_snapshot(kept)
-        self.side_effects = probe.confirmed() if alike else []
+        found, self.side_effects = self.side_effects, probe.confirmed() if alike else []
+        self._read_effects = {one.key for one in found if one not in self.side_effects}
         for one in self.side_effects:
             if one.of_container:
                 self._own[id(one.kept.thing)] = one.kept.shown
+
+    def _check_closures(self) -> None:
+        for (kind, _), holder in self._reader.holders.items():
+            for name, cell in cells_by_name(holder.thing).items() if kind == "cells" else ():
+                before = holder.known.get(name, MISSING)
+                if before is not MISSING and not is_unchanged(before, cell_contents(cell)):
+                    self.problems.append(closure_change_message(name, holder.thing))
+                    cell.cell_contents = before
 
     def _forget_counters(self) -> None:
         """No guard compares what a plan counts, too."""
@@ -209,15 +229,15 @@ class GuardRecorder:
 
     def _taken(self, key: tuple[int, Any]) -> bool:
         """Whether a plan does what the forward changes, or need not do it."""
-        if any((id(one.kept.thing), one.name) == key for one in self.side_effects):
+        if any(one.key == key for one in self.side_effects):
             return True
         recurring = self._recurring.runs[1:] and key in self._recurring.runs[1]
         return self._settled and not recurring
 
-    def _reads_first(self, one: EffectCandidate) -> bool:
-        """Whether the forward reads an attribute before it sets it."""
-        holder = self._reader.holders.get(("fields", id(one.kept.thing)))
-        return one.kind != COUNT and holder is not None and one.name in holder.reads
+    def _is_read(self, key: tuple[int, Any]) -> bool:
+        """Whether the forward reads what it changes before it does."""
+        holder = self._reader.holders.get(("fields", key[0]))
+        return key in self._read_effects or (holder is not None and key[1] in holder.reads)
 
     def description(self) -> dict[str, Any]:
         """What the forward hung on, as JSON: see `stages.runtime.guards.state`."""

@@ -22,6 +22,7 @@ from tightfit.stages.trace.guards.guard_source import (
     is_unchanged,
 )
 
+_TENSOR = "a tensor of the step"
 EffectKey = tuple[int, Any]
 """The id of what a forward changes, and the name there, None for a list."""
 Form = tuple[str, int, str]
@@ -40,6 +41,11 @@ class EffectCandidate:
     of_container: bool
     """Whether it changes a list or dictionary, and no attribute or global."""
     forms: set[Form] = field(default_factory=set)
+
+    @property
+    def key(self) -> EffectKey:
+        """What it changes."""
+        return id(self.kept.thing), self.name
 
     @property
     def kind(self) -> str:
@@ -68,11 +74,21 @@ class EffectDetector:
         self.runs: list[dict[EffectKey, EffectCandidate]] = []
 
     def recurring(self) -> list[EffectCandidate]:
-        """What the last of two runs changed, with the ways to replay it that both show."""
+        """What both of two runs changed, with the ways to replay it that both show, and the plain
+        values that the second one found set already."""
         first, last = self.runs
         for key, one in last.items():
             one.forms &= first[key].forms if key in first else set()
-        return [*last.values()]
+        containers = {id(one.kept) for one in last.values() if one.of_container}
+        plain = [
+            one
+            for key, one in first.items()
+            if key not in last
+            and one.kind == ASSIGN
+            and (id(one.kept) in containers or not one.of_container)
+            and not any(_TENSOR in form[2] for form in one.forms)
+        ]
+        return [*last.values(), *plain]
 
 
 def change_forms(kept: StateSnapshot, name: Any, now: Any) -> set[Form]:
@@ -110,7 +126,7 @@ def _written_structure(value: Any) -> str:
     leaves, text = flatten(value)
     try:
         constants = [
-            None if isinstance(leaf, torch.Tensor) else encode_plain_argument(leaf)
+            _TENSOR if isinstance(leaf, torch.Tensor) else encode_plain_argument(leaf)
             for leaf in leaves
         ]
     except TypeError:
@@ -197,6 +213,10 @@ class _ProbeDict(dict[Any, Any]):
         self.readable.add(key)
         super().__setitem__(key, value)
 
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        for key, value in dict(*args, **kwargs).items():
+            self[key] = value
+
     def _read(self, key: Any) -> None:
         if key not in self.readable:
             self.noted()
@@ -217,7 +237,7 @@ class _ProbeDict(dict[Any, Any]):
 _DICT_READS = (
     *("__len__", "__iter__", "__delitem__", "__eq__", "__ne__", "__or__", "__ror__", "__ior__"),
     *("__reversed__", "__repr__", "copy", "pop", "popitem", "setdefault", "keys", "values"),
-    *("items", "update", "clear", "__reduce_ex__", "__sizeof__"),
+    *("items", "clear", "__reduce_ex__", "__sizeof__"),
 )
 for _name in _DICT_READS:
     setattr(_ProbeDict, _name, _noting(_name, dict))
