@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tightfit.schemas.graph.fused_groups import is_fused_group
 from tightfit.schemas.graph.training_graph import NO_VALUE, Graph, GraphOutput, Op
 from tightfit.stages.generate.graph_guards import (
     all_ones_inputs,
@@ -79,6 +80,26 @@ def cached_autocast_values(graph: Graph) -> list[int]:
         for value in graph.values
         if value.id in found and value.requires_grad and value.dtype == "float32"
     ]
+
+
+def shares_autocast_casts(graph: Graph) -> bool:
+    """Whether a cast that autocast may keep is used more than once in the forward: where none is,
+    the step is the same whether autocast keeps its casts or not."""
+    forward = [op for op in graph.ops if op.phase == "forward"]
+    if any(is_fused_group(op.target) for op in forward):
+        return True
+    for value in cached_autocast_values(graph):
+        casts = [op for op in forward if op.target == _CAST_TARGET and value in op.inputs]
+        made = {graph.values[output].storage for op in casts for output in op.outputs}
+        readers = [
+            op
+            for op in forward
+            if not graph.is_view(op)
+            and made & {graph.values[one].storage for one in op.inputs if one != NO_VALUE}
+        ]
+        if len(casts) > 1 or len(readers) > 1:
+            return True
+    return False
 
 
 def _has_autocast_kernel(device: str, op: Op) -> bool:
@@ -166,7 +187,7 @@ def interface_text(graph: Graph, program: SourceProgram, prefix: str = "") -> st
         f"    requires_all_output_gradients={requires_all_output_gradients(graph)},",
         f"    eval_modules=frozenset({sorted(eval_modules)!r}),",
         f"    autocast={autocast!r},",
-        f"    autocast_cache={cached},",
+        f"    autocast_cache={cached if shares_autocast_casts(graph) else None},",
         "    "
         f"cached_autocast_tensors={_known_positions(cached_autocast_values(graph), positions)},",
         f"    autocast_invariant_dtypes={tuple(autocast_invariant_dtypes(graph))!r},",

@@ -92,7 +92,8 @@ class Interface:
     it takes none that is. `requires_all_output_gradients` says that Python ran in the backward
     which is not that of the model where the gradient of an output is absent. `eval_modules` are the
     submodules that were in evaluation mode. `autocast` is, by device type, the dtype that autocast
-    was on with, or None, and `autocast_cache` whether it kept its casts. `cached_autocast_tensors`
+    was on with, or None, and `autocast_cache` whether it kept its casts, None where that is the
+    same. `cached_autocast_tensors`
     are the positions of the tensors that are cast as autocast would, `autocast_invariant_dtypes`
     the dtypes of autocast under which the backward is what it is without autocast. `constants` is
     the SHA-256 of `constants.bin`, "" where there is none. `file_prefix` is what the names of the
@@ -127,7 +128,7 @@ class Interface:
     requires_all_output_gradients: bool
     eval_modules: frozenset[str]
     autocast: dict[str, str | None]
-    autocast_cache: bool
+    autocast_cache: bool | None
     cached_autocast_tensors: tuple[int, ...]
     autocast_invariant_dtypes: tuple[str, ...]
     constants: str = ""

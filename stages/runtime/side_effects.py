@@ -112,6 +112,12 @@ class SideEffects:
         found: list[Any] = []
         for effect, holder in self._holders(model):
             if effect.kind == ASSIGN:
+                if effect.name not in holder:
+                    raise RuntimeError(
+                        f"{effect.label} is not set by the forward of a copy of the model, as "
+                        "where a function has it from around itself: keep it in an attribute, or "
+                        "plan with check=False"
+                    )
                 found.append(holder[effect.name])
             elif effect.kind in _LIST_KINDS:
                 found.append(list(holder)[len(holder) - effect.amount :])
@@ -132,9 +138,15 @@ class SideEffects:
     @contextlib.contextmanager
     def applied(self, model: torch.nn.Module, values: Sequence[Any]) -> Iterator[None]:
         """Within it a model has what a forward stores, for a loss that reads it there."""
+        with self.preserved(model):
+            self.apply(model, (None, values))
+            yield
+
+    @contextlib.contextmanager
+    def preserved(self, model: torch.nn.Module) -> Iterator[None]:
+        """Afterwards the places that a forward changes have what they had."""
         holders = self._holders(model)
         before = [_contents(effect, holder) for effect, holder in holders]
-        self.apply(model, (None, values))
         try:
             yield
         finally:

@@ -298,7 +298,8 @@ def _describe(built: BuiltModel, graph: fx.GraphModule, forward: FunctionalForwa
         elif isinstance(desc, d.TangentAOTInput) and isinstance(
             getattr(desc.output, "mutated_input", None), d.ParamAOTInput
         ):
-            raise parameter_write_error(built.label, desc.output.mutated_input.target)  # type: ignore
+            name = desc.output.mutated_input.target  # type: ignore
+            raise parameter_write_error(built.label, name, _write_line(graph, name))
         else:
             check_placeholder(built.label, graph, desc)
     output = graph.graph.output_node()
@@ -352,6 +353,17 @@ def _check_constants(result: Capture, forward: FunctionalForward) -> None:
                 f"{forward.built.label}: the forward writes its buffer {path!r} and reads it from "
                 "elsewhere, too, as from a plain attribute: read the buffer alone"
             )
+
+
+def _write_line(graph: fx.GraphModule, name: str) -> str:
+    """Where the forward writes a parameter."""
+    output = graph.graph.output_node()
+    pairs = zip(output.args[0], output.meta["desc"], strict=True)  # type: ignore[arg-type]
+    for node, desc in pairs:
+        target = getattr(getattr(desc, "mutated_input", None), "target", None)
+        if target == name and isinstance(node, fx.Node):
+            return node_source_line(node.meta)
+    return ""
 
 
 def _written_tensor(desc: Any, d: Any, forward: FunctionalForward, new: fx.Node) -> str:

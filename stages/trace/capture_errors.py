@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Iterable
-from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from tightfit.stages.runtime.pytree import flatten
 from tightfit.stages.torch_utils.model_factory import BuiltModel, Sample
 from tightfit.stages.torch_utils.operators import draws_random_numbers
 from tightfit.stages.trace.code_inspection import find_line, node_source_line, short_path
+from tightfit.stages.trace.data_dependence import data_dependence_message
 from tightfit.stages.trace.guards.guard_source import (
     GuardSource,
     StateSnapshot,
@@ -69,7 +69,6 @@ _WRAPPERS = {
     "RecursiveScriptModule": "a TorchScript module, which has no Python forward: plan the module "
     "that it was made of",
 }
-_BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
 def check_model(label: str, model: nn.Module) -> None:
@@ -80,6 +79,9 @@ def check_model(label: str, model: nn.Module) -> None:
         said = _WRAPPERS.get(type(module).__name__)
         if said is not None and type(module).__module__.startswith("torch."):
             raise ModelError(f"{label}: {path or 'the model'} is {said}")
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            check_sparse_gradient(label, path, module)
+    check_forward(label, model)
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise ModelError(
@@ -93,14 +95,53 @@ def check_model(label: str, model: nn.Module) -> None:
             )
 
 
+def check_sparse_gradient(label: str, path: str, module: nn.Embedding | nn.EmbeddingBag) -> None:
+    """Raises ModelError for an embedding with sparse gradients."""
+    if module.sparse and module.weight.requires_grad:
+        raise ModelError(
+            f"{label}: {path or 'the model'} makes sparse gradients (sparse=True), which a plan "
+            "does not hold: set its sparse to False, and train it with an optimizer of dense "
+            "gradients"
+        )
+
+
+def check_forward(label: str, model: nn.Module) -> None:
+    """Raises ModelError for a model whose forward is another one than that of its class."""
+    forward = vars(model).get("forward")
+    if forward is None:
+        return
+    function = getattr(forward, "__func__", forward)
+    inner = getattr(function, "__wrapped__", function)
+    names = [str(getattr(each, "__module__", "")) for each in (function, inner)]
+    if any(name.startswith("accelerate") for name in names) or hasattr(model, "_original_forward"):
+        raise ModelError(
+            f"{label}: accelerate's prepare() has replaced the model's forward: plan the model "
+            "before prepare(), within accelerator.autocast(), and give prepare() what plan gives"
+        )
+    raise ModelError(
+        f"{label}: the model's forward was replaced on the instance, by "
+        f"{getattr(function, '__qualname__', type(forward).__name__)}, and a planned module takes "
+        "the place of its class's forward: plan the model before that, or put the new forward into "
+        "a class of its own"
+    )
+
+
 def capture_failure_reason(model: nn.Module, error: BaseException) -> str:
     """Why the capture of a model raised an error."""
     text = str(error).strip()
     said = f"{type(error).__name__} {text}"
     if is_data_dependent(error):
-        return _data_dependence_message(model, error)
+        return data_dependence_message(model, error)
     if any(word in said for word in _RECOMPILE_ERRORS):
-        return "torch.compile is within it: plan it as it is without, and compile what plan gives"
+        return (
+            "it calls a function that torch.compile has compiled, which planning does not enter: "
+            "leave torch.compile out of the model, and compile the planned module"
+        )
+    if "shape_env" in said:
+        return (
+            "it makes a nested tensor (torch.nested), whose shape depends on the data of a tensor, "
+            "which a plan does not hold: compute with padded tensors and a mask"
+        )
     if match := _NO_FAKE_KERNEL_ERROR.search(said):
         return (
             f"the operator {next(filter(None, match.groups()))} has no fake kernel, which planning "
@@ -159,28 +200,6 @@ def _no_derivative_message(operator: str) -> str:
     return (
         f"the operator {operator} has no derivative: register one "
         "(torch.library.register_autograd), or call it under torch.no_grad"
-    )
-
-
-def _data_dependence_message(model: nn.Module, error: BaseException) -> str:
-    for frame, _ in walk_tb(error.__traceback__):
-        if frame.f_code.co_name == "_detect_is_causal_mask":
-            return (
-                "nn.Transformer compares a mask with a causal one, which depends on the data of a "
-                "tensor: call it with tgt_is_causal=True (of an encoder is_causal=True) where the "
-                "mask is causal, else with False"
-            )
-    for path, module in model.named_modules():
-        tracking = isinstance(module, _BATCH_NORM) and module.track_running_stats
-        if tracking and module.training and module.momentum is None:
-            return (
-                f"{path or 'the model'} has momentum=None, so that it averages by its count of "
-                "batches, which depends on the data of a tensor: give it a momentum"
-            )
-    return (
-        "its control flow, a shape or a number in it depends on the data of a tensor, or a "
-        "function that it calls checks that data: do so outside of the model, and give "
-        "torch.distributions validate_args=False"
     )
 
 

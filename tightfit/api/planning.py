@@ -66,6 +66,7 @@ from tightfit.api.verification import LoadPlanned, check_captured, check_plan, c
 from tightfit.util.budget import DEFAULT_BUDGET, NO_BUDGET
 from tightfit.util.errors import ConfigError
 from tightfit.util.strategies import baseline_names
+from tightfit.util.torch_version import warn_of_untested_version
 
 if TYPE_CHECKING:
     import torch
@@ -154,6 +155,9 @@ def plan(
         >>> print(plan.summary())
         >>> module(x).mean().backward()
     """
+    import torch
+
+    warn_of_untested_version(torch.__version__)
     store = store_path(store)
     device = None if device is None else str(device)
     check_settings(strategy, store, solver, offload, on_mismatch, assume_all_ones_masks)

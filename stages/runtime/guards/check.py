@@ -100,10 +100,12 @@ class Guards:
                     f"the plan was made with it {expected or 'off'}"
                 )
             cached = torch.is_autocast_cache_enabled()
-            if found and cached != self.interface.autocast_cache:
-                raise PlanMismatch(
-                    f"autocast {'keeps' if cached else 'does not keep'} its casts, the plan was "
-                    f"made with cache_enabled={self.interface.autocast_cache}"
+            if found and self.interface.autocast_cache not in (None, cached):
+                raise ModelDifference(
+                    f"autocast {'keeps' if cached else 'does not keep'} its casts, of which the "
+                    f"forward uses one twice, and the plan was made with "
+                    f"cache_enabled={self.interface.autocast_cache}",
+                    f"plan within torch.autocast(..., cache_enabled={cached})",
                 )
 
     def check_present(self, tensors: list[Any]) -> None:

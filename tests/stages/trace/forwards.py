@@ -188,15 +188,9 @@ REFUSED = [
     (counts_in_a_slot, "changes the global METERS[0] at tests"),
     (counts_in_bytes, "changes bytes at tests"),
     (counts_in_an_array, "changes array at tests"),
-    (clamps, "changes its parameter 'layer.weight' in place"),
+    (clamps, "writes to its parameter 'layer.weight', which is trained"),
     (freezes, "sets requires_grad of its parameter 'layer.weight'"),
     (counts, "sets counter at tests/stages/trace/forwards.py:"),
-    (keeps, "sets last at tests"),
-    (appends, "changes history at tests"),
-    (fills, "changes cache.x"),
-    (counts_below, "sets settings.steps at tests"),
-    (counts_globally, "sets COUNT at tests"),
-    (appends_globally, "changes the global SEEN at tests"),
     (deletes, "sets counter at tests"),
     (registers, "layer"),
     (draws, "draws from Python's random at tests/stages/trace/forwards.py:"),
@@ -210,6 +204,16 @@ REFUSED = [
     (sets_default, "sets the default dtype at tests"),
     (chooses_attention, "sets the kernels of attention at tests"),
     (without_cudnn, "sets torch.backends.cudnn.enabled at tests"),
+]
+
+
+REPLAYED = [
+    (keeps, "assign", "last"),
+    (appends, "append", "history"),
+    (fills, "assign", "cache['x']"),
+    (counts_below, "count", "settings.steps"),
+    (counts_globally, "count", "COUNT"),
+    (appends_globally, "append", "the global SEEN"),
 ]
 
 
