@@ -30,6 +30,11 @@ from tightfit.stages.generate.layouts import (
     stride_flexible_inputs,
 )
 from tightfit.stages.generate.operator_calls import format_literal
+from tightfit.stages.generate.repeated_backward import (
+    is_repeatable_forward,
+    output_components,
+    written_values,
+)
 from tightfit.stages.generate.step_program import SourceProgram, differentiable_values
 from tightfit.stages.torch_utils.operators import decode_argument
 from tightfit.util.errors import ArtifactError
@@ -193,6 +198,9 @@ def interface_text(graph: Graph, program: SourceProgram, prefix: str = "") -> st
         f"    autocast_invariant_dtypes={tuple(autocast_invariant_dtypes(graph))!r},",
         f"    constants={_digest(constants_bytes(graph, program))!r},",
         f"    file_prefix={prefix!r},",
+        f"    repeatable={is_repeatable_forward(graph)},",
+        f"    written_tensors={_known_positions(written_values(graph), positions)},",
+        f"    output_components={output_components(graph, program)},",
         *(
             [f"    offloaded_parameters={_known_positions(program.remote, positions)},"]
             if program.remote

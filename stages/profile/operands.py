@@ -25,7 +25,10 @@ FillFunction = Callable[[Tensor], None]
 _TILE = 65521
 """Random numbers made anew; longer tensors repeat them. A prime, so that rows differ."""
 
-_POSITIVE_ARGUMENTS = frozenset("running_var save_invstd save_var rstd var invstd".split())
+_POSITIVE_ARGUMENTS = frozenset(
+    "running_var save_invstd save_var rstd var invstd bag_size".split()
+)
+"""Of bags the sizes: what an empty one takes part in takes other memory."""
 _POSITIVE_OPS = frozenset("log log2 log10 log1p sqrt rsqrt pow reciprocal div".split())
 _DIVISIONS = frozenset("div floor_divide remainder fmod".split())
 
@@ -220,7 +223,9 @@ def _index_bounds(graph: Graph, name: str, named: Mapping[str, Any]) -> Iterator
 
     if name == "embedding":
         yield from bound("indices", shape("weight")[0])
-    elif name == "embedding_dense_backward":
+    elif name == "_embedding_bag":
+        yield from bound("indices", shape("weight")[0])
+    elif name in ("embedding_dense_backward", "_embedding_bag_backward"):
         yield from bound("indices", named["num_weights"])
     elif name.startswith("nll_loss"):
         classes = shape("self")

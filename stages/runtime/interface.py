@@ -100,7 +100,9 @@ class Interface:
     plan's own files begin with. `offloaded_parameters` are the positions of the parameters that
     live in another
     memory, in the order of their numbers
-    there."""
+    there. `repeatable` says that the forward draws no random numbers and that what it writes, at
+    `written_tensors`, does not change what it computes; `output_components` has a number for each
+    differentiable output, which those share whose backwards meet."""
 
     model: str
     device: str
@@ -134,6 +136,9 @@ class Interface:
     constants: str = ""
     file_prefix: str = ""
     offloaded_parameters: tuple[int, ...] = ()
+    repeatable: bool = False
+    written_tensors: tuple[int, ...] = ()
+    output_components: tuple[int, ...] = ()
 
 
 OutputTensors = Sequence[torch.Tensor]

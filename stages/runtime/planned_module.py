@@ -175,7 +175,7 @@ def _make_forward(
                 own, facts = run, interface
                 if offloaded is not None:
                     own, facts = offloaded.program(step, interface)
-                result = assemble(*run_forward(own, facts, tensors), tensors)
+                result = assemble(*run_forward(own, facts, tensors, run is step), tensors)
                 return effects.apply(self, result) if effects else result
         return base.forward(self, *args, **kwargs)
 

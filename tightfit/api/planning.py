@@ -214,8 +214,18 @@ def _planning_context(
         torch.inference_mode(False),
         torch.enable_grad(),
         allow_operators(operators),
+        _shorten_interruption(),
     ):
         yield
+
+
+@contextlib.contextmanager
+def _shorten_interruption() -> Iterator[None]:
+    """An interruption within it says what it is, without all that was running then."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("tightfit.plan was interrupted before it had a plan") from None
 
 
 def _plan_with_optimizer(

@@ -69,6 +69,11 @@ class Guards:
     ) -> list[torch.Tensor]:
         """The tensors the step takes, in order; raises PlanMismatch where one does not fit."""
         tensors: list[Any] = [None] * len(self.interface.tensors)
+        if "_is_replica" in vars(model):
+            raise PlanMismatch(
+                "the call is on a replica of DataParallel, whose weights are copies: use "
+                "DistributedDataParallel, with a process for each device"
+            )
         try:
             self.check_autocast()
             modules = self.modules.gather(model, tensors)
