@@ -113,6 +113,16 @@ def step_between(model: nn.Module) -> None:
     other.backward()
 
 
+def test_an_output_that_the_planned_loss_does_not_use_is_told(store: Path) -> None:
+    settings: dict[str, Any] = {**SETTINGS, "store": store, "strategy": "keep_all"}
+    loss = lambda outputs: squares(outputs)[0]  # noqa: E731
+    planned, plan = tightfit.plan(Heads(), (X,), loss=loss, progress=False, **settings)
+    assert plan.outputs_without_gradient == ("output[1]",)
+    assert "none for output[1], which the planned loss does not use" in plan.summary()
+    with pytest.raises(RuntimeError, match="plan without loss=, or with a loss that uses it"):
+        planned(X)[1].sum().backward()
+
+
 def test_what_eager_refuses_is_refused(store: Path) -> None:
     eager, planned = planned_twins(Heads, store)
     for run, said in ((each_by_itself, "retain_graph=True"), (step_between, "in.?place")):

@@ -266,6 +266,8 @@ def _plan_without_optimizer(
 ) -> tuple[nn.Module, ChosenPlan]:
     """The plans of all shapes, and of either kind of masks where these are to be split."""
     from tightfit.api.pickling import package_loader
+    from tightfit.schemas.graph.training_graph import read_graph
+    from tightfit.stages.torch_utils.step_loss import outputs_without_gradient
 
     runner, written = request.runner, request.budget
     given = (
@@ -283,7 +285,8 @@ def _plan_without_optimizer(
     if request.check:
         made = [_check_specialized(*each, loader) for each in zip(made, loads, strict=True)]
     first, *others = [one.plan for one in made]
-    first = replace(first, other_shapes=tuple(others))
+    unused = outputs_without_gradient(read_graph(given[0][1]))
+    first = replace(first, other_shapes=tuple(others), outputs_without_gradient=unused)
     model = given[0][0].model
     if len(loads) == 1:
         return loads[0](model, request.on_mismatch), first
