@@ -154,8 +154,21 @@ class SideEffects:
                 _restore(effect, holder, known)
 
     def _holders(self, model: torch.nn.Module) -> list[tuple[SideEffect, Any]]:
-        modules = dict(model.named_modules(remove_duplicate=False)) if self.effects else {}
+        modules: Any = _Submodules(model)
         return [(effect, _find_holder(effect, modules)) for effect in self.effects]
+
+
+class _Submodules:
+    """The modules of a model by path, found as they are asked for."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+
+    def get(self, path: str, default: Any) -> Any:
+        try:
+            return self._model.get_submodule(path)
+        except AttributeError:
+            return default
 
 
 NO_SIDE_EFFECTS = SideEffects([])
@@ -169,7 +182,7 @@ def loss_with_side_effects(
     if not effects:
         return loss
 
-    def evaluate(pair: tuple[Any, Sequence[Any]]) -> torch.Tensor:
+    def evaluate(pair: Sequence[Any]) -> torch.Tensor:
         with effects.applied(model, pair[1]):
             return loss(pair[0])
 

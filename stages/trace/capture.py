@@ -32,6 +32,7 @@ from tightfit.stages.trace.capture_errors import (
     check_placeholder,
     check_shared_memory,
     check_tensor_queries,
+    checkpointed_effect_error,
     fake_constants_message,
     parameter_write_error,
     tensor_constant,
@@ -124,10 +125,12 @@ def capture(built: BuiltModel, wanted: Callable[[Capture], set[int]] | None = No
         first_run = forward.runs[0]
         if watcher.changed:
             _run_repeatedly(built, watcher)
-        if watcher.side_effects:
+        if watcher.effects.effects:
             own = (watcher.running, forward)
-            forward = FunctionalForward(built, None, *own, stored=lambda: watcher.stored)
-            result = replace(_capture(built, forward), side_effects=watcher.described_effects())
+            forward = FunctionalForward(built, None, *own, stored=lambda: watcher.effects.stored)
+            result = replace(_capture(built, forward), side_effects=watcher.effects.described())
+            if result.checkpointed:
+                raise checkpointed_effect_error(built.label, result.side_effects[0].label)
         if wanted is not None:
             chosen = wanted(result)
             if chosen != set(result.tangents.values()):
@@ -237,8 +240,8 @@ def _run_repeatedly(built: BuiltModel, watcher: GuardRecorder) -> None:
                 forward.run(*tensors)
                 return first_divergence(*forward.runs[1:]) is None
 
-            if watcher.side_effects:
-                watcher.probe(run_alike)
+            if watcher.effects.effects:
+                watcher.effects.probe(run_alike)
 
 
 @contextlib.contextmanager

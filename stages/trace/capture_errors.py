@@ -400,6 +400,15 @@ def attribute_change_message(
     )
 
 
+def checkpointed_effect_error(label: str, changed: str) -> ModelError:
+    """What is raised for side effects of a forward that checkpoints parts of itself."""
+    return ModelError(
+        f"{label}: the forward changes {changed} and checkpoints parts of itself, which eager runs "
+        "a second time in the backward, with their changes: plan it without its own checkpointing, "
+        "in whose place the plan comes"
+    )
+
+
 def carried_state_message(sentence: str) -> str:
     """The sentence on a change with what is said where the forward reads what it changes."""
     what = sentence.removesuffix(sentence[sentence.index(", which a plan would not do") :])

@@ -28,7 +28,8 @@ class StepRunner:
     `receives` are the positions, among the leaves of the output, that get a gradient, each tensor
     once. Without a loss their gradients are made after the forward; outputs, these gradients and
     the loss are held by the caller until the step has ended. With `side_effects` the output is a
-    pair, as that of the graph. `written_parameters` are those that the forward writes.
+    pair, as that of the graph, and what each counter went up. `written_parameters` are those that
+    the forward writes.
     """
 
     outputs_with_gradient: Sequence[int]
@@ -66,8 +67,11 @@ class StepRunner:
         if not self.side_effects:
             return module(*args, **kwargs)
         self.side_effects.release(module)
+        before = self.side_effects.counters(module)
         output = module(*args, **kwargs)
-        return output, self.side_effects.read(module)
+        after = self.side_effects.counters(module)
+        counted = [now - then for now, then in zip(after, before, strict=True)]
+        return output, self.side_effects.read(module), counted
 
     def backward(self, output: Any, tangent: MakeOutputGradient = torch.ones_like) -> Any:
         """One backward; gives the loss or the gradients that the output received."""

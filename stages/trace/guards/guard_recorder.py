@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,12 +19,8 @@ from torch import nn
 from tightfit.stages.runtime.guards.compare import encodings_match
 from tightfit.stages.runtime.guards.encode import MISSING, encode_value, tensor_digest
 from tightfit.stages.runtime.guards.global_state import ATTENTION_STATES
-from tightfit.stages.runtime.guards.paths import cell_contents, cells_by_name
-from tightfit.stages.runtime.side_effects import COUNT, SideEffect
 from tightfit.stages.trace.capture_errors import (
     attribute_change_message,
-    carried_state_message,
-    closure_change_message,
     generator_draw_message,
     hook_change_message,
     line_suffix,
@@ -38,6 +34,7 @@ from tightfit.stages.trace.guards.attribute_recorder import (
     locate_executed_code,
     record_decorator_settings,
 )
+from tightfit.stages.trace.guards.effect_recorder import EffectRecorder
 from tightfit.stages.trace.guards.global_state import GlobalStateMonitor, install_profiler
 from tightfit.stages.trace.guards.guard_source import (
     INTERNAL_FIELDS,
@@ -62,14 +59,7 @@ from tightfit.stages.trace.guards.reachable_state import (
     hook_computed_attributes,
     hook_name,
     is_computing_hook,
-    join_name,
     model_state_paths,
-)
-from tightfit.stages.trace.guards.side_effects import (
-    EffectCandidate,
-    EffectDetector,
-    EffectProbe,
-    change_forms,
 )
 from tightfit.stages.trace.guards.tensor_queries import TensorQueries
 from tightfit.util.errors import ModelError
@@ -117,13 +107,8 @@ class GuardRecorder:
         """What the forward changed, by what holds it and its name there, with a sentence."""
         self._lasting: LazyInitDetector | None = None
         self._settled = False
-        self._recurring = EffectDetector()
-        self._probing = False
-        self._read_effects: set[tuple[int, Any]] = set()
-        self.side_effects: list[EffectCandidate] = []
-        """What a plan replays of what the forward changes."""
-        self.stored: list[Any] = []
-        """What the last run stored of that."""
+        self._leaving = False
+        self.effects = EffectRecorder(self._reader, self._own)
         self._ran: list[GuardSource] = []
 
     def names(self) -> set[str]:
@@ -146,19 +131,15 @@ class GuardRecorder:
                 if tensor_digest(tensor) != tensor_digest(copy):
                     tensor.detach().copy_(copy)
         self._moved.put_back()
-        self._forget_counters()
-        self._check_closures()
+        self.effects.forget_counters()
         self._ran, lost = locate_executed_code(self._reader)
         record_decorator_settings(self._reader, self._ran)
         self._check_reads()
-        changed = dict.fromkeys(
-            carried_state_message(said) if self._is_read(key) else said
-            for key, said in self.changed.items()
-            if not self._taken(key)
-        )
+        changed = dict.fromkeys(self.effects.unsupported(self.changed, self._settled))
         found = (
             self._moved.problems,
             self.asked.problems,
+            self.effects.closure_problems(),
             self._reader.problems,
             self._reader.caches.finish(),
             lost,
@@ -178,66 +159,20 @@ class GuardRecorder:
     def leaving(self, known: ConstantFolder) -> Iterator[None]:
         """Within it what a run changes is left for the next one; `known` has the true tensors."""
         self._lasting = LazyInitDetector(self._reader, self._own, known)
-        yield
+        self._leaving = True
+        try:
+            yield
+        finally:
+            self._leaving = False
+            for kept in self._reader.kept.values():
+                restore_snapshot(kept)
 
     def settle(self) -> None:
         """Takes what the forward changed for what it makes only once, or for what a plan can do,
         too, where two runs within `leaving` show it to be that."""
         assert self._lasting is not None
         self._settled = self._lasting.settle(self.model, set(self.changed))
-        self.side_effects = [
-            one
-            for one in self._recurring.recurring()
-            if one.kind
-            and one.path[0] != UNREACHABLE
-            and (one.kind == COUNT or not self._is_read(one.key))
-        ]
-
-    def probe(self, run: Callable[[], bool]) -> None:
-        """Keeps of the side effects those with which one more `run` does not read what stood there;
-        it tells whether it was like the ones before it."""
-        reader, modules = self._reader, dict(self.model.named_modules(remove_duplicate=False))
-        probe = EffectProbe(self.side_effects, modules, lambda: reader.busy or not reader.on)
-        self._probing, alike = True, False
-        try:
-            with probe, contextlib.suppress(Exception):
-                alike = run()
-        finally:
-            self._probing, self._lasting = False, None
-            for kept in reader.kept.values():
-                restore_snapshot(kept)
-        found, self.side_effects = self.side_effects, probe.confirmed() if alike else []
-        self._read_effects = {one.key for one in found if one not in self.side_effects}
-        for one in self.side_effects:
-            if one.of_container:
-                self._own[id(one.kept.thing)] = one.kept.shown
-
-    def _check_closures(self) -> None:
-        for (kind, _), holder in self._reader.holders.items():
-            for name, cell in cells_by_name(holder.thing).items() if kind == "cells" else ():
-                before = holder.known.get(name, MISSING)
-                if before is not MISSING and not is_unchanged(before, cell_contents(cell)):
-                    self.problems.append(closure_change_message(name, holder.thing))
-                    cell.cell_contents = before
-
-    def _forget_counters(self) -> None:
-        """No guard compares what a plan counts, too."""
-        for one in self.side_effects:
-            holder = self._reader.holders.get(("fields", id(one.kept.thing)))
-            if holder is not None and one.kind == COUNT:
-                holder.reads.pop(one.name, None)
-
-    def _taken(self, key: tuple[int, Any]) -> bool:
-        """Whether a plan does what the forward changes, or need not do it."""
-        if any(one.key == key for one in self.side_effects):
-            return True
-        recurring = self._recurring.runs[1:] and key in self._recurring.runs[1]
-        return self._settled and not recurring
-
-    def _is_read(self, key: tuple[int, Any]) -> bool:
-        """Whether the forward reads what it changes before it does."""
-        holder = self._reader.holders.get(("fields", key[0]))
-        return key in self._read_effects or (holder is not None and key[1] in holder.reads)
+        self.effects.settle()
 
     def description(self) -> dict[str, Any]:
         """What the forward hung on, as JSON: see `stages.runtime.guards.state`."""
@@ -251,12 +186,8 @@ class GuardRecorder:
             "names": [[path, name, self._names(path, name)] for path, name in self._reader.named],
             "sources": [self._describe(h, own) for h in (*self._holders(), *self._ran)],
             "global_state": self._states(),
-            "side_effects": [effect.written() for effect in self.described_effects()],
+            "side_effects": [effect.written() for effect in self.effects.described()],
         }
-
-    def described_effects(self) -> list[SideEffect]:
-        """The side effects as a package has them."""
-        return [one.effect() for one in self.side_effects]
 
     def _holders(self) -> Iterator[GuardSource]:
         for holder in self._reader.holders.values():
@@ -343,12 +274,12 @@ class GuardRecorder:
                         self.problems.append(submodule_hook_message(path, name, hook))
 
     def _check_changes(self) -> None:
-        if self._probing:
+        if self.effects.probing:
             return
-        if self._lasting is None:
-            self.stored = [one.stored() for one in self.side_effects if one.kind != COUNT]
+        if not self._leaving:
+            self.effects.collect()
         changed: dict[tuple[int, Any], StateSnapshot] = {}
-        found: dict[tuple[int, Any], EffectCandidate] = {}
+        found: dict[tuple[int, Any], tuple[StateSnapshot, Any]] = {}
         for kept in list(self._reader.kept.values()):
             if is_random_generator(kept.thing):
                 if compared_contents(kept) != kept.at_start:
@@ -357,25 +288,13 @@ class GuardRecorder:
             for name, sentence in self._changes(kept):
                 key = id(kept.thing), None if id(kept.thing) in self._reader.hooks else name
                 changed[key] = kept
-                found[key] = self._candidate(kept, name)
-                if self._lasting is None:
+                found[key] = kept, name
+                if not self._leaving:
                     self.changed.setdefault(key, sentence)
                     undo_change(kept, name)
-        if self._lasting is not None:
+        if self._leaving and self._lasting is not None:
             self._lasting.ran(changed)
-            self._recurring.runs.append(found)
-
-    def _candidate(self, kept: StateSnapshot, name: Any) -> EffectCandidate:
-        """A change of the last run with the ways to replay it."""
-        of_container = ("fields", id(kept.thing)) not in self._reader.holders
-        if name is None:
-            label = kept.shown
-        elif of_container:
-            label = f"{kept.shown}[{name!r}]"
-        else:
-            label = join_name(kept.shown, str(name))
-        forms = change_forms(kept, name, compared_contents(kept))
-        return EffectCandidate(kept, name, kept.place, label, of_container, forms)
+            self.effects.ran(found)
 
     def _changes(self, kept: StateSnapshot) -> Iterator[tuple[Any, str]]:
         """The names in a dictionary, or None for another thing, that the last run changed."""
