@@ -48,11 +48,11 @@ def output_components(graph: Graph, program: SourceProgram) -> tuple[int, ...]:
         first = min(arriving)
         group.update(dict.fromkeys(arriving, first))
         sources.update(dict.fromkeys(set(op.outputs) - {NO_VALUE}, first))
-    numbers = _numbered([root(tangent) for tangent in program.tangents])
+    numbers = _number_roots([root(tangent) for tangent in program.tangents])
     alone = range(len(numbers), len(numbers) + len(program.unused))
     return (*numbers, *alone)
 
 
-def _numbered(roots: Sequence[int]) -> list[int]:
+def _number_roots(roots: Sequence[int]) -> list[int]:
     known: dict[int, int] = {}
     return [known.setdefault(one, len(known)) for one in roots]

@@ -146,7 +146,7 @@ class SideEffects:
     def preserved(self, model: torch.nn.Module) -> Iterator[None]:
         """Afterwards the places that a forward changes have what they had."""
         holders = self._holders(model)
-        before = [_contents(effect, holder) for effect, holder in holders]
+        before = [_held_contents(effect, holder) for effect, holder in holders]
         try:
             yield
         finally:
@@ -209,7 +209,7 @@ def _find_holder(effect: SideEffect, modules: Mapping[str, torch.nn.Module]) -> 
     return holder
 
 
-def _contents(effect: SideEffect, holder: Any) -> Any:
+def _held_contents(effect: SideEffect, holder: Any) -> Any:
     return list(holder) if effect.kind in _LIST_KINDS else holder.get(effect.name, MISSING)
 
 

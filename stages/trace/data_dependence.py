@@ -25,7 +25,7 @@ def data_dependence_message(model: nn.Module, error: BaseException) -> str:
     return (
         _message_of_library(frames)
         or _message_of_layers(model, frames)
-        or _message_of_question(*_question(error))
+        or _message_of_question(*_find_question(error))
     )
 
 
@@ -55,7 +55,7 @@ def _message_of_layers(model: nn.Module, frames: list[tuple[types.CodeType, int]
                 "batches, which depends on the data of a tensor: give it a momentum"
             )
     own = [code for code, _ in frames if is_external_code(code.co_filename)]
-    named = next((name for name in _names(own[-1:]) if "layerdrop" in name.lower()), "")
+    named = next((name for name in _code_names(own[-1:]) if "layerdrop" in name.lower()), "")
     if named:
         return (
             f"it leaves out layers at random ({named}), so that what runs depends on the data of a "
@@ -64,11 +64,11 @@ def _message_of_layers(model: nn.Module, frames: list[tuple[types.CodeType, int]
     return ""
 
 
-def _names(codes: list[types.CodeType]) -> list[str]:
+def _code_names(codes: list[types.CodeType]) -> list[str]:
     return [name for code in codes for name in code.co_names]
 
 
-def _question(error: BaseException) -> tuple[str, str]:
+def _find_question(error: BaseException) -> tuple[str, str]:
     """What the innermost line outside of PyTorch asked for, as the name of a method of tensors, and
     the text of the line."""
     trace, own = error.__traceback__, None

@@ -77,7 +77,7 @@ def _item(thing: Any, index: int) -> Any:
     return thing[index] if inside else MISSING
 
 
-def _hook(thing: Any, field: str, number: int) -> Any:
+def _module_hook(thing: Any, field: str, number: int) -> Any:
     """A hook of a module by its place among those of its kind."""
     hooks = list(getattr(thing, "__dict__", {}).get(field, {}).values())
     return hooks[number] if number < len(hooks) else MISSING
@@ -162,7 +162,7 @@ PATH_STEPS: dict[str, Any] = {
     "class": _class,
     "key": _key,
     "item": _item,
-    "hook": _hook,
+    "hook": _module_hook,
     "global": _global,
     "globals": _globals,
     "cell": _cell,

@@ -158,7 +158,7 @@ class ProbeCounter(int):
         return self.__add__(-other)
 
 
-def _noting(name: str, base: type) -> Any:
+def _make_noting_method(name: str, base: type) -> Any:
     original = getattr(base, name)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -174,7 +174,7 @@ _NUMBER_READS = (
     "rrshift rshift rsub rtruediv rxor str truediv trunc xor"
 ).split()
 for _name in _NUMBER_READS:
-    setattr(ProbeCounter, f"__{_name}__", _noting(f"__{_name}__", int))
+    setattr(ProbeCounter, f"__{_name}__", _make_noting_method(f"__{_name}__", int))
 
 
 class _ProbeList(list[Any]):
@@ -199,7 +199,7 @@ _LIST_READS = (
 for _kind, _base in ((_ProbeList, list), (_ProbeDeque, collections.deque)):
     for _name in _LIST_READS:
         if hasattr(_base, _name):
-            setattr(_kind, _name, _noting(_name, _base))
+            setattr(_kind, _name, _make_noting_method(_name, _base))
 
 
 class _ProbeDict(dict[Any, Any]):
@@ -240,7 +240,7 @@ _DICT_READS = (
     *("items", "clear", "__reduce_ex__", "__sizeof__"),
 )
 for _name in _DICT_READS:
-    setattr(_ProbeDict, _name, _noting(_name, dict))
+    setattr(_ProbeDict, _name, _make_noting_method(_name, dict))
 
 
 class EffectProbe:
