@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
 from tightfit.api.plan_options import GradientOptions
@@ -170,7 +170,7 @@ def _batch_sizes(trainer: Any, loader: Any) -> tuple[int, int]:
     sampler = getattr(loader, "batch_sampler", None)
     size, drops = getattr(sampler, "batch_size", None), getattr(sampler, "drop_last", True)
     rows = getattr(loader, "dataset", None)
-    if drops or not size or trainer.accelerator.num_processes > 1 or not hasattr(rows, "__len__"):
+    if drops or not size or trainer.accelerator.num_processes > 1 or not isinstance(rows, Sized):
         return 1, 1
     return len(rows), size
 

@@ -109,7 +109,7 @@ def test_another_number_in_an_object_refuses_the_call(store: Path) -> None:
 def test_objects_of_two_shapes_get_a_plan_each(store: Path) -> None:
     model = Model(read_field)
     settings = {**SETTINGS, "store": store, "strategy": "keep_all", "progress": False}
-    samples = [((Features(torch.randn(rows, 8)),), {}) for rows in (4, 2)]
+    samples: list[Any] = [((Features(torch.randn(rows, 8)),), {}) for rows in (4, 2)]
     planned, _ = tightfit.plan(model, samples=samples, **settings)
     assert planned(Features(torch.randn(2, 8))).shape == (2, 8)
 
