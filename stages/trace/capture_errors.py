@@ -409,9 +409,14 @@ def checkpointed_effect_error(label: str, changed: str) -> ModelError:
     )
 
 
-def carried_state_message(sentence: str) -> str:
+def carried_state_message(sentence: str, of_list: bool) -> str:
     """The sentence on a change with what is said where the forward reads what it changes."""
     what = sentence.removesuffix(sentence[sentence.index(", which a plan would not do") :])
+    if of_list:
+        return (
+            f"{what} and reads it, with what earlier steps have left there, which a plan does not "
+            "carry from step to step; let each call make a list of its own"
+        )
     return (
         f"{what} and reads there what an earlier step has left, which a plan does not carry from "
         "step to step; keep it in a buffer (register_buffer), or give it as an argument"

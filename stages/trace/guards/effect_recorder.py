@@ -108,7 +108,8 @@ class EffectRecorder:
         again = self._detector.runs[1] if len(self._detector.runs) > 1 else {}
         for key, sentence in changed.items():
             if key not in taken and not (settled and key not in again):
-                yield carried_state_message(sentence) if self.is_read(key) else sentence
+                read = self.is_read(key)
+                yield carried_state_message(sentence, key[1] is None) if read else sentence
 
     def is_read(self, key: EffectKey) -> bool:
         """Whether the forward reads what it changes before it does."""

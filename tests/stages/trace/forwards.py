@@ -188,7 +188,7 @@ REFUSED = [
     (counts_in_a_slot, "changes the global METERS[0] at tests"),
     (counts_in_bytes, "changes bytes at tests"),
     (counts_in_an_array, "changes array at tests"),
-    (clamps, "writes to its parameter 'layer.weight', which is trained"),
+    (clamps, "to its parameter 'layer.weight', which is trained"),
     (freezes, "sets requires_grad of its parameter 'layer.weight'"),
     (counts, "sets counter at tests/stages/trace/forwards.py:"),
     (deletes, "sets counter at tests"),
