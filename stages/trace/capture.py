@@ -227,21 +227,20 @@ def _run_repeatedly(built: BuiltModel, watcher: GuardRecorder) -> None:
         preserve_scalar_tensors(built.model),
         contextlib.suppress(Exception),
         _fake_execution(built, forward) as mode,
+        watcher.leaving(forward.follower.known),
     ):
-        tensors = forward.tensors(mode)
-        with watcher.leaving(forward.follower.known):
-            forward.run(*tensors)
-            forward.run(*tensors)
-            if first_divergence(*forward.runs) is not None:
-                return
-            watcher.settle()
+        forward.run(*forward.tensors(mode))
+        forward.run(*forward.tensors(mode))
+        if first_divergence(*forward.runs) is not None:
+            return
+        watcher.settle()
 
-            def run_alike() -> bool:
-                forward.run(*tensors)
-                return first_divergence(*forward.runs[1:]) is None
+        def run_alike() -> bool:
+            forward.run(*forward.tensors(mode))
+            return first_divergence(*forward.runs[1:]) is None
 
-            if watcher.effects.effects:
-                watcher.effects.probe(run_alike)
+        if watcher.effects.effects:
+            watcher.effects.probe(run_alike)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import collections
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -100,6 +100,46 @@ class Global(nn.Module):
         return y.relu()
 
 
+class Losses:
+    """A dictionary that all modules share, of a class."""
+
+    terms: ClassVar[dict[str, torch.Tensor]] = {}
+
+
+class Part(nn.Module):
+    def __init__(self, losses: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.losses, self.shared = nn.Linear(8, 8), losses, Losses()
+        self._features: Any = None
+
+    @property
+    def features(self) -> Any:
+        return self._features
+
+    @features.setter
+    def features(self, value: torch.Tensor) -> None:
+        self._features = value
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.features = self.layer(x).tanh()
+        self.losses.append(self.features.mean())
+        self.shared.terms["squares"] = self.features.pow(2).sum()
+        self.given = x
+        return self.features + x
+
+
+class Shared(nn.Module):
+    """A list that all parts share, a dictionary of a class, a property, what is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[torch.Tensor] = []
+        self.parts = nn.Sequential(Part(self.losses), Part(self.losses))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.parts(x)
+
+
 def plan(model: nn.Module, store: Path, **options: Any) -> nn.Module:
     settings = {**SETTINGS, "store": store, "strategy": "keep_all", "progress": False, **options}
     return tightfit.plan(model, (torch.ones(5, 8),), **settings)[0]
@@ -108,6 +148,7 @@ def plan(model: nn.Module, store: Path, **options: Any) -> nn.Module:
 def stored(model: nn.Module, watched: Any = None) -> list[Any]:
     """All that is stored beside parameters and buffers, and the tensors of it that are trained."""
     found = [STORED if isinstance(model, Global) else None, watched]
+    found += [dict(Losses.terms)] if isinstance(model, Shared) else []
     for module in model.modules():
         found += [value for name, value in vars(module).items() if name[0] != "_"]
     return found
@@ -131,7 +172,7 @@ def same(one: list[Any], other: list[Any]) -> bool:
     )
 
 
-@pytest.mark.parametrize("kind", [Experts, Layers, Fresh, Global])
+@pytest.mark.parametrize("kind", [Experts, Layers, Fresh, Global, Shared])
 def test_what_a_forward_stores_is_stored_with_its_gradients(
     kind: Callable[[], nn.Module], store: Path
 ) -> None:
@@ -143,6 +184,8 @@ def test_what_a_forward_stores_is_stored_with_its_gradients(
         for one in (eager, planned):
             if kind is Layers:
                 one.maps = []
+            if kind is Shared:
+                one.losses.clear()
         before = CALLS
         expected = step(eager, seed)
         assert same(step(planned, seed), expected)

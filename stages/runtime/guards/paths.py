@@ -135,7 +135,7 @@ def _bound(thing: Any) -> Any:
 
 def _partial_attribute(thing: Any, name: str) -> Any:
     """What a partial function or the like was made with: `func`, `args`, `keywords`; what a
-    dictionary makes missing items with: `default_factory`."""
+    dictionary makes missing items with: `default_factory`; what sets a property: `fset`."""
     return getattr(thing, name, MISSING) if isinstance(thing, _PARTIAL_TYPES) else MISSING
 
 
@@ -143,6 +143,7 @@ _PARTIAL_TYPES: tuple[Any, ...] = (
     *(functools.partial, functools.partialmethod),
     functools.singledispatchmethod,
     collections.defaultdict,
+    property,
 )
 
 

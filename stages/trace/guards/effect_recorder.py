@@ -24,6 +24,7 @@ from tightfit.stages.trace.guards.side_effects import (
     EffectKey,
     EffectProbe,
     change_forms,
+    find_places,
 )
 
 
@@ -67,21 +68,20 @@ class EffectRecorder:
 
     def settle(self) -> None:
         """Takes the changes of both of two runs that could be replayed."""
-        held = self._reader.held_containers()
         self.effects = [
             one
-            for one in self._detector.recurring()
+            for one in self._detector.recurring(self._own)
             if one.kind
             and one.path[0] != UNREACHABLE
             and (one.kind == COUNT or not self.is_read(one.key))
-            and not (one.of_container and held[id(one.kept.thing)] > 1)
         ]
 
     def probe(self, run: Callable[[], bool]) -> None:
         """Keeps of these changes those with which one more `run` does not read what stood there; it
         tells whether it was like the ones before it."""
-        reader, modules = self._reader, dict(self._reader.model.named_modules())
-        probe = EffectProbe(self.effects, modules, lambda: reader.busy or not reader.on)
+        reader = self._reader
+        places = find_places(reader.holders.values(), reader.kept.values())
+        probe = EffectProbe(self.effects, places, lambda: reader.busy or not reader.on)
         self.probing, alike = True, False
         try:
             with probe, contextlib.suppress(Exception):

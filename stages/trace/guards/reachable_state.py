@@ -136,23 +136,6 @@ class ReachableState(abc.ABC):
             kept = StateSnapshot(shown, thing, before, None, copy_contents(thing), place)
             self.kept[id(thing)] = kept
 
-    def held_containers(self) -> collections.Counter[int]:
-        """In how many places each list and dictionary is, by its id."""
-        found: collections.Counter[int] = collections.Counter()
-        cells: dict[int, Any] = {}
-        for (kind, _), holder in self.holders.items():
-            if kind == "fields":
-                found.update(map(id, holder.known.values()))
-            elif kind == "cells":
-                cells |= {id(cell): cell_content(cell) for _, cell in closure_cells(holder.thing)}
-        found.update(map(id, cells.values()))
-        for kept in self.kept.values():
-            if isinstance(kept.before, list | collections.deque):
-                found.update(map(id, kept.before))
-            elif isinstance(kept.before, dict) and ("fields", id(kept.thing)) not in self.holders:
-                found.update(map(id, kept.before.values()))
-        return found
-
     def _enter_class(self, kind: type, place: GuardPath) -> None:
         """Remembers from where a class and its functions are reached."""
         if place[0] == UNREACHABLE:
@@ -185,6 +168,8 @@ class ReachableState(abc.ABC):
             return
         if isinstance(value, functools.singledispatchmethod):
             self.enter_function(value.dispatcher, (*place, ("given", "dispatcher")), depth + 1)
+        if isinstance(value, property) and value.fset is not None:
+            self.enter_function(value.fset, (*place, ("given", "fset")), depth + 1)
         place = (*place, ("function",))
         if is_user_function(function) and not is_tightfit_code(function.__code__.co_filename):
             if known is None or known[1].__code__ is not function.__code__:

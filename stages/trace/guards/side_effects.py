@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import collections
 import json
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from tightfit.stages.runtime.guards.encode import MISSING, encode_value
-from tightfit.stages.runtime.guards.paths import cells_by_name, find_source
+from tightfit.stages.runtime.guards.paths import cell_contents, cells_by_name
 from tightfit.stages.runtime.pytree import flatten
 from tightfit.stages.runtime.side_effects import APPEND, ASSIGN, COUNT, REPLACE, SideEffect
 from tightfit.stages.torch_utils.operators import encode_plain_argument
 from tightfit.stages.trace.guards.guard_source import (
     GuardPath,
+    GuardSource,
     StateSnapshot,
     is_unchanged,
 )
@@ -73,9 +75,9 @@ class EffectDetector:
     def __init__(self) -> None:
         self.runs: list[dict[EffectKey, EffectCandidate]] = []
 
-    def recurring(self) -> list[EffectCandidate]:
+    def recurring(self, own: Container[int]) -> list[EffectCandidate]:
         """What both of two runs changed, with the ways to replay it that both show, and the plain
-        values that the second one found set already."""
+        values and the model's `own` tensors, by id, that the second one found set already."""
         first, last = self.runs
         for key, one in last.items():
             one.forms &= first[key].forms if key in first else set()
@@ -86,7 +88,7 @@ class EffectDetector:
             if key not in last
             and one.kind == ASSIGN
             and (id(one.kept) in containers or not one.of_container)
-            and not any(_TENSOR in form[2] for form in one.forms)
+            and all(id(tensor) in own for tensor in _tensors(one.stored()))
         ]
         return [*last.values(), *plain]
 
@@ -113,6 +115,10 @@ def change_forms(kept: StateSnapshot, name: Any, now: Any) -> set[Form]:
     if fresh and (written := _written_structure(after)):
         forms.add((REPLACE, len(after), written))
     return forms
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in flatten(value)[0] if isinstance(leaf, torch.Tensor)]
 
 
 def _is_key(name: Any) -> bool:
@@ -247,15 +253,18 @@ class EffectProbe:
     """Within it lists, dictionaries and counters that a forward changes are others, which note when
     they are read.
 
-    `modules` are the model's by path; what is read while it is `quiet` is not the forward's doing.
+    `places` are those of all things; what is read while it is `quiet` is not the forward's doing.
     """
 
     def __init__(
-        self, candidates: list[EffectCandidate], modules: dict[str, Any], quiet: Callable[[], bool]
+        self,
+        candidates: list[EffectCandidate],
+        places: dict[int, list[Place]],
+        quiet: Callable[[], bool],
     ) -> None:
         self._quiet = quiet
         self._candidates = candidates
-        self._modules = modules
+        self._places = places
         self._read: set[str] = set()
         self._counters: list[tuple[EffectCandidate, dict[Any, Any], int]] = []
         self._lists: list[tuple[EffectCandidate, Any]] = []
@@ -284,10 +293,7 @@ class EffectProbe:
             kind = APPEND if items and items[0] is None else REPLACE
             one.forms = {form for form in one.forms if form[0] == kind}
         for owner, name, thing in reversed(self._before):
-            if name is None:
-                owner.cell_contents = thing
-            else:
-                dict.__setitem__(owner, name, thing)
+            _put_item(owner, name, thing)
 
     def confirmed(self) -> list[EffectCandidate]:
         """The candidates that can be replayed; of those that change one list or dictionary, all or
@@ -315,11 +321,15 @@ class EffectProbe:
         dict.__setitem__(fields, name, value)
 
     def _swap_container(self, one: EffectCandidate) -> Any:
-        """What stands for a list or dictionary."""
+        """What stands for a list or dictionary, in all of its places."""
         thing, probe = one.kept.thing, _make_probe(one.kept.thing)
-        if probe is None or not self._put(one.path, thing, probe):
+        places = self._places.get(id(thing), [])
+        if probe is None or not places:
             self._read.add(one.kept.shown)
             return thing
+        for owner, name in places:
+            self._before.append((owner, name, thing))
+            _put_item(owner, name, probe)
         if isinstance(probe, _ProbeDict):
             mine = [other for other in self._candidates if other.kept is one.kept]
             probe.readable = {other.name for other in mine if other.kind == COUNT}
@@ -328,20 +338,58 @@ class EffectProbe:
         probe.noted = self._note(one.kept.shown)
         return probe
 
-    def _put(self, path: GuardPath, thing: Any, probe: Any) -> bool:
-        """Puts a thing in the place of another one; False where that is no place to put it."""
-        steps = [[step[0], *(encode_value(part) for part in step[1:])] for step in path]
-        owner, (word, *names) = find_source(steps[:-1], self._modules), path[-1]
-        if word == "cell":
-            cell = cells_by_name(owner)[names[0]]
-            self._before.append((cell, None, thing))
-            cell.cell_contents = probe
-            return True
-        fields = owner if isinstance(owner, dict) else getattr(owner, "__dict__", {})
-        if word not in ("field", "global", "key") or fields.get(names[0]) is not thing:
-            return False
-        self._set_item(fields, names[0], probe)
-        return True
+
+Place = tuple[Any, Any]
+"""What holds a thing, and the name, key or index there."""
+
+
+def find_places(
+    holders: Iterable[GuardSource], kept: Iterable[StateSnapshot]
+) -> dict[int, list[Place]]:
+    """The places of everything that a forward reaches, by its id."""
+    found: dict[int, list[Place]] = {}
+    fields = set()
+    for holder in holders:
+        if holder.kind == "fields":
+            fields.add(id(_fields_of(holder.thing)))
+        for owner, name, value in _held_values(holder):
+            found.setdefault(id(value), []).append((owner, name))
+    for one in kept:
+        if id(one.thing) in fields or not isinstance(one.thing, dict | list):
+            continue
+        keyed = one.thing.items() if isinstance(one.thing, dict) else enumerate(one.thing)
+        for name, value in keyed:
+            found.setdefault(id(value), []).append((one.thing, name))
+    return found
+
+
+def _fields_of(thing: Any) -> dict[str, Any]:
+    return thing if isinstance(thing, dict) else vars(thing)
+
+
+def _held_values(holder: GuardSource) -> Iterator[tuple[Any, Any, Any]]:
+    """What a holder has: where it can be put again, the name there, the value."""
+    if holder.kind == "fields":
+        fields = _fields_of(holder.thing)
+        yield from ((fields, name, value) for name, value in fields.items())
+    elif holder.kind == "class":
+        for base in holder.thing.__mro__[:-1]:
+            yield from ((base, name, value) for name, value in vars(base).items())
+    elif holder.kind == "cells":
+        for name, cell in cells_by_name(holder.thing).items():
+            yield cell, name, cell_contents(cell)
+
+
+def _put_item(owner: Any, name: Any, value: Any) -> None:
+    """Puts a value into a place."""
+    if isinstance(owner, types.CellType):
+        owner.cell_contents = value
+    elif isinstance(owner, type):
+        setattr(owner, name, value)
+    elif isinstance(owner, dict):
+        dict.__setitem__(owner, name, value)
+    else:
+        list.__setitem__(owner, name, value)
 
 
 def _make_probe(thing: Any) -> Any:
