@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tightfit.stages.runtime.guards.encode import MISSING
+import torch
+from torch import nn
+
+from tightfit.stages.runtime.guards.encode import MISSING, instance_fields
 from tightfit.stages.runtime.guards.paths import cell_contents, cells_by_name
 from tightfit.stages.runtime.side_effects import COUNT, SideEffect
 from tightfit.stages.trace.capture_errors import carried_state_message, closure_change_message
@@ -26,6 +30,8 @@ from tightfit.stages.trace.guards.side_effects import (
     change_forms,
     find_places,
 )
+
+_MAX_DEPTH = 6
 
 
 class EffectRecorder:
@@ -63,8 +69,24 @@ class EffectRecorder:
             label = f"{kept.shown}[{name!r}]"
         else:
             label = join_name(kept.shown, str(name))
-        forms = change_forms(kept, name, compared_contents(kept))
+        now = compared_contents(kept)
+        forms = change_forms(kept, name, now)
+        if self._holds_known(now.get(name) if name is not None else list(now)):
+            forms = set()
         return EffectCandidate(kept, name, kept.place, label, of_container, forms)
+
+    def _holds_known(self, value: Any, depth: int = 0) -> bool:
+        """Whether a value is or has a list, dictionary or object that was there before: what is
+        stored of it would be a copy."""
+        if isinstance(value, torch.Tensor | nn.Module) or depth > _MAX_DEPTH:
+            return isinstance(value, nn.Module)
+        fields = instance_fields(value)
+        if id(value) in self._reader.kept or ("fields", id(fields)) in self._reader.holders:
+            return True
+        items = [*fields.values()]
+        items += value.values() if isinstance(value, dict) else ()
+        items += value if isinstance(value, list | tuple | collections.deque) else ()
+        return any(self._holds_known(item, depth + 1) for item in items)
 
     def settle(self) -> None:
         """Takes the changes of both of two runs that could be replayed."""
