@@ -118,7 +118,9 @@ def test_sparse_gradients_are_told_whatever_the_padding(padding: int | None, sto
 def test_a_prepared_model_is_told_before_it_is_captured(store: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     prepared = accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     with pytest.raises(ModelError, match=r"prepare\(\), within accelerator.autocast\(\)"):
         plan(prepared, store)
 
@@ -140,7 +142,7 @@ def test_options_are_told_by_their_names_in_python(store: Path) -> None:
 def test_a_replica_of_data_parallel_is_refused_by_name(store: Path) -> None:
     planned = plan(nn.Sequential(nn.Linear(8, 8)), store)
     assert nn.DataParallel(planned)(torch.ones(4, 8)).shape == (4, 8)
-    replica: Any = planned._replicate_for_data_parallel()  # type: ignore[operator]
+    replica: Any = planned._replicate_for_data_parallel()
     with pytest.raises(PlanMismatch, match=r"replica of DataParallel.*DistributedDataParallel"):
         replica(torch.ones(4, 8))
 
