@@ -16,6 +16,7 @@ from torch.distributions import Normal
 import tightfit
 from tests.tightfit.conftest import SETTINGS
 from tightfit import ConfigError, ModelError, PlanMismatch
+from tightfit.__main__ import main
 
 pytestmark = pytest.mark.usefixtures("brief_search")
 
@@ -151,3 +152,26 @@ def test_a_scripted_module_is_the_original(store: Path) -> None:
     planned = plan(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), store)
     x = torch.ones(4, 8)
     assert torch.equal(torch.jit.script(planned)(x), planned(x))
+
+
+def test_an_interruption_before_there_is_a_plan_says_what_it_is(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tightfit.api.stage_runner.StageRunner.trace_graph", interrupt)
+    with pytest.raises(KeyboardInterrupt, match="interrupted before it had a plan") as caught:
+        plan(nn.Linear(8, 8), store)
+    assert caught.value.__suppress_context__
+
+
+def test_an_interruption_while_a_stage_is_imported_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tightfit.__main__.import_module", interrupt)
+    assert main(["trace"]) == 130
+    assert capsys.readouterr().err == "tightfit trace: interrupted\n"
