@@ -41,11 +41,12 @@ class Experts(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last, self.calls = Router(), Router(), 0
+        self.first, self.last, self.calls, self.width = Router(), Router(), 0, 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.last(self.first(x))
         self.calls += 1
+        self.width = x.shape[-1]
         self.aux_loss = self.first.aux_loss + self.last.aux_loss
         return y
 
@@ -192,7 +193,7 @@ def test_what_a_forward_stores_is_stored_with_its_gradients(
         assert CALLS - before == 2 * (kind is Global)
     if kind is Experts:
         assert planned.calls == eager.calls == 3
-        assert planned.first.tokens == 5
+        assert planned.first.tokens == 5 and planned.width == 8
         assert planned.aux_loss is model.aux_loss
     if kind is Layers:
         assert planned.means["calls"] == 3

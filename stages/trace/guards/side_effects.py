@@ -86,10 +86,12 @@ class EffectDetector:
             one
             for key, one in first.items()
             if key not in last
-            and one.kind == ASSIGN
+            and any(form[0] == ASSIGN for form in one.forms)
             and (id(one.kept) in containers or not one.of_container)
             and all(id(tensor) in own for tensor in _tensors(one.stored()))
         ]
+        for one in plain:
+            one.forms = {form for form in one.forms if form[0] == ASSIGN}
         return [*last.values(), *plain]
 
 
@@ -98,10 +100,11 @@ def change_forms(kept: StateSnapshot, name: Any, now: Any) -> set[Form]:
     if isinstance(kept.thing, dict):
         after = now.get(name, MISSING)
         before = kept.at_start.get(name, MISSING)
-        if type(before) is int and type(after) is int:
-            return {(COUNT, after - before, "")}
-        written = _written_structure(after)
-        return {(ASSIGN, 0, written)} if written and _is_key(name) else set()
+        written = _written_structure(after) if _is_key(name) else ""
+        forms = {(ASSIGN, 0, written)} if written else set()
+        if written and type(before) is int and type(after) is int:
+            forms.add((COUNT, after - before, ""))
+        return forms
     if not isinstance(kept.thing, list | collections.deque):
         return set()
     before, after = list(kept.at_start), list(now)
