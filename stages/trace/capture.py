@@ -32,7 +32,6 @@ from tightfit.stages.trace.capture_errors import (
     check_placeholder,
     check_shared_memory,
     check_tensor_queries,
-    checkpointed_effect_error,
     fake_constants_message,
     parameter_write_error,
     tensor_constant,
@@ -51,6 +50,7 @@ from tightfit.stages.trace.capture_patches import (
     patch_packed_sequence_masks,
 )
 from tightfit.stages.trace.code_inspection import error_location, node_source_line
+from tightfit.stages.trace.effect_errors import checkpointed_effect_error
 from tightfit.stages.trace.forward import CapturedLeaf, FakeConstantError, FunctionalForward
 from tightfit.stages.trace.guards.guard_recorder import GuardRecorder, record_guards
 from tightfit.stages.trace.guards.guard_source import preserve_scalar_tensors

@@ -13,7 +13,7 @@ from torch import nn
 from tightfit.stages.runtime.guards.encode import MISSING, instance_fields
 from tightfit.stages.runtime.guards.paths import cell_contents, cells_by_name
 from tightfit.stages.runtime.side_effects import COUNT, SideEffect
-from tightfit.stages.trace.capture_errors import carried_state_message, closure_change_message
+from tightfit.stages.trace.effect_errors import carried_state_message, closure_change_message
 from tightfit.stages.trace.guards.attribute_recorder import AttributeRecorder
 from tightfit.stages.trace.guards.guard_source import (
     UNREACHABLE,
