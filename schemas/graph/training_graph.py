@@ -365,7 +365,9 @@ class _GraphValidator:
             )
             for value in op.writes:
                 self.value_id(value, what)
-                self.require(self.graph.values[value].kind == "buffer", f"{what} writes no buffer")
+                written = self.graph.values[value]
+                own = written.kind in ("buffer", "parameter") and not written.requires_grad
+                self.require(own, f"{what} writes no buffer and no frozen parameter")
         self.require(
             sum(op.phase == "loss" for op in self.graph.ops) == 1, "there is not exactly one loss"
         )
