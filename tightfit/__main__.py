@@ -113,6 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         needed = f"needs the package {error.name}: pip install 'tightfit[workflow]'"
         print(f"tightfit {stage}: {needed}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # while what the stage needs is imported
+        print(f"tightfit {stage}: interrupted", file=sys.stderr)
+        return 130
 
 
 def _is_output_closed() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
 from tightfit.api.plan_options import GradientOptions
@@ -32,7 +32,8 @@ def plan_trainer(trainer: Any, *, batches: int = 1, **options: Any) -> ChosenPla
     Args:
         trainer: The trainer, with its model and data. Batches are those of its data collator, under
             its autocast.
-        batches: Number of first batches to take samples from; each of their shapes is planned.
+        batches: Number of first batches to take samples from; each of their shapes is planned, and
+            that of the last batch of an epoch if it has fewer rows.
         **options: Options of `tightfit.plan`. The `optimizer` may be `trainer.create_optimizer()`;
             the plan's optimizer then becomes that of the trainer. Unless said otherwise, gradients
             stay until its `step()` if the trainer clips them (`max_grad_norm`, 1.0 by default),
@@ -54,7 +55,9 @@ def plan_trainer(trainer: Any, *, batches: int = 1, **options: Any) -> ChosenPla
     """
     _check(trainer, batches)
     with _preserve_state(trainer):
-        samples = _samples(trainer, batches)
+        data = trainer.get_train_dataloader()
+        samples = _samples(trainer, data, batches)
+        samples += _last_samples(trainer, data, options)
         if "loss" not in options and _takes_the_models_loss(trainer):
             options["loss"] = model_output_loss
         if options.get("optimizer") is not None:
@@ -125,10 +128,10 @@ def _takes_the_models_loss(trainer: Any) -> bool:
     return plain and trainer.label_smoother is None and trainer.compute_loss_func is None
 
 
-def _samples(trainer: Any, batches: int) -> list[Sample]:
+def _samples(trainer: Any, loader: Any, batches: int) -> list[Sample]:
     """The calls of the model in the first batches: it is not run."""
     steps = trainer.args.gradient_accumulation_steps
-    data = iter(trainer.get_train_dataloader())
+    data = iter(loader)
     found: list[Sample] = []
     while len(found) < batches:
         together, items = trainer.get_batch_samples(data, steps, trainer.args.device)
@@ -140,6 +143,36 @@ def _samples(trainer: Any, batches: int) -> list[Sample]:
     if not found:
         raise ModelError("the trainer's data has no batch to plan with")
     return found
+
+
+def _last_samples(trainer: Any, loader: Any, options: dict[str, Any]) -> list[Sample]:
+    """The call of the model in the last batch of an epoch, where that is trained and has fewer rows
+    than the others. Raises ConfigError where it could not be planned, too."""
+    count, size = _batch_sizes(trainer, loader)
+    left = count % size
+    steps = trainer.args.max_steps * trainer.args.gradient_accumulation_steps
+    if not left or count < size or 0 < steps <= count // size:
+        return []
+    if options.get("optimizer") is not None or options.get("cuda_graphs"):
+        raise ConfigError(
+            f"the last batch of an epoch has {left} rows and the others have {size}, and a plan "
+            "with an optimizer or as CUDA graphs is for one shape: set dataloader_drop_last=True"
+        )
+    rows = loader.collate_fn([loader.dataset[index] for index in range(left)])
+    data = iter([rows])
+    together, items = trainer.get_batch_samples(data, 1, trainer.args.device)
+    return [_capture_call(trainer, batch, items) for batch in together]
+
+
+def _batch_sizes(trainer: Any, loader: Any) -> tuple[int, int]:
+    """The rows of the data set and of a batch; equal where a last batch is not smaller, or nobody
+    can tell."""
+    sampler = getattr(loader, "batch_sampler", None)
+    size, drops = getattr(sampler, "batch_size", None), getattr(sampler, "drop_last", True)
+    rows = getattr(loader, "dataset", None)
+    if drops or not size or trainer.accelerator.num_processes > 1 or not isinstance(rows, Sized):
+        return 1, 1
+    return len(rows), size
 
 
 def _capture_call(trainer: Any, batch: Any, items: Any) -> Sample:

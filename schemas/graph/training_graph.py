@@ -376,7 +376,9 @@ class _GraphValidator:
             )
             for value in op.writes:
                 self.value_id(value, what)
-                self.require(self.graph.values[value].kind == "buffer", f"{what} writes no buffer")
+                written = self.graph.values[value]
+                own = written.kind in ("buffer", "parameter") and not written.requires_grad
+                self.require(own, f"{what} writes no buffer and no frozen parameter")
         losses = [op for op in self.graph.ops if op.phase == "loss"]
         self.require(len(losses) == 1, "there is not exactly one loss")
         room = decode_arguments(losses[0].arguments)[1].get(LOSS_ROOM_ARGUMENT, 0)

@@ -104,6 +104,19 @@ def assigned_buffers(graph: Graph) -> set[int]:
     }
 
 
+def saved_writes(graph: Graph) -> list[int]:
+    """The buffers and frozen parameters that the forward writes and eager's backward reads."""
+    paths = parse_guards(graph).get("saved_writes", [])
+    if not _is_path_list(paths):
+        raise malformed_guards_error(graph)
+    written = {value for op in graph.ops for value in op.writes}
+    return [
+        value
+        for value in sorted(written)
+        if {graph.values[value].path, *graph.values[value].aliases} & set(paths)
+    ]
+
+
 def multi_view_outputs(graph: Graph) -> list[int]:
     """The leaves of the output that are one of several views that one function makes."""
     leaves = parse_guards(graph).get("multi_view_outputs", [])

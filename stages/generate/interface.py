@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tightfit.schemas.graph.fused_groups import is_fused_group
 from tightfit.schemas.graph.training_graph import NO_VALUE, Graph, GraphOutput, Op
 from tightfit.stages.generate.graph_guards import (
     all_ones_inputs,
@@ -19,6 +20,7 @@ from tightfit.stages.generate.graph_guards import (
     not_all_ones_inputs,
     requires_all_output_gradients,
     same_object_inputs,
+    saved_writes,
     tensor_queries,
     unread_arguments,
 )
@@ -28,6 +30,11 @@ from tightfit.stages.generate.layouts import (
     stride_flexible_inputs,
 )
 from tightfit.stages.generate.operator_calls import format_literal
+from tightfit.stages.generate.repeated_backward import (
+    is_repeatable_forward,
+    output_components,
+    written_values,
+)
 from tightfit.stages.generate.step_program import SourceProgram, differentiable_values
 from tightfit.stages.torch_utils.operators import decode_argument
 from tightfit.util.errors import ArtifactError
@@ -78,6 +85,26 @@ def cached_autocast_values(graph: Graph) -> list[int]:
         for value in graph.values
         if value.id in found and value.requires_grad and value.dtype == "float32"
     ]
+
+
+def shares_autocast_casts(graph: Graph) -> bool:
+    """Whether a cast that autocast may keep is used more than once in the forward: where none is,
+    the step is the same whether autocast keeps its casts or not."""
+    forward = [op for op in graph.ops if op.phase == "forward"]
+    if any(is_fused_group(op.target) for op in forward):
+        return True
+    for value in cached_autocast_values(graph):
+        casts = [op for op in forward if op.target == _CAST_TARGET and value in op.inputs]
+        made = {graph.values[output].storage for op in casts for output in op.outputs}
+        readers = [
+            op
+            for op in forward
+            if not graph.is_view(op)
+            and made & {graph.values[one].storage for one in op.inputs if one != NO_VALUE}
+        ]
+        if len(casts) > 1 or len(readers) > 1:
+            return True
+    return False
 
 
 def _has_autocast_kernel(device: str, op: Op) -> bool:
@@ -165,12 +192,15 @@ def interface_text(graph: Graph, program: SourceProgram, prefix: str = "") -> st
         f"    requires_all_output_gradients={requires_all_output_gradients(graph)},",
         f"    eval_modules=frozenset({sorted(eval_modules)!r}),",
         f"    autocast={autocast!r},",
-        f"    autocast_cache={cached},",
+        f"    autocast_cache={cached if shares_autocast_casts(graph) else None},",
         "    "
         f"cached_autocast_tensors={_known_positions(cached_autocast_values(graph), positions)},",
         f"    autocast_invariant_dtypes={tuple(autocast_invariant_dtypes(graph))!r},",
         f"    constants={_digest(constants_bytes(graph, program))!r},",
         f"    file_prefix={prefix!r},",
+        f"    repeatable={is_repeatable_forward(graph)},",
+        f"    written_tensors={_known_positions(written_values(graph), positions)},",
+        f"    output_components={output_components(graph, program)},",
         *(
             [f"    offloaded_parameters={_known_positions(program.remote, positions)},"]
             if program.remote
@@ -209,11 +239,15 @@ def _same_object_positions(graph: Graph, positions: dict[int, int]) -> tuple[tup
 
 def _version_checked_by_segment(graph: Graph, program: SourceProgram) -> list[list[int]]:
     """The values that each slice of the backward needs as they were: those that it reads, and
-    inputs that eager would give to checkpoints once more."""
+    inputs that eager would give to checkpoints once more; the first one also what the forward has
+    written and eager's backward reads."""
+    found = [[*part] for part in program.watched]
+    if found:
+        found[0] += [value for value in saved_writes(graph) if value not in found[0]]
     if not has_checkpoints(graph):
-        return program.watched
+        return found
     inputs = [value for value in graph.inputs if value != NO_VALUE]
-    return [[*part, *(value for value in inputs if value not in part)] for part in program.watched]
+    return [[*part, *(value for value in inputs if value not in part)] for part in found]
 
 
 def _aliased_outputs(graph: Graph, program: SourceProgram) -> list[int]:

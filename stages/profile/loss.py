@@ -23,6 +23,7 @@ from tightfit.stages.runtime.pytree import read_tree
 from tightfit.stages.torch_utils.devices import parse_device
 from tightfit.stages.torch_utils.memory_meter import CallTiming, memory_session, time_calls
 from tightfit.stages.torch_utils.model_factory import BuiltModel
+from tightfit.stages.torch_utils.step_loss import step_loss
 from tightfit.util.errors import ModelError
 
 
@@ -111,14 +112,14 @@ def build_loss(
 
     A loss that keeps tensors of its own, such as labels, needs the real ones (`build(False)`).
     """
-    light = build(True).loss
+    light = step_loss(graph, build(True))
     if light is not None:
         try:
             if not isinstance(_LossRun(graph, light, device).call(), FakeTensor):
                 return light
         except Exception:  # what is wrong with a loss is told when the real one is measured
-            return build(False).loss
-    return build(False).loss
+            return step_loss(graph, build(False))
+    return step_loss(graph, build(False))
 
 
 class _LossOutputs(torch.autograd.Function):

@@ -25,7 +25,8 @@ FillFunction = Callable[[Tensor], None]
 _TILE = 65521
 """Random numbers made anew; longer tensors repeat them. A prime, so that rows differ."""
 
-_POSITIVE_ARGUMENTS = frozenset("running_var save_invstd save_var rstd var invstd".split())
+_POSITIVE_ARGUMENTS = frozenset("running_var save_invstd save_var rstd var invstd bag_size".split())
+"""Of bags the sizes: what an empty one takes part in takes other memory."""
 _POSITIVE_OPS = frozenset("log log2 log10 log1p sqrt rsqrt pow reciprocal div".split())
 _DIVISIONS = frozenset("div floor_divide remainder fmod".split())
 
@@ -218,9 +219,9 @@ def _index_bounds(graph: Graph, name: str, named: Mapping[str, Any]) -> Iterator
     def bound(argument: str, limit: int) -> Iterator[tuple[int, int]]:
         return ((value, limit) for value in iterate_argument_values(named.get(argument)))
 
-    if name == "embedding":
+    if name == "embedding" or name == "_embedding_bag":
         yield from bound("indices", shape("weight")[0])
-    elif name == "embedding_dense_backward":
+    elif name in ("embedding_dense_backward", "_embedding_bag_backward"):
         yield from bound("indices", named["num_weights"])
     elif name.startswith("nll_loss"):
         classes = shape("self")

@@ -98,9 +98,8 @@ def check_sizes(graph: Graph, costs: Costs) -> None:
             if not op.inputs:
                 remedy += ", or make what it gives once and register it as a buffer"
             raise ModelError(
-                f"op {op.id} ({op.target}) of {graph.model}, at {op.source}, leaves {measured} "
-                f"bytes allocated where {size} were foretold, so that its memory cannot be planned:"
-                f" {remedy}"
+                f"{op.target} of {graph.model}, at {op.source}, keeps {measured} bytes for results "
+                f"of {size} bytes, so that no plan can count its memory: {remedy}"
             )
 
 

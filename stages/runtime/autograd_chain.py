@@ -28,6 +28,7 @@ from .output_gradients import (
     copy_shared_gradients,
     receive_output_gradient,
 )
+from .repeated_backward import RepeatableForward
 from .strides import restore_eager_strides
 
 StepProgram = Callable[..., Generator[list[Any], list[OutputGradient], None]]
@@ -39,11 +40,15 @@ class StepRun:
 
     __slots__ = (
         *("aliased", "device", "ended", "inner", "interface", "marks", "message", "program"),
-        *("region", "unlike", "watched"),
+        *("region", "repeatable", "unlike", "watched"),
     )
 
     def __init__(
-        self, step: StepProgram, interface: Interface, tensors: Sequence[torch.Tensor]
+        self,
+        step: StepProgram,
+        interface: Interface,
+        tensors: Sequence[torch.Tensor],
+        repeatable: bool = False,
     ) -> None:
         self.interface = interface
         self.device = tensors[0].device
@@ -59,6 +64,28 @@ class StepRun:
         self.aliased: list[tuple[torch.Tensor, int]] = []
         self.inner: list[IntermediateOutput] = []
         self.unlike = list(reversed(interface.eager_gradient_strides))
+        self.repeatable = (
+            RepeatableForward(step, interface, tensors, set(interface.written_tensors))
+            if repeatable and interface.repeatable and not self.marks
+            else None
+        )
+
+    def begin_backward(self, outputs: Sequence[int]) -> None:
+        """Lets a backward begin through some outputs; a further one runs the forward again. Raises
+        RuntimeError where there is none."""
+        if self.repeatable is None or not self.repeatable.begin(outputs):
+            return
+        if self.ended:
+            raise_ended_backward(self.ended, self.marks)
+        tensors = self.repeatable.tensors()
+        self.program = self.repeatable.start(tensors)
+        self.watch(tensors, self.advance())
+        self.aliased = []
+        self.unlike = list(reversed(self.interface.eager_gradient_strides))
+
+    def end_backward(self) -> None:
+        """Drops what the last slice has left."""
+        self.program.close()
 
     def advance(self) -> list[Any]:
         """Runs to the next stop and returns what the step yields there: a list to be emptied."""
@@ -78,6 +105,7 @@ class StepRun:
 
         The list begins with the last slice's, so that each slice takes its own off the end."""
         facts = self.interface
+        self.watched = []
         for read, returned in zip(
             facts.version_checked_tensors, facts.version_checked_outputs, strict=True
         ):
@@ -124,6 +152,19 @@ class StepRun:
         return f"the {tensor.kind} {tensor.path}" if tensor.path else f"an {tensor.kind}"
 
 
+def raise_ended_backward(ended: Sequence[str], marks: Any) -> None:
+    """Raises RuntimeError for a backward of a step that has run one, which may have failed."""
+    if why := next(iter(ended), "") or backward_failure(marks):
+        raise RuntimeError(
+            f"{why}; this ended the backward of a planned module: run the forward again"
+        )
+    raise RuntimeError(
+        "the backward of this planned module runs once for each forward, since it cannot run its "
+        "forward again for a second one (it draws random numbers, depends on what it writes, or "
+        "has an optimizer, transfers or CUDA graphs): give several losses one backward of their sum"
+    )
+
+
 class _ReturnOutputs(torch.autograd.Function):
     """Lets the outputs out, and takes all their gradients in at once."""
 
@@ -139,18 +180,11 @@ class _ReturnOutputs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
-        run, ctx.run = ctx.run, None
+        run = ctx.run
         if run is None:
-            ended, marks = ctx.started
-            if why := next(iter(ended), "") or backward_failure(marks):
-                raise RuntimeError(
-                    f"{why}; this ended the backward of a planned module, which runs once for each "
-                    "forward: run the forward again"
-                )
-            raise RuntimeError(
-                "the backward of a planned module runs once for each forward, "
-                "retain_graph has no effect on it: give several losses one backward of their sum"
-            )
+            raise_ended_backward(*ctx.started)
+        if run.repeatable is None:
+            ctx.run = None
         ctx.started = run.ended, run.marks
         if torch.is_grad_enabled():
             raise RuntimeError(
@@ -163,6 +197,7 @@ class _ReturnOutputs(torch.autograd.Function):
                 f"the backward is inside {mode}, which would see other operators than those of "
                 f"the original model: call it outside of it"
             )
+        run.begin_backward([n for n, tangent in enumerate(tangents) if tangent is not None])
         run.check_autocast()
         run.check_aliased()
         check_intermediate_outputs(run.inner)
@@ -171,7 +206,7 @@ class _ReturnOutputs(torch.autograd.Function):
             if expected[number] is None and tangent is not None:
                 raise RuntimeError(
                     f"output {number} receives a gradient, but the plan was made for a loss that "
-                    f"does not use it"
+                    f"does not use it: plan without loss=, or with a loss that uses it, too"
                 )
             if (
                 expected[number] is not None
@@ -216,7 +251,9 @@ class _BackwardSegment(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, token: torch.Tensor) -> tuple[Any, ...]:
-        run, ctx.run = ctx.run, None
+        run = ctx.run
+        if run.repeatable is None:
+            ctx.run = None
         try:
             run.check_watched()
             gradients = run.advance()
@@ -224,6 +261,8 @@ class _BackwardSegment(torch.autograd.Function):
             run.ended.append(report_failed_backward(run.marks, error))
             raise
         unlike = run.unlike.pop()
+        if run.repeatable is not None and not run.unlike:
+            run.end_backward()
         handed = [_detach_view(gradient) for gradient in gradients]
         gradients.clear()
         if any(unlike):
@@ -241,13 +280,17 @@ def _detach_view(gradient: OutputGradient | None) -> torch.Tensor | None:
 
 
 def run_forward(
-    step: StepProgram, interface: Interface, tensors: Sequence[torch.Tensor]
+    step: StepProgram,
+    interface: Interface,
+    tensors: Sequence[torch.Tensor],
+    repeatable: bool = False,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Runs the forward of the step.
 
-    Returns its outputs: those that receive gradients, joined to autograd, and the plain ones.
+    Returns its outputs: those that receive gradients, joined to autograd, and the plain ones. If it
+    is `repeatable`, it runs again for a further backward.
     """
-    run = StepRun(step, interface, tensors)
+    run = StepRun(step, interface, tensors, repeatable)
     yielded = run.advance()
     split = len(interface.output_gradients)
     # The step may need an output again: were what leaves the tensor that it holds, the run would

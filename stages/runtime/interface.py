@@ -114,6 +114,11 @@ class Interface:
         file_prefix: How the names of the plan's own files begin.
         offloaded_parameters: Positions of the parameters that live in the offload target, in the
             order of their numbers there.
+        repeatable: Whether the forward can run again for a further backward: it draws no random
+            numbers, and what it writes does not change what it computes.
+        written_tensors: Positions of the tensors that the step writes.
+        output_components: A number for each differentiable output; outputs whose backwards have an
+            operator in common have the same one.
     """
 
     model: str
@@ -142,12 +147,15 @@ class Interface:
     requires_all_output_gradients: bool
     eval_modules: frozenset[str]
     autocast: dict[str, str | None]
-    autocast_cache: bool
+    autocast_cache: bool | None
     cached_autocast_tensors: tuple[int, ...]
     autocast_invariant_dtypes: tuple[str, ...]
     constants: str = ""
     file_prefix: str = ""
     offloaded_parameters: tuple[int, ...] = ()
+    repeatable: bool = False
+    written_tensors: tuple[int, ...] = ()
+    output_components: tuple[int, ...] = ()
 
 
 OutputTensors = Sequence[torch.Tensor]

@@ -152,6 +152,7 @@ def _make_forward(
         # The first step is to take what was predicted, and reads no constants.
         guards.constants.on(offloaded.store.device)
     assemble = output_assembler(interface)
+    effects = guards.watch.side_effects
 
     @functools.wraps(base.forward)
     def forward(self: Model, *args: Any, **kwargs: Any) -> Any:
@@ -163,6 +164,7 @@ def _make_forward(
             try:
                 check_call_context(guards.writes)
                 tensors = guards.gather(self, args, kwargs)
+                effects.check(self)
                 check_tensor_types(tensors if offloaded is None else offloaded.plain(tensors))
             except PlanMismatch:
                 if loading.on_mismatch != "original":
@@ -173,7 +175,8 @@ def _make_forward(
                 own, facts = run, interface
                 if offloaded is not None:
                     own, facts = offloaded.program(step, interface)
-                return assemble(*run_forward(own, facts, tensors), tensors)
+                result = assemble(*run_forward(own, facts, tensors, run is step), tensors)
+                return effects.apply(self, result) if effects else result
         return base.forward(self, *args, **kwargs)
 
     # Dynamo breaks its graph here and lets the step run as it is.

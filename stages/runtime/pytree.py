@@ -39,8 +39,9 @@ def flatten(value: Any) -> tuple[list[Any], str]:
     """The leaves of a value, and the text of its structure, which `read_tree` takes.
 
     Structure are tuples, lists and dictionaries of exactly these types, ordered dictionaries,
-    named tuples, dataclasses, ordered dictionaries that are dataclasses too (model outputs), and
-    classes registered with pytree whose context is plain. Anything else is a leaf: so are objects
+    named tuples, dataclasses, ordered dictionaries that are dataclasses too (model outputs), user
+    dictionaries, objects of classes that have attributes alone, and classes registered with pytree
+    whose context is plain. Anything else is a leaf: so are objects
     of classes that nobody can find by their name, and dictionaries with other keys than strings,
     integers and booleans. Raises ValueError where the value is nested too deeply, or in itself.
     """
@@ -255,7 +256,8 @@ def _is_valid_node(kind: str, name: Any, keys: Any, context: Any, count: int) ->
         return False
     if kind == "registered":
         return keys == [] and is_plain_context(context)
-    fits = type(context) is int and 0 <= context <= count if kind == "output" else context is None
+    counted = kind in ("output", "userdict")
+    fits = type(context) is int and 0 <= context <= count if counted else context is None
     return fits and _are_distinct_names(keys, (str,), count) and all(map(is_attribute_name, keys))
 
 

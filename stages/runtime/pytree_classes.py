@@ -10,8 +10,11 @@ import dataclasses
 import importlib
 import re
 import sys
-from collections import OrderedDict
+import types
+from argparse import Namespace
+from collections import OrderedDict, UserDict
 from collections.abc import Callable
+from enum import Enum
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +24,7 @@ from torch.utils import _pytree as pytree
 MAX_STRUCTURE_DEPTH = 100
 """How deeply a structure is nested at most."""
 
+_NAMESPACES: tuple[type, ...] = (types.SimpleNamespace, Namespace)
 _CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _REGISTERED_BY_NAME = (
     "transformers.cache_utils:DynamicCache",
@@ -73,6 +77,24 @@ def _open_output(value: Any) -> NodeParts | None:
     return NodeParts([*held.values(), *state.values()], (*held, *state), len(held))
 
 
+def _open_user_dict(value: Any) -> NodeParts | None:
+    """The items, then the attributes beside them."""
+    state = {name: item for name, item in vars(value).items() if name != "data"}
+    held = vars(value).get("data")
+    if type(held) is not dict or state.keys() & held.keys():
+        return None
+    if not all(map(is_attribute_name, (*held, *state))):
+        return None
+    return NodeParts([*held.values(), *state.values()], (*held, *state), len(held))
+
+
+def _open_object(value: Any) -> NodeParts | None:
+    state = vars(value)
+    if not all(map(is_attribute_name, state)):
+        return None
+    return NodeParts(list(state.values()), tuple(state))
+
+
 def _open_registered(value: Any) -> NodeParts | None:
     try:
         items, context = pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)
@@ -106,6 +128,19 @@ def _rebuild_output(kind: Any, parts: NodeParts) -> Any:
     return instance
 
 
+def _rebuild_user_dict(kind: Any, parts: NodeParts) -> Any:
+    instance: Any = object.__new__(kind)
+    held = list(zip(parts.keys, parts.items, strict=True))
+    vars(instance).update(data=dict(held[: parts.context]), **dict(held[parts.context :]))
+    return instance
+
+
+def _rebuild_object(kind: Any, parts: NodeParts) -> Any:
+    instance = kind() if kind is types.SimpleNamespace else object.__new__(kind)
+    vars(instance).update(zip(parts.keys, parts.items, strict=True))
+    return instance
+
+
 def _rebuild_registered(kind: Any, parts: NodeParts) -> Any:
     return pytree.SUPPORTED_NODES[kind].unflatten_fn(parts.items, parts.context)
 
@@ -128,6 +163,27 @@ def _is_output(kind: type) -> bool:
     return dataclasses.is_dataclass(kind) and issubclass(kind, OrderedDict)
 
 
+def _is_user_dict(kind: type) -> bool:
+    return issubclass(kind, UserDict) and kind.__new__ is object.__new__
+
+
+def _is_object(kind: type) -> bool:
+    """True for a class of a user or of a package whose objects are nothing but their attributes."""
+    if kind in _NAMESPACES:
+        return True
+    top = kind.__module__.partition(".")[0]
+    installed = top in ("torch", "numpy") or (top in sys.stdlib_module_names and top != "__main__")
+    opaque = issubclass(kind, (torch.nn.Module, type, BaseException, Enum))
+    return False if installed or opaque else _has_fields_alone(kind)
+
+
+def _has_fields_alone(kind: type) -> bool:
+    slots = any(vars(base).get("__slots__") for base in kind.__mro__)
+    moving = any(hasattr(kind, name) for name in ("__next__", "__enter__", "__del__"))
+    own = kind.__new__ is object.__new__ and bool(kind.__dictoffset__)
+    return own and not slots and not moving
+
+
 def _is_registered(kind: type) -> bool:
     if kind not in pytree.SUPPORTED_NODES or kind.__module__ in ("collections", "builtins"):
         return False
@@ -140,6 +196,8 @@ NODE_KINDS = {
     "dataclass": NodeKind(_is_dataclass, _open_dataclass, _rebuild_dataclass),
     "output": NodeKind(_is_output, _open_output, _rebuild_output),
     "registered": NodeKind(_is_registered, _open_registered, _rebuild_registered),
+    "userdict": NodeKind(_is_user_dict, _open_user_dict, _rebuild_user_dict),
+    "object": NodeKind(_is_object, _open_object, _rebuild_object),
 }
 """By their words in a text; the first one that has a class is that of its objects."""
 

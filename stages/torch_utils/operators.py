@@ -58,7 +58,10 @@ def operator_objection(overload: torch._ops.OpOverload, mutates: bool) -> str | 
     if overload.name() not in _dispatcher_operators(overload.namespace):
         return "is none that tensors are computed with"
     if overload.namespace in TORCH_NAMESPACES and _FORBIDDEN.fullmatch(name):
-        return "has effects beside its results, or is for other tensors than a graph has"
+        return (
+            "has effects beside its results, or makes sparse, nested, quantized or named tensors, "
+            "which a plan does not hold"
+        )
     if schema.is_mutable and not mutates:
         return "changes its arguments"
     if not any(_is_tensor_type(result.type) for result in schema.returns) or not all(

@@ -21,6 +21,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from tightfit.stages.runtime.pytree import argument_name
 from tightfit.stages.runtime.pytree_classes import register_key_value_caches
+from tightfit.stages.runtime.side_effects import SideEffect
 from tightfit.stages.torch_utils.model_factory import BuiltModel, all_tensors
 from tightfit.stages.trace.call_recorder import first_divergence
 from tightfit.stages.trace.capture_errors import (
@@ -34,6 +35,7 @@ from tightfit.stages.trace.capture_errors import (
     check_tensor_queries,
     fake_constants_message,
     is_data_dependent,
+    parameter_write_error,
     tensor_constant,
 )
 from tightfit.stages.trace.capture_patches import (
@@ -43,16 +45,18 @@ from tightfit.stages.trace.capture_patches import (
     disable_associative_scans,
     disable_python_decompositions,
     has_independent_gradient,
-    is_gradient_sum,
     patch_attribute,
     patch_is_compiling,
     patch_is_tracing,
     patch_packed_sequence_masks,
 )
-from tightfit.stages.trace.code_inspection import error_location
+from tightfit.stages.trace.captured_gradients import annotate_backward, partial_gradients
+from tightfit.stages.trace.code_inspection import error_location, node_source_line
+from tightfit.stages.trace.effect_errors import checkpointed_effect_error
 from tightfit.stages.trace.forward import CapturedLeaf, FakeConstantError, FunctionalForward
 from tightfit.stages.trace.guards.guard_recorder import GuardRecorder, record_guards
 from tightfit.stages.trace.guards.guard_source import preserve_scalar_tensors
+from tightfit.stages.trace.saved_writes import find_saved_writes
 from tightfit.stages.trace.unused_args import unused_leaves
 from tightfit.util.errors import ModelError
 
@@ -80,7 +84,9 @@ class Capture:
     for that, `asked` what else it asks of inputs (True) and of the model's own tensors, with where.
     `unread` are plain leaves of (args, kwargs) that it does not look at. `ones` are leaves that it
     rests on being ones, `masks` those that it looked at without resting on that, `wished` the ones
-    of these that are ones in the samples."""
+    of these that are ones in the samples. With `side_effects` the outputs are those of a pair: what
+    the model returns, and what it stores. `saved_writes` are the written buffers that the backward
+    reads."""
 
     graph: fx.GraphModule
     parameters: dict[fx.Node, str]
@@ -107,6 +113,8 @@ class Capture:
     ones: list[int] = field(default_factory=list)
     masks: list[int] = field(default_factory=list)
     wished: list[int] = field(default_factory=list)
+    side_effects: list[SideEffect] = field(default_factory=list)
+    saved_writes: list[str] = field(default_factory=list)
 
 
 def capture(
@@ -124,13 +132,20 @@ def capture(
     check_model(built.label, built.model)
     with _translate_errors(built), record_guards(built.model, built.label) as watcher:
         forward, result = _capture_first_pass(built, watcher)
+        first_run = forward.runs[0]
+        if watcher.changed:
+            _run_repeatedly(built, watcher)
+        if watcher.effects.effects:
+            own = (watcher.running, forward)
+            forward = FunctionalForward(built, None, *own, stored=lambda: watcher.effects.stored)
+            result = replace(_capture(built, forward), side_effects=watcher.effects.described())
+            if result.checkpointed:
+                raise checkpointed_effect_error(built.label, result.side_effects[0].label)
         if wanted is not None:
             chosen = wanted(result)
             if chosen != set(result.tangents.values()):
                 forward = FunctionalForward(built, chosen, watcher.running, forward)
-                result = _capture(built, forward)
-        if watcher.changed:
-            _run_twice(built, watcher)
+                result = replace(_capture(built, forward), side_effects=result.side_effects)
     watcher.refuse(built.label)
     try:
         forward.check_runs()
@@ -140,7 +155,7 @@ def capture(
         raise
     watcher.check_cached_constants(built.label, result.constants.values())
     check_tensor_queries(built, watcher.asked)
-    unread = unused_leaves(built, forward.runs[0], _fake_execution)
+    unread = unused_leaves(built, first_run, _fake_execution)
     found: dict[str, Any] = {
         "watched": {**watcher.description(), "buffer_values": forward.buffer_values()},
         "asked": watcher.asked.facts,
@@ -220,20 +235,28 @@ def _release_rng_references() -> Iterator[None]:
         PhiloxStateTracker.reset()
 
 
-def _run_twice(built: BuiltModel, watcher: GuardRecorder) -> None:
-    """Runs the forward twice, the second time with all that the first one made."""
+def _run_repeatedly(built: BuiltModel, watcher: GuardRecorder) -> None:
+    """Runs the forward twice, the second time with all that the first one made, and a third time to
+    see whether it reads what it changes each time."""
     forward = FunctionalForward(built, None, watcher.running, every=True)
     with (
         preserve_scalar_tensors(built.model),
         contextlib.suppress(Exception),
         _fake_execution(built, forward) as mode,
+        watcher.leaving(forward.follower.known),
     ):
-        tensors = forward.tensors(mode)
-        with watcher.leaving(forward.follower.known):
-            forward.run(*tensors)
-            forward.run(*tensors)
-            if first_divergence(*forward.runs) is None:
-                watcher.settle()
+        forward.run(*forward.tensors(mode))
+        forward.run(*forward.tensors(mode))
+        if first_divergence(*forward.runs) is not None:
+            return
+        watcher.settle()
+
+        def run_alike() -> bool:
+            forward.run(*forward.tensors(mode))
+            return first_divergence(*forward.runs[1:]) is None
+
+        if watcher.effects.effects:
+            watcher.effects.probe(run_alike)
 
 
 @contextlib.contextmanager
@@ -295,11 +318,8 @@ def _describe(built: BuiltModel, graph: fx.GraphModule, forward: FunctionalForwa
         elif isinstance(desc, d.TangentAOTInput) and isinstance(
             getattr(desc.output, "mutated_input", None), d.ParamAOTInput
         ):
-            raise ModelError(
-                f"{built.label}: the forward changes its parameter "
-                f"{desc.output.mutated_input.target!r} in place, which a plan would not do: "  # type: ignore
-                "change it between steps"
-            )
+            name = desc.output.mutated_input.target  # type: ignore
+            raise parameter_write_error(built.label, name, _write_line(graph, name))
         else:
             check_placeholder(built.label, graph, desc)
     output = graph.graph.output_node()
@@ -312,17 +332,19 @@ def _describe(built: BuiltModel, graph: fx.GraphModule, forward: FunctionalForwa
         elif isinstance(desc, d.PlainAOTOutput):
             outputs[desc.idx] = node
         elif isinstance(desc, d.InputMutationAOTOutput):
-            result.writes[_written_buffer(desc.mutated_input, d, forward)] = node
+            result.writes[_written_tensor(desc.mutated_input, d, forward, node)] = node
         elif isinstance(desc, d.GradAOTOutput):
             if isinstance(desc.grad_of, d.ParamAOTInput):
-                result.gradients[desc.grad_of.target] = _partial_gradients(node)
+                result.gradients[desc.grad_of.target] = partial_gradients(node)
             elif isinstance(desc.grad_of, d.PlainAOTInput):
-                result.gradients[forward.places[desc.grad_of.idx]] = _partial_gradients(node)
+                result.gradients[forward.places[desc.grad_of.idx]] = partial_gradients(node)
         else:
             raise ModelError(f"{built.label}: the capture has an unknown result {desc!r}")
     result.assigned.extend(forward.assigned)
+    in_place = {k: node for k, node in result.writes.items() if k not in forward.assigned}
+    result.saved_writes.extend(find_saved_writes(graph, in_place, result.tangents))
     result.outputs.extend(outputs[number] for number in sorted(outputs))
-    _annotate_backward(graph)
+    annotate_backward(graph)
     check_backward_randomness(built.label, graph, result.outputs, result.tangents)
     for path in forward.shown:
         if path in result.writes and path not in forward.assigned:
@@ -348,13 +370,25 @@ def _check_constants(result: Capture, forward: FunctionalForward) -> None:
             )
 
 
-def _written_buffer(desc: Any, d: Any, forward: FunctionalForward) -> str:
+def _write_line(graph: fx.GraphModule, name: str) -> str:
+    """Where the forward writes a parameter."""
+    output = graph.graph.output_node()
+    pairs = zip(output.args[0], output.meta["desc"], strict=True)  # type: ignore[arg-type]
+    for node, desc in pairs:
+        target = getattr(getattr(desc, "mutated_input", None), "target", None)
+        if target == name and isinstance(node, fx.Node):
+            return node_source_line(node.meta)
+    return ""
+
+
+def _written_tensor(desc: Any, d: Any, forward: FunctionalForward, new: fx.Node) -> str:
     if isinstance(desc, d.BufferAOTInput):
         return desc.target
     if isinstance(desc, d.ParamAOTInput):
-        raise ModelError(
-            f"{forward.built.label}: the forward writes to the model's parameter {desc.target!r}"
-        )
+        if forward.model.get_parameter(desc.target).requires_grad:
+            place = node_source_line(new.meta)
+            raise parameter_write_error(forward.built.label, desc.target, place)
+        return desc.target
     raise ModelError(
         f"{forward.built.label}: the model changes its input "
         f"{argument_name(forward.path(desc.idx))} in "
@@ -369,28 +403,6 @@ def _constants(built: BuiltModel, graph: fx.GraphModule) -> dict[fx.Node, torch.
     }
     check_shared_memory(built, constants.values())
     return constants
-
-
-def _partial_gradients(gradient: fx.Node) -> list[fx.Node]:
-    """What autograd adds up to a gradient, in its order: what is made first arrives first, and is
-    the left or the right one of a sum, as either can be overwritten."""
-    if not is_gradient_sum(gradient) or len(gradient.users) != 1:
-        return [gradient]
-    earlier, last = sorted(gradient.args[:2])  # type: ignore[type-var]
-    return [*_partial_gradients(earlier), last]  # type: ignore[arg-type, list-item]
-
-
-def _annotate_backward(graph: fx.GraphModule) -> None:
-    """Gives the backward's nodes the module and the source line of their forward."""
-    forward: dict[Any, fx.Node] = {}
-    for node in graph.graph.nodes:
-        number = node.meta.get("seq_nr")
-        made_by = node if number is None else forward.setdefault(number, node)
-        if is_gradient_sum(node):
-            made_by = node.args[0]
-        if made_by is not node and "nn_module_stack" not in node.meta:
-            node.meta["nn_module_stack"] = made_by.meta.get("nn_module_stack", {})
-            node.meta["stack_trace"] = made_by.meta.get("stack_trace", "")
 
 
 @contextlib.contextmanager

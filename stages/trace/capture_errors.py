@@ -20,6 +20,7 @@ from tightfit.stages.runtime.pytree import flatten
 from tightfit.stages.torch_utils.model_factory import BuiltModel, Sample
 from tightfit.stages.torch_utils.operators import draws_random_numbers
 from tightfit.stages.trace.code_inspection import find_line, node_source_line
+from tightfit.stages.trace.data_dependence import data_dependence_message
 from tightfit.stages.trace.guards.guard_source import (
     GuardSource,
     StateSnapshot,
@@ -51,8 +52,6 @@ _HIGHER_ORDER_MODULE = re.compile(
     r"torch\._higher_order_ops\.(cond|scan|while_loop|associative_scan|map)"
 )
 """Modules of PyTorch's operators that run functions of the user's."""
-_FUNCTION_MODULES = ("torch.nn.functional", "torch.functional")
-"""Modules of PyTorch's functions, some of which check the data of their arguments."""
 _UNTRACKED_WRITE_ERRORS = ("entirely functional graph", "n=copy_")
 _RECOMPILE_ERRORS = ("fail_on_recompile",)
 _NO_FAKE_KERNEL_ERROR = re.compile(
@@ -75,7 +74,6 @@ _WRAPPERS = {
     "RecursiveScriptModule": "a TorchScript module, which has no Python forward: plan the module "
     "that it was made of",
 }
-_BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
 def check_model(label: str, model: nn.Module) -> None:
@@ -86,6 +84,9 @@ def check_model(label: str, model: nn.Module) -> None:
         said = _WRAPPERS.get(type(module).__name__)
         if said is not None and type(module).__module__.startswith("torch."):
             raise ModelError(f"{label}: {path or 'the model'} is {said}")
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            check_sparse_gradient(label, path, module)
+    check_forward(label, model)
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise ModelError(
@@ -99,12 +100,43 @@ def check_model(label: str, model: nn.Module) -> None:
             )
 
 
+def check_sparse_gradient(label: str, path: str, module: nn.Embedding | nn.EmbeddingBag) -> None:
+    """Raises ModelError for an embedding with sparse gradients."""
+    if module.sparse and module.weight.requires_grad:
+        raise ModelError(
+            f"{label}: {path or 'the model'} makes sparse gradients (sparse=True), which a plan "
+            "does not hold: set its sparse to False, and train it with an optimizer of dense "
+            "gradients"
+        )
+
+
+def check_forward(label: str, model: nn.Module) -> None:
+    """Raises ModelError for a model whose forward is another one than that of its class."""
+    forward = vars(model).get("forward")
+    if forward is None:
+        return
+    function = getattr(forward, "__func__", forward)
+    inner = getattr(function, "__wrapped__", function)
+    names = [str(getattr(each, "__module__", "")) for each in (function, inner)]
+    if any(name.startswith("accelerate") for name in names) or hasattr(model, "_original_forward"):
+        raise ModelError(
+            f"{label}: accelerate's prepare() has replaced the model's forward: plan the model "
+            "before prepare(), within accelerator.autocast(), and give prepare() what plan gives"
+        )
+    raise ModelError(
+        f"{label}: the model's forward was replaced on the instance, by "
+        f"{getattr(function, '__qualname__', type(forward).__name__)}, and a planned module takes "
+        "the place of its class's forward: plan the model before that, or put the new forward into "
+        "a class of its own"
+    )
+
+
 def capture_failure_reason(model: nn.Module, error: BaseException) -> str:
     """Why the capture of a model raised an error."""
     text = str(error).strip()
     said = f"{type(error).__name__} {text}"
     if is_data_dependent(error):
-        return _data_dependence_message(model, error)
+        return data_dependence_message(model, error)
     if name := _higher_order_operator(error):
         return (
             f"torch's {name}() runs a function of the model by what the data of a tensor says, or "
@@ -112,7 +144,15 @@ def capture_failure_reason(model: nn.Module, error: BaseException) -> str:
             "torch.where, loop by for), or call it outside of the model"
         )
     if any(word in said for word in _RECOMPILE_ERRORS):
-        return "torch.compile is within it: plan it as it is without, and compile what plan gives"
+        return (
+            "it calls a function that torch.compile has compiled, which planning does not enter: "
+            "leave torch.compile out of the model, and compile the planned module"
+        )
+    if "shape_env" in said:
+        return (
+            "it makes a nested tensor (torch.nested), whose shape depends on the data of a tensor, "
+            "which a plan does not hold: compute with padded tensors and a mask"
+        )
     if match := _NO_FAKE_KERNEL_ERROR.search(said):
         return (
             f"the operator {next(filter(None, match.groups()))} has no fake kernel, which planning "
@@ -184,49 +224,6 @@ def _no_derivative_message(operator: str) -> str:
     )
 
 
-def averaging_norm_message(model: nn.Module) -> str:
-    """What is said of a model with a batch norm that averages by its count of batches, else ""."""
-    for path, module in model.named_modules():
-        tracking = isinstance(module, _BATCH_NORM) and module.track_running_stats
-        if tracking and module.training and module.momentum is None:
-            return (
-                f"{path or 'the model'} has momentum=None, so that it averages by its count of "
-                "batches, which depends on the data of a tensor: give it a momentum"
-            )
-    return ""
-
-
-def _data_dependence_message(model: nn.Module, error: BaseException) -> str:
-    checking = ""
-    for frame, _ in walk_tb(error.__traceback__):
-        if frame.f_code.co_name == "_detect_is_causal_mask":
-            return (
-                "nn.Transformer compares a mask with a causal one, which depends on the data of a "
-                "tensor: call it with tgt_is_causal=True (of an encoder is_causal=True) where the "
-                "mask is causal, else with False"
-            )
-        if frame.f_code.co_name == "check_min_max_valid":
-            return (
-                "an observer of torch.ao.quantization checks the values that it has seen: take a "
-                "fused one (get_default_qat_qconfig gives it), or stop it by "
-                "model.apply(torch.ao.quantization.disable_observer) before planning"
-            )
-        if frame.f_globals.get("__name__") in _FUNCTION_MODULES:
-            checking = f"{frame.f_globals['__name__']}.{frame.f_code.co_name}"
-    if said := averaging_norm_message(model):
-        return said
-    if checking:
-        return (
-            f"{checking}() looks at the data of a tensor: leave it out of the model, and compute "
-            "it from what the planned module gives"
-        )
-    return (
-        "its control flow, a shape or a number in it depends on the data of a tensor, or a "
-        "function that it calls checks that data: do so outside of the model, and give "
-        "torch.distributions validate_args=False"
-    )
-
-
 def check_placeholder(label: str, graph: fx.GraphModule, desc: Any) -> None:
     """Raises ModelError for an input of the capture that nothing can be given for."""
     effect = next((node for node in graph.graph.nodes if "with_effects" in str(node.target)), None)
@@ -251,6 +248,15 @@ def check_placeholder(label: str, graph: fx.GraphModule, desc: Any) -> None:
             "buffer or input is a view of its memory, which a plan does not follow: keep a copy"
         )
     raise ModelError(f"{label}: the capture has an unknown input {desc!r}")
+
+
+def parameter_write_error(label: str, name: str, place: str = "") -> ModelError:
+    """What is raised where the forward writes to a parameter that is trained."""
+    return ModelError(
+        f"{label}: the forward writes{line_suffix(place)} to its parameter {name!r}, which is "
+        "trained: write it between the steps, or freeze it (requires_grad_(False)) if it is an "
+        "average of others that is updated under torch.no_grad()"
+    )
 
 
 def check_backward_randomness(

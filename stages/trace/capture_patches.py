@@ -21,7 +21,6 @@ from torch._C import DispatchKey
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import collect_metadata_analysis
 from torch.autograd.function import BackwardCFunction
-from torch.fx import traceback as fx_traceback
 from torch.fx.experimental import proxy_tensor
 
 from tightfit.stages.runtime.pytree import argument_name, flatten, read_tree
@@ -256,20 +255,6 @@ def _wrap_is_tracing(
         return answer
 
     return wrap
-
-
-_GRADIENT_SUM_MARK = getattr(fx_traceback, "GRADIENT_ACC_SPECIAL_STACK", "Gradient addition node")
-"""What AOTAutograd writes beside the sums that autograd makes of gradients that meet."""
-
-
-def is_gradient_sum(node: fx.Node) -> bool:
-    """True for a sum that autograd makes of two gradients that meet."""
-    plain = node.target is torch.ops.aten.add.Tensor and not node.kwargs
-    return (
-        plain
-        and _GRADIENT_SUM_MARK in (node.stack_trace or "")
-        and all(isinstance(part, fx.Node) for part in node.args[:2])
-    )
 
 
 class PythonBackwardDetector:

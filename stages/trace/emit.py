@@ -21,7 +21,8 @@ from tightfit.schemas.graph.training_graph import (
     Phase,
     create_loss_op,
 )
-from tightfit.stages.runtime.pytree import flatten
+from tightfit.stages.runtime.guards.encode import is_array
+from tightfit.stages.runtime.pytree import argument_name, flatten, read_tree
 from tightfit.stages.torch_utils.operators import (
     draws_random_numbers,
     encode_plain_argument,
@@ -73,9 +74,10 @@ class Emitter:
             self.ids[self.program.inputs[index]] if index in self.program.inputs else NO_VALUE
             for index in range(len(flat))
         ]
+        names = map(argument_name, read_tree(tree).paths("input"))
         constants = [
-            "" if value != NO_VALUE else encode_constant(leaf, "the model's input")
-            for value, leaf in zip(inputs, flat, strict=True)
+            "" if value != NO_VALUE else encode_constant(leaf, f"the model's input {name}")
+            for value, leaf, name in zip(inputs, flat, names, strict=True)
         ]
         return Graph(
             device=self.device,
@@ -279,7 +281,12 @@ def encode_constant(leaf: Any, what: str) -> str:
     try:
         return json.dumps(encode_plain_argument(leaf))
     except TypeError:
+        if is_array(leaf):
+            raise ModelError(
+                f"{what} is a NumPy array, which a plan would take for a constant: give it as a "
+                "tensor, as by torch.from_numpy()"
+            ) from None
         raise ModelError(
             f"{what} holds a {type(leaf).__name__}, which a plan cannot take apart: use tensors in "
-            "tuples, lists, dictionaries, named tuples or dataclasses"
+            "tuples, lists, dictionaries, named tuples, dataclasses or objects with attributes"
         ) from None

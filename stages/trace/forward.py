@@ -22,9 +22,10 @@ from tightfit.stages.torch_utils.model_factory import BuiltModel
 from tightfit.stages.trace.activation_checkpoints import ActivationCheckpoints
 from tightfit.stages.trace.backward_state import BackwardState
 from tightfit.stages.trace.call_recorder import CallEvent, CallRecorder, first_divergence
-from tightfit.stages.trace.capture_errors import averaging_norm_message, line_suffix
+from tightfit.stages.trace.capture_errors import line_suffix
 from tightfit.stages.trace.code_inspection import short_path
 from tightfit.stages.trace.constant_folding import MAX_ASSUMED_ELEMENTS, ConstantFolder
+from tightfit.stages.trace.data_dependence import averaging_norm_message
 from tightfit.stages.trace.forward_operators import ForwardOperatorsMode
 from tightfit.stages.trace.guards.namespaces import reject_stateful_iterators
 from tightfit.stages.trace.guards.tensor_queries import TensorQueries
@@ -75,6 +76,7 @@ class FunctionalForward:
         every: bool = False,
         asked: TensorQueries | None = None,
         tied: bool = False,
+        stored: Callable[[], list[Any]] | None = None,
     ) -> None:
         self.built = built
         self.model = built.model
@@ -107,6 +109,11 @@ class FunctionalForward:
         self.assigned: list[str] = []
         self.shown: list[str] = []
         self.runs: list[list[CallEvent]] = [] if earlier is None else list(earlier.runs)
+        self.stored = stored
+        if earlier is not None and stored is None:
+            self.stored = earlier.stored
+        elif stored is not None:
+            self.runs = []
 
     def watched(self, grad: Callable[..., Any]) -> Callable[..., Any]:
         """Autograd's `grad`, within which the Python of a backward is watched, too."""
@@ -223,6 +230,8 @@ class FunctionalForward:
                 output = self.model.forward(*args, **kwargs)
         self.random.end()
         self.check_asked_buffers()
+        if self.stored is not None:
+            output = (output, self.stored())
         self.follower.returns(flatten(output)[0])
         self.runs.append(self.follower.log)
         for name, tensor, before_run in needing:

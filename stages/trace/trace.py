@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from tightfit.schemas.graph.loss_room import with_loss_room
 from tightfit.schemas.graph.training_graph import Graph
+from tightfit.stages.runtime.side_effects import SideEffects, loss_with_side_effects
 from tightfit.stages.torch_utils.devices import device_of_tensors, enter_device, parse_device
 from tightfit.stages.torch_utils.model_factory import BuiltModel, all_tensors
 from tightfit.stages.trace.activation_checkpoints import missing_gradient_message
@@ -55,7 +57,8 @@ def _trace(built: BuiltModel, name: str, kind: str, channels_last: bool) -> Grap
 
     def wanted(first: Capture) -> set[int]:
         outputs = [node.meta["val"] for node in first.outputs]
-        grown = output_gradients(built, outputs, first.leaves, first.output_tree)
+        of_step = _with_step_loss(built, first)
+        grown = output_gradients(of_step, outputs, first.leaves, first.output_tree)
         return {number for number, gradient in enumerate(grown) if gradient is not None}
 
     guards = _guards(built.model, kind)
@@ -68,6 +71,7 @@ def _trace(built: BuiltModel, name: str, kind: str, channels_last: bool) -> Grap
         "requires_all_output_gradients": captured.all_arrive,
         "guards": captured.watched,
         "assigned_buffers": captured.assigned,
+        "saved_writes": captured.saved_writes,
         "multi_view_outputs": [i for i, leaf in enumerate(captured.leaves) if leaf.multiple],
         "checkpointed": captured.checkpointed,
         "checkpoint_mismatch_causes": captured.causes,
@@ -82,7 +86,16 @@ def _trace(built: BuiltModel, name: str, kind: str, channels_last: bool) -> Grap
         "tensor_queries": [[fact, of_input] for fact, of_input in captured.asked],
     }
     with torch.autocast(kind, enabled=False):
-        return _build_graph(built, captured, name, ambient, guards, channels_last)
+        of_step = _with_step_loss(built, captured)
+        return _build_graph(of_step, captured, name, ambient, guards, channels_last)
+
+
+def _with_step_loss(built: BuiltModel, captured: Capture) -> BuiltModel:
+    """The same with the loss of what the step gives: with side effects, a pair."""
+    if built.loss is None:
+        return built
+    effects = SideEffects(captured.side_effects)
+    return replace(built, loss=loss_with_side_effects(built.loss, effects, built.model))
 
 
 def _build_graph(

@@ -13,6 +13,7 @@ from torch import nn
 
 from tightfit.schemas.graph.training_graph import Graph
 from tightfit.schemas.reference import ResultDigests
+from tightfit.stages.runtime.guards.lru_caches import nested_tensors
 from tightfit.stages.torch_utils.devices import (
     is_out_of_memory,
     move_tensors,
@@ -346,10 +347,10 @@ def copy_model(module: nn.Module, on_host: bool = False) -> nn.Module:
     """A deep copy with the strides of the original; raises ModelError where there can be none.
 
     With `on_host` parameters and buffers are copied to the host at once: there may be no room for
-    them where they are. What a forward has left in an attribute of a module with its history, as
-    the hooks of `torch.nn.utils.weight_norm` do, is copied without that history."""
-    left = (value for part in module.modules() for value in vars(part).values())
-    computed = [value for value in left if isinstance(value, torch.Tensor) and not value.is_leaf]
+    them where they are. What a forward has left in an attribute of a module with its history, also
+    in lists and dictionaries, is copied without that history."""
+    left = [value for part in module.modules() for value in vars(part).values()]
+    computed = [tensor for tensor in nested_tensors(left) if not tensor.is_leaf]
     known = {id(value): value.detach().clone() for value in computed}
     if on_host:
         known |= {id(tensor): _host_copy(tensor) for tensor in _plain_state(module)}

@@ -126,7 +126,7 @@ def measure_gpu_memory(
     with hold_on_host(others):
         release_device_memory(device)
         torch.cuda.reset_peak_memory_stats(device)
-        with preserve_random_states(), restore_buffers(module):
+        with preserve_random_states(), restore_buffers(module, stepper.written_parameters):
             for _ in range(steps):
                 stepper.run(module, sample)
                 clear_gradients(module, sample)
@@ -148,13 +148,21 @@ def _sample_tensors(sample: Sample) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def restore_buffers(module: nn.Module) -> Iterator[None]:
-    """The contents of a module's buffers come back at its end; they wait on the host."""
-    kept = {name: buffer.to("cpu", copy=True) for name, buffer in module.named_buffers()}
+def restore_buffers(module: nn.Module, parameters: Sequence[str] = ()) -> Iterator[None]:
+    """The contents of a module's buffers, and of some frozen parameters, come back at its end; they
+    wait on the host."""
+
+    def written() -> dict[str, torch.Tensor]:
+        return {
+            **dict(module.named_buffers()),
+            **{name: module.get_parameter(name) for name in parameters},
+        }
+
+    kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in written().items()}
     yield
     with torch.no_grad():
-        for name, buffer in module.named_buffers():
-            buffer.copy_(kept[name])
+        for name, tensor in written().items():
+            tensor.copy_(kept[name])
 
 
 def time_steps(

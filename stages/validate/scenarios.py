@@ -114,7 +114,7 @@ def _run_interleaved(
         for number, (sample, output) in enumerate(zip(contents, outputs, strict=True)):
             (last if number else stepper).backward(output, random_output_gradients(seed + number))
             where = f"after backward {number + 1} of 2"
-            add_step_results(trail, model, sample, output, where)
+            add_step_results(trail, model, sample, output, where, stepper.written_parameters)
         if quick:
             drawn = random.getstate(), repr(np.random.get_state(legacy=False))
             trail.buffers["the state of Python's and NumPy's random numbers"] = drawn

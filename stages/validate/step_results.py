@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,13 +82,19 @@ def record_steps(
             module.zero_grad(set_to_none=True)
             mine = copy_sample(sample)
             output, _ = stepper.run(module, mine, tangents)
-            add_step_results(trail, module, mine, output, f"sample {index}, step {step}")
+            where = f"sample {index}, step {step}"
+            add_step_results(trail, module, mine, output, where, stepper.written_parameters)
     module.zero_grad(set_to_none=True)
     return trail
 
 
 def add_step_results(
-    trail: StepResults, module: nn.Module, sample: Sample, output: Any, where: str
+    trail: StepResults,
+    module: nn.Module,
+    sample: Sample,
+    output: Any,
+    where: str,
+    written: Sequence[str] = (),
 ) -> None:
     """Adds to a trail what a step has left: outputs, gradients, buffers and the state of PyTorch's
     random numbers on the host as they are now."""
@@ -108,6 +114,8 @@ def add_step_results(
             )
     for name, buffer in module.named_buffers():
         trail.buffers[f"buffer {name} ({where})"] = _copy_to_host(buffer)
+    for name in written:
+        trail.buffers[f"parameter {name} ({where})"] = _copy_to_host(module.get_parameter(name))
     trail.buffers[f"the state of random numbers ({where})"] = torch.get_rng_state()
 
 

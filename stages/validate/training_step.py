@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from tightfit.schemas.graph.training_graph import LOSS_SCALAR_BYTES, NO_VALUE, Graph
 from tightfit.stages.runtime.pytree import flatten
+from tightfit.stages.runtime.side_effects import NO_SIDE_EFFECTS, SideEffects
 from tightfit.stages.torch_utils.model_factory import BuiltModel, Sample, map_leaves
+from tightfit.stages.torch_utils.step_loss import graph_side_effects, step_loss
 from tightfit.util.errors import ModelError
 
 MakeOutputGradient = Callable[[Tensor], Tensor]
@@ -26,13 +28,17 @@ class StepRunner:
     `receives` are the positions, among the leaves of the output, that get a gradient, each tensor
     once. Without a loss their gradients are made after the forward, and the `loss_room` of the
     graph is taken when they are there, as by a loss, and written to with `fill_loss_room`; outputs,
-    these gradients and the loss are held by the caller until the step has ended.
+    these gradients and the loss are held by the caller until the step has ended. With
+    `side_effects` the output is a pair, as that of the graph, and what each counter went up.
+    `written_parameters` are those that the forward writes.
     """
 
     outputs_with_gradient: Sequence[int]
     loss: Callable[[Any], Tensor] | None
     loss_room: int = 0
     fill_loss_room: bool = False
+    side_effects: SideEffects = NO_SIDE_EFFECTS
+    written_parameters: Sequence[str] = ()
 
     @classmethod
     def of(cls, graph: Graph, built: BuiltModel) -> StepRunner:
@@ -46,7 +52,16 @@ class StepRunner:
         for index, output in enumerate(graph.outputs):
             if output.tangent != NO_VALUE:
                 first.setdefault(output.tangent, index)
-        return cls(list(first.values()), built.loss, graph.loss_room)
+        written = [graph.values[value] for op in graph.ops for value in op.writes]
+        averaged = sorted({value.path for value in written if value.kind == "parameter"})
+        effects = graph_side_effects(graph)
+        return cls(
+            list(first.values()),
+            step_loss(graph, built),
+            graph.loss_room,
+            side_effects=effects,
+            written_parameters=averaged,
+        )
 
     def run(
         self, module: nn.Module, sample: Sample, tangent: MakeOutputGradient = torch.ones_like
@@ -56,9 +71,16 @@ class StepRunner:
         return output, self.backward(output, tangent)
 
     def forward(self, module: nn.Module, sample: Sample) -> Any:
-        """The output of one forward."""
+        """The output of one forward, with what it stores where that is a part of the step."""
         args, kwargs = sample
-        return module(*args, **kwargs)
+        if not self.side_effects:
+            return module(*args, **kwargs)
+        self.side_effects.release(module)
+        before = self.side_effects.counters(module)
+        output = module(*args, **kwargs)
+        after = self.side_effects.counters(module)
+        counted = [now - then for now, then in zip(after, before, strict=True)]
+        return output, self.side_effects.read(module), counted
 
     def backward(self, output: Any, tangent: MakeOutputGradient = torch.ones_like) -> Any:
         """One backward; gives the loss, or the gradients that the output received with what stays

@@ -185,14 +185,19 @@ def test_a_last_batch_that_is_smaller(store: Path, tmp_path: Path) -> None:
     alone = trainer_of(gpt2(), tmp_path / "alone", **settings)
     alone.train()
     trainer = trainer_of(gpt2(), tmp_path / "planned", **settings)
-    plans = planned(trainer, store, batches=3).plans
+    plans = planned(trainer, store).plans
     assert len(plans) == 4, "for either shape one for masks of ones and one for others"
     trainer.train()
     assert equal(weights(trainer), weights(alone))
-    refused = trainer_of(gpt2(), tmp_path / "refused", **settings)
-    planned(refused, store)
-    with pytest.raises(tightfit.PlanMismatch, match=r"has shape \(1, 16\)"):
-        refused.train()
+
+
+def test_a_smaller_last_batch_that_cannot_be_planned_is_told_early(
+    store: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_of(gpt2(), tmp_path, count=5, max_steps=-1)
+    optimizer = trainer.create_optimizer()
+    with pytest.raises(tightfit.ConfigError, match=r"has 1 rows .*dataloader_drop_last=True"):
+        planned(trainer, store, optimizer=optimizer)
 
 
 @pytest.mark.long

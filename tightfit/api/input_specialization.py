@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tightfit.api.multi_shape_module import call_signature
 from tightfit.api.plan_result import ChosenPlan, FrontierEntry
@@ -189,9 +189,10 @@ def budget_text(budget: str | int | FrontierEntry) -> str:
 def sample_shapes(built: BuiltModel) -> str:
     """The shapes of a sample's tensors."""
     import torch
-    from torch.utils import _pytree as pytree
 
-    leaves: list[Any] = pytree.tree_leaves(built.samples[0])
+    from tightfit.stages.torch_utils.model_factory import structure_leaves
+
+    leaves = structure_leaves(built.samples[0])
     shapes = (str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor))
     return ", ".join(shapes) + (" with a mask of not only ones" if built.mixed else "")
 

@@ -124,10 +124,11 @@ def _joined_forward(base: Any, kinds: Sequence[Any], plans: MultiShapePlans) -> 
 def call_signature(args: Any, kwargs: Any) -> Hashable:
     """What the calls of one plan have in common: structure, shapes, dtypes and plain values."""
     import torch
-    from torch.utils import _pytree as pytree
 
-    leaves, tree = pytree.tree_flatten((tuple(args), dict(sorted(kwargs.items()))))
-    return str(tree), tuple(
+    from tightfit.stages.runtime.pytree import flatten
+
+    leaves, tree = flatten((tuple(args), dict(sorted(kwargs.items()))))
+    return tree, tuple(
         (leaf.shape, leaf.dtype, leaf.requires_grad)
         if isinstance(leaf, torch.Tensor)
         else (type(leaf), leaf if isinstance(leaf, bool | int | float | str) else None)

@@ -80,9 +80,10 @@ def group_samples(
 def _all_ones_leaves(sample: Sample) -> tuple[bool, ...]:
     """Which tensors of a sample hold nothing but ones."""
     import torch
-    from torch.utils import _pytree as pytree
 
-    leaves = pytree.tree_leaves(sample)
+    from tightfit.stages.torch_utils.model_factory import structure_leaves
+
+    leaves = structure_leaves(sample)
     return tuple(bool((x == 1).all()) for x in leaves if isinstance(x, torch.Tensor))
 
 
@@ -129,7 +130,10 @@ def check_settings(
     }
     if isinstance(offload, OffloadOptions) and offload.machine is not None:
         document["machine"] = str(offload.machine)
-    parse_config(document, "plan")
+    try:
+        parse_config(document, "plan")
+    except ConfigError as error:
+        raise ConfigError(_name_options(str(error))) from None
     try:
         store.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -156,6 +160,22 @@ def check_loss_room(loss_room: int | str | None, loss: object) -> int | None:
             "plan: loss_room is for a loss that is not planned, and loss is given: leave one out"
         )
     return parse_loss_room(loss_room, "plan: loss_room")
+
+
+_OPTION_NAMES = {
+    "strategies[0]": "strategy",
+    "solver.peaks": "solver: peak_levels",
+    "solver.saves": "solver: save_levels",
+    "solver.engine": "solver: engine",
+    "plan: machine": "plan: offload: machine",
+}
+
+
+def _name_options(message: str) -> str:
+    """A message on a configuration with the names that the options have in Python."""
+    for written, named in _OPTION_NAMES.items():
+        message = message.replace(f"{written}:", f"{named}:", 1)
+    return message
 
 
 def check_check_level(check: object) -> None:

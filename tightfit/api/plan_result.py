@@ -193,6 +193,8 @@ class ChosenPlan(Plan):
         optimizer: Takes the place of the optimizer that the plan was made with.
         optimizer_step: Prediction of the step with the optimizer's updates, in bytes and seconds.
         eager_fallback: Plan of eager's kernels that the package of one of fused kernels has, too.
+        outputs_without_gradient: Parts of the model's output that the planned loss does not use. A
+            gradient that they receive is refused: plan without a loss, or with one that uses them.
 
     Example:
         >>> module, plan = tightfit.plan(model, (x,), budget="min")
@@ -205,6 +207,7 @@ class ChosenPlan(Plan):
     optimizer: torch.optim.Optimizer | None = field(default=None, kw_only=True, compare=False)
     optimizer_step: OptimizerStepPrediction | None = field(default=None, kw_only=True)
     eager_fallback: ChosenPlan | None = field(default=None, kw_only=True, repr=False)
+    outputs_without_gradient: tuple[str, ...] = field(default=(), kw_only=True)
     make_frontier: Callable[[], Frontier] = field(kw_only=True, repr=False, compare=False)
     frontier_bytes: Callable[[Frontier], Sequence[int]] = field(
         kw_only=True, repr=False, compare=False
@@ -245,6 +248,9 @@ class ChosenPlan(Plan):
         preload = "" if self.gpu is not None else describe_preload()
         if preload:
             lines.append(f"process: start it as `{preload} ...` to keep its RSS to these bytes")
+        if self.outputs_without_gradient:
+            unused = ", ".join(self.outputs_without_gradient)
+            lines.append(f"gradients: none for {unused}, which the planned loss does not use")
         return "\n".join([*lines, f"package: {self.package}"])
 
     def with_note(self, note: str) -> ChosenPlan:

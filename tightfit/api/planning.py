@@ -69,6 +69,7 @@ from tightfit.util.budget import DEFAULT_BUDGET, NO_BUDGET
 from tightfit.util.child_process import ChildProcess
 from tightfit.util.errors import ConfigError
 from tightfit.util.strategies import baseline_names
+from tightfit.util.torch_version import warn_of_untested_version
 
 if TYPE_CHECKING:
     import torch
@@ -161,6 +162,9 @@ def plan(
         >>> print(plan.summary())
         >>> module(x).mean().backward()
     """
+    import torch
+
+    warn_of_untested_version(torch.__version__)
     store = store_path(store)
     device = None if device is None else str(device)
     check_settings(strategy, store, solver, offload, on_mismatch, assume_all_ones_masks)
@@ -220,11 +224,21 @@ def _planning_context(
         torch.inference_mode(False),
         torch.enable_grad(),
         allow_operators(operators),
+        _shorten_interruption(),
     ):
         try:
             yield
         finally:
             release_free_memory()
+
+
+@contextlib.contextmanager
+def _shorten_interruption() -> Iterator[None]:
+    """An interruption within it says what it is, without all that was running then."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("tightfit.plan was interrupted before it had a plan") from None
 
 
 def _plan_with_optimizer(
@@ -265,6 +279,8 @@ def _plan_without_optimizer(
 ) -> tuple[nn.Module, ChosenPlan]:
     """The plans of all shapes, and of either kind of masks where these are to be split."""
     from tightfit.api.pickling import package_loader
+    from tightfit.schemas.graph.training_graph import read_graph
+    from tightfit.stages.torch_utils.step_loss import outputs_without_gradient
 
     runner, written = request.runner, request.budget
     given = (
@@ -282,7 +298,8 @@ def _plan_without_optimizer(
     if request.check:
         made = [_check_specialized(*each, loader) for each in zip(made, loads, strict=True)]
     first, *others = [one.plan for one in made]
-    first = replace(first, other_shapes=tuple(others))
+    unused = outputs_without_gradient(read_graph(given[0][1]))
+    first = replace(first, other_shapes=tuple(others), outputs_without_gradient=unused)
     model = given[0][0].model
     if len(loads) == 1:
         return loads[0](model, request.on_mismatch), first

@@ -160,12 +160,14 @@ class StageRunner:
         from tightfit.stages.profile.cost_library import open_cost_library
         from tightfit.stages.profile.profile import profile
         from tightfit.stages.torch_utils.devices import describe_device
+        from tightfit.stages.torch_utils.step_loss import step_loss
 
         self.progress.stage("profile")
+        traced = read_graph(graph)
         with open_cost_library(self.store, describe_device(self.device)) as library:
             costs = profile(
-                read_graph(graph),
-                built.loss,
+                traced,
+                step_loss(traced, built),
                 library,
                 report=lambda done, total, _: self.progress.report(done, total),
                 device=self.device,

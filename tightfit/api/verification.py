@@ -3,8 +3,9 @@ kernels."""
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from tightfit.api.input_specialization import InputSpecialization
 from tightfit.api.plan_result import ChosenPlan
 from tightfit.api.stage_runner import StageRunner
 from tightfit.util.budget import NO_BUDGET
-from tightfit.util.errors import ModelError
+from tightfit.util.errors import ArtifactError, ModelError
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +51,7 @@ def check_captured(runner: StageRunner, built: BuiltModel, graph: Path) -> None:
     from tightfit.stages.generate.graph_guards import checkpoint_mismatch_causes
     from tightfit.stages.generate.package import write_package, zero_time_costs
     from tightfit.stages.simulate.simulate import simulate
+    from tightfit.stages.torch_utils.step_loss import graph_side_effects
     from tightfit.stages.validate.load import load_planned_module
     from tightfit.stages.validate.predictions import is_self_checkpointing
     from tightfit.stages.validate.validate import check_captured_graph
@@ -64,9 +66,13 @@ def check_captured(runner: StageRunner, built: BuiltModel, graph: Path) -> None:
     steps = simulate(traced, costs, lower_to_schedule(traced, costs, executions, False)).steps
     with tempfile.TemporaryDirectory() as folder:
         write_package(Path(folder) / "captured", traced, steps, CAPTURED_PLAN_FACTS)
-        said = check_captured_graph(
-            traced, built, load_planned_module(Path(folder) / "captured", built.model)
-        )
+        try:
+            captured = load_planned_module(Path(folder) / "captured", built.model)
+        except ArtifactError as error:
+            why = str(error.__cause__ or error)
+            raise ModelError(f"{built.label}: planning has changed the model: {why}") from error
+        with graph_side_effects(traced).preserved(built.model):
+            said = check_captured_graph(traced, built, captured)
     if said:
         raise ModelError(said)
 
@@ -80,18 +86,29 @@ def check_plan(
     Raises ModelError where it does not do what it should."""
     built = variant.built
     planned = load(built.model, "error")
-    if runner.fused_kernels is None:
-        runner.check(variant.graph, built, planned)
-    else:
-        keep_all = _keep_all_loader(runner, variant)(built.model, "error")
-        said = runner.check_fused(variant.graph, built, planned, keep_all)
-        made = made.with_note(said)
-    if said := runner.check_transfers(variant.graph, built, planned, made):
-        made = made.with_note(said)
+    with _preserve_side_effects(variant.graph, built.model):
+        if runner.fused_kernels is None:
+            runner.check(variant.graph, built, planned)
+        else:
+            keep_all = _keep_all_loader(runner, variant)(built.model, "error")
+            said = runner.check_fused(variant.graph, built, planned, keep_all)
+            made = made.with_note(said)
+        if said := runner.check_transfers(variant.graph, built, planned, made):
+            made = made.with_note(said)
     own = runner.self_checkpointing_peak(variant.graph, built)
     if own is None:
         return made
     return replace(made, message=_compare_with_self_checkpointing(made, own))
+
+
+@contextlib.contextmanager
+def _preserve_side_effects(graph: Path, model: nn.Module) -> Iterator[None]:
+    """Within it copies of a model run that share what their forward changes, as functions do."""
+    from tightfit.schemas.graph.training_graph import read_graph
+    from tightfit.stages.torch_utils.step_loss import graph_side_effects
+
+    with graph_side_effects(read_graph(graph)).preserved(model):
+        yield
 
 
 def _compare_with_self_checkpointing(made: ChosenPlan, own: int) -> str:
@@ -124,9 +141,9 @@ def check_updates(
         if runner.fused_kernels is not None
         else None
     )
-    runner.check_updates(
-        variant.graph, variant.built, _load_strictly(load), original, optimizer, replace_optimizer
-    )
+    own = (_load_strictly(load), original, optimizer, replace_optimizer)
+    with _preserve_side_effects(variant.graph, variant.built.model):
+        runner.check_updates(variant.graph, variant.built, *own)
 
 
 def _load_strictly(load: LoadPlanned) -> Callable[[nn.Module], nn.Module]:

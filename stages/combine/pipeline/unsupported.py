@@ -73,12 +73,18 @@ def _check_guards(graph: Graph) -> None:
         guards: Any = json.loads(graph.guards)
         autocast = bool(guards.get("autocast", {}).get("enabled"))
         assigned = list(guards.get("assigned_buffers", []))
+        stored = (guards.get("guards") or {}).get("side_effects", [])
     except (ValueError, AttributeError, TypeError):
         raise ModelError(f"{graph.model}: the guards are not JSON of the known form") from None
     if autocast:
         raise ModelError(
             f"{graph.model}: was traced under autocast, whose casts several microbatches "
             "of one process share: plan the pipeline without it"
+        )
+    if stored:
+        raise ModelError(
+            f"{graph.model}: its forward changes {stored[0][3]} in each call, which the ranks of a "
+            "pipeline do not: return what it stores"
         )
     if assigned:
         raise ModelError(

@@ -30,8 +30,8 @@ class AliasingGuard:
         self.given = [at for at in self.inputs if tensors[at].requires_grad and at not in tied]
         self.parameters = [at for at, tensor in positions if tensor.kind == "parameter"]
         paths = set(written)
-        written_at = {at for at, one in positions if one.kind == "buffer" and one.path in paths}
         own = [at for at, tensor in positions if tensor.kind in ("parameter", "buffer")]
+        written_at = {at for at in own if tensors[at].path in paths}
         self.own = [at for at in own if at not in remote]
         self.writing = {number for number, at in enumerate(self.own) if at in written_at}
         """Which of the own tensors the step writes, by their place among them."""

@@ -69,6 +69,11 @@ class Guards:
     ) -> list[torch.Tensor]:
         """The tensors the step takes, in order; raises PlanMismatch where one does not fit."""
         tensors: list[Any] = [None] * len(self.interface.tensors)
+        if "_is_replica" in vars(model):
+            raise PlanMismatch(
+                "the call is on a replica of DataParallel, whose weights are copies: use "
+                "DistributedDataParallel, with a process for each device"
+            )
         try:
             self.check_autocast()
             modules = self.modules.gather(model, tensors)
@@ -100,10 +105,12 @@ class Guards:
                     f"the plan was made with it {expected or 'off'}"
                 )
             cached = torch.is_autocast_cache_enabled()
-            if found and cached != self.interface.autocast_cache:
-                raise PlanMismatch(
-                    f"autocast {'keeps' if cached else 'does not keep'} its casts, the plan was "
-                    f"made with cache_enabled={self.interface.autocast_cache}"
+            if found and self.interface.autocast_cache not in (None, cached):
+                raise ModelDifference(
+                    f"autocast {'keeps' if cached else 'does not keep'} its casts, of which the "
+                    f"forward uses one twice, and the plan was made with "
+                    f"cache_enabled={self.interface.autocast_cache}",
+                    f"plan within torch.autocast(..., cache_enabled={cached})",
                 )
 
     def check_present(self, tensors: list[Any]) -> None:

@@ -71,6 +71,8 @@ def describe_encoding(written: Any, other: Any = None) -> str:
         return f"{describe_encoding(written[1])} or {describe_encoding(written[2])}"
     if word == "own":
         return written[1] or "the model itself"
+    if word == "unguarded":
+        return f"a {written[2]}"
     if word in ("plain", "torch", "python"):
         return str(written[-1])
     if word == "enum":

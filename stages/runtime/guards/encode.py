@@ -83,7 +83,8 @@ _MAX_DEPTH = 12
 
 def encode_value(value: Any, own: Mapping[int, str] | None = None, depth: int = 0) -> Any:
     """A value as JSON. `own` gives the path of each tensor of the model by its id and of each
-    module by that of its fields, which a planned model and the one it was made of share."""
+    module by that of its fields, which a planned model and the one it was made of share, and of the
+    lists and dictionaries whose contents are not compared, since the forward only adds to them."""
     own = own or {}
     if value is MISSING:
         return _MISSING_ENCODING
@@ -104,6 +105,8 @@ def encode_value(value: Any, own: Mapping[int, str] | None = None, depth: int = 
     if isinstance(value, torch.Tensor):
         return ["tensor", list(value.shape), str(value.dtype), tensor_digest(value)]
     if isinstance(value, _CONTAINERS):
+        if id(value) in own:
+            return ["unguarded", *_qualified_name(kind)]
         return _encode_container(value, own, depth)
     if isinstance(value, memoryview):
         return ["array", repr(value.shape), str(value.format), _sha(value.tobytes())]

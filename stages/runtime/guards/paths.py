@@ -77,6 +77,12 @@ def _item(thing: Any, index: int) -> Any:
     return thing[index] if inside else MISSING
 
 
+def _module_hook(thing: Any, field: str, number: int) -> Any:
+    """A hook of a module by its place among those of its kind."""
+    hooks = list(getattr(thing, "__dict__", {}).get(field, {}).values())
+    return hooks[number] if number < len(hooks) else MISSING
+
+
 def _global(thing: Any, name: str) -> Any:
     return thing.get(name, MISSING) if isinstance(thing, dict) else MISSING
 
@@ -129,7 +135,7 @@ def _bound(thing: Any) -> Any:
 
 def _partial_attribute(thing: Any, name: str) -> Any:
     """What a partial function or the like was made with: `func`, `args`, `keywords`; what a
-    dictionary makes missing items with: `default_factory`."""
+    dictionary makes missing items with: `default_factory`; what sets a property: `fset`."""
     return getattr(thing, name, MISSING) if isinstance(thing, _PARTIAL_TYPES) else MISSING
 
 
@@ -137,6 +143,7 @@ _PARTIAL_TYPES: tuple[Any, ...] = (
     *(functools.partial, functools.partialmethod),
     functools.singledispatchmethod,
     collections.defaultdict,
+    property,
 )
 
 
@@ -156,6 +163,7 @@ PATH_STEPS: dict[str, Any] = {
     "class": _class,
     "key": _key,
     "item": _item,
+    "hook": _module_hook,
     "global": _global,
     "globals": _globals,
     "cell": _cell,

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..side_effects import SideEffects, read_side_effects, unguarded_containers
 from .buffer_values import BufferValueGuard, is_buffer_value
 from .compare import ModelDifference, describe_difference, encodings_match, missing_source
 from .encode import (
@@ -65,6 +66,7 @@ class GuardedState:
         self.lists = GuardTable()
         self.kept: dict[int, tuple[torch.Tensor, int]] = {}
         self.values = BufferValueGuard([], self.paths)
+        self.side_effects = SideEffects(read_side_effects(description))
         if not self.active:
             return
         self.values = BufferValueGuard(description.get("buffer_values", []), self.paths)
@@ -149,6 +151,7 @@ class GuardedState:
         self._take_hooks(by_path, lists)
         self._take_names(by_path, lists)
         own = state_paths_by_id(by_path)
+        own |= unguarded_containers(self.side_effects.effects, by_path)
         for holder in self.holders:
             self._take_holder(holder, by_path, own, lists)
         self.lists = lists
@@ -233,7 +236,7 @@ class GuardedState:
             lists.buffers.append((value, bytes(value)))
         elif isinstance(value, DICT_VIEWS) and depth < 12:
             self._take_contents(value.mapping, lists, own, depth + 1)
-        elif isinstance(value, _CONTAINERS) and depth < 12:
+        elif isinstance(value, _CONTAINERS) and depth < 12 and id(value) not in own:
             shown: Any = value
             keys = list(shown) if isinstance(value, dict | MappingProxyType) else None
             inside = list(shown) if keys is None else list(shown.values())
@@ -312,6 +315,7 @@ def check_guard_description(description: Any) -> None:
             raise ValueError(f"the description of what is watched has {name} of an unknown form")
     if not all(map(is_buffer_value, description.get("buffer_values", []))):
         raise ValueError("the description of what is watched has buffers of an unknown form")
+    read_side_effects(description)
     if not all(isinstance(value, str | bool) for value in description["global_state"].values()):
         raise ValueError("the description of what is watched has states of an unknown form")
 
@@ -360,6 +364,8 @@ def _is_guard_source(item: Any) -> bool:
 def _is_path_step(step: list[Any]) -> bool:
     if step[0] in ("globals", "function", "bound", "type"):
         return len(step) == 1
+    if step[0] == "hook":
+        return len(step) == 3 and isinstance(step[1], str) and type(step[2]) is int
     if len(step) != 2:
         return False
     if step[0] in ("item", "base"):

@@ -43,6 +43,7 @@ from tightfit.stages.trace.guards.guard_source import (
     GuardSource,
     StateSnapshot,
     is_dunder,
+    is_unchanged,
 )
 from tightfit.stages.trace.guards.namespaces import (
     StatefulIteratorError,
@@ -206,13 +207,22 @@ class AttributeRecorder(ReachableState):
                         holder.read(names)
 
     def _note_field(self, holder: GuardSource, name: str) -> None:
-        if name in holder.reads:
+        if name in holder.reads or self._is_set_in_run(holder, name):
             return
         value = holder.read(name)
         if value is MISSING:
             self._note_class(holder, name)
         else:
             self.found(value, (*holder.place, ("field", name)), join_name(holder.shown, name))
+
+    def _is_set_in_run(self, holder: GuardSource, name: str) -> bool:
+        """Whether the forward has set a field since it began, so that it reads what it has made."""
+        fields = holder.thing if isinstance(holder.thing, dict) else vars(holder.thing)
+        kept = self.kept.get(id(fields))
+        if not self.on or kept is None or kept.names is not None:
+            return False
+        start = kept.at_start.get(name, MISSING)
+        return not is_unchanged(start, fields.get(name, MISSING))
 
     def _note_class(self, holder: GuardSource, name: str) -> None:
         kind = original_class(holder.thing)
@@ -285,7 +295,8 @@ class AttributeRecorder(ReachableState):
         return self.holders[key]
 
     def _keep_names(self, holder: GuardSource, names: dict[str, Any], written: set[str]) -> None:
-        kept = self.kept.setdefault(id(names), StateSnapshot("", names, {}, frozenset()))
+        fresh = StateSnapshot("", names, {}, frozenset(), place=holder.place)
+        kept = self.kept.setdefault(id(names), fresh)
         kept.names = (kept.names or frozenset()) | written
         for name in written:
             if name in names:

@@ -34,6 +34,7 @@ from tightfit.stages.trace.guards.attribute_recorder import (
     locate_executed_code,
     record_decorator_settings,
 )
+from tightfit.stages.trace.guards.effect_recorder import EffectRecorder
 from tightfit.stages.trace.guards.global_state import GlobalStateMonitor, install_profiler
 from tightfit.stages.trace.guards.guard_source import (
     INTERNAL_FIELDS,
@@ -51,6 +52,7 @@ from tightfit.stages.trace.guards.guard_source import (
 from tightfit.stages.trace.guards.lazy_init import LazyInitDetector
 from tightfit.stages.trace.guards.namespaces import StatefulIteratorError
 from tightfit.stages.trace.guards.reachable_state import (
+    BACKWARD_HOOK_FIELDS,
     HOOK_FIELDS,
     REGISTERED_FIELDS,
     describe_model_structure,
@@ -106,6 +108,8 @@ class GuardRecorder:
         """What the forward changed, by what holds it and its name there, with a sentence."""
         self._lasting: LazyInitDetector | None = None
         self._settled = False
+        self._leaving = False
+        self.effects = EffectRecorder(self._reader, self._own)
         self._ran: list[GuardSource] = []
 
     def names(self) -> set[str]:
@@ -133,13 +137,15 @@ class GuardRecorder:
                 if tensor_digest(tensor) != tensor_digest(copy):
                     tensor.detach().copy_(copy)
         self._moved.put_back()
+        self.effects.forget_counters()
         self._ran, lost = locate_executed_code(self._reader)
         record_decorator_settings(self._reader, self._ran)
         self._check_reads()
-        changed = [] if self._settled else dict.fromkeys(self.changed.values())
+        changed = dict.fromkeys(self.effects.unsupported(self.changed, self._settled))
         found = (
             self._moved.problems,
             self.asked.problems,
+            self.effects.closure_problems(),
             self._reader.problems,
             self._reader.caches.finish(),
             lost,
@@ -159,13 +165,20 @@ class GuardRecorder:
     def leaving(self, known: ConstantFolder) -> Iterator[None]:
         """Within it what a run changes is left for the next one; `known` has the true tensors."""
         self._lasting = LazyInitDetector(self._reader, self._own, known)
-        yield
+        self._leaving = True
+        try:
+            yield
+        finally:
+            self._leaving = False
+            for kept in self._reader.kept.values():
+                restore_snapshot(kept)
 
     def settle(self) -> None:
-        """Takes what the forward changed for what it makes only once, where two runs within
-        `leaving` show it to be that."""
-        if self._lasting is not None:
-            self._settled = self._lasting.settle(self.model, set(self.changed))
+        """Takes what the forward changed for what it makes only once, or for what a plan can do,
+        too, where two runs within `leaving` show it to be that."""
+        assert self._lasting is not None
+        self._settled = self._lasting.settle(self.model, set(self.changed))
+        self.effects.settle()
 
     def description(self) -> dict[str, Any]:
         """What the forward hung on, as JSON: see `stages.runtime.guards.state`."""
@@ -179,6 +192,7 @@ class GuardRecorder:
             "names": [[path, name, self._names(path, name)] for path, name in self._reader.named],
             "sources": [self._describe(h, own) for h in (*self._holders(), *self._ran)],
             "global_state": self._states(),
+            "side_effects": [effect.written() for effect in self.effects.described()],
         }
 
     def _holders(self) -> Iterator[GuardSource]:
@@ -260,13 +274,18 @@ class GuardRecorder:
                     f"which a plan would not run; remove it before planning"
                 )
         for path, module in self.model.named_modules():
-            for name in HOOK_FIELDS if path else ():
+            for name in BACKWARD_HOOK_FIELDS if path else ():
                 for hook in vars(module)[name].values():
                     if not is_computing_hook(hook):
                         self.problems.append(submodule_hook_message(path, name, hook))
 
     def _check_changes(self) -> None:
+        if self.effects.probing:
+            return
+        if not self._leaving:
+            self.effects.collect()
         changed: dict[tuple[int, Any], StateSnapshot] = {}
+        found: dict[tuple[int, Any], tuple[StateSnapshot, Any]] = {}
         for kept in list(self._reader.kept.values()):
             if is_random_generator(kept.thing):
                 if compared_contents(kept) != kept.at_start:
@@ -275,11 +294,13 @@ class GuardRecorder:
             for name, sentence in self._changes(kept):
                 key = id(kept.thing), None if id(kept.thing) in self._reader.hooks else name
                 changed[key] = kept
-                if self._lasting is None:
+                found[key] = kept, name
+                if not self._leaving:
                     self.changed.setdefault(key, sentence)
                     undo_change(kept, name)
-        if self._lasting is not None:
+        if self._leaving and self._lasting is not None:
             self._lasting.ran(changed)
+            self.effects.ran(found)
 
     def _changes(self, kept: StateSnapshot) -> Iterator[tuple[Any, str]]:
         """The names in a dictionary, or None for another thing, that the last run changed."""

@@ -90,6 +90,8 @@ class StateSnapshot:
     """The keys to compare, None for all."""
     at_start: Any = None
     """What it held when the forward began, with the tensors that the capture put in."""
+    place: GuardPath = ()
+    """Where it can be found again."""
 
 
 def is_dunder(name: str) -> bool:

@@ -45,22 +45,23 @@ class LazyInitDetector:
         self.runs: list[dict[tuple[int, Any], StateSnapshot]] = []
         self.later: dict[tuple[int, str], Any] = {}
         self.hooks: list[list[Any]] = []
-        self._made: list[Any] = []
+        self._made: dict[tuple[int, Any], Any] = {}
 
     def ran(self, changed: dict[tuple[int, Any], StateSnapshot]) -> None:
         """Takes note of what a run changed, and of what the first one made."""
         self.runs.append(changed)
         if len(self.runs) == 1:
-            self._made = self._contents()
+            self._made = self._contents(self.runs[0])
 
     def settle(self, model: nn.Module, changed: set[tuple[int, Any]]) -> bool:
-        """True where the first run made all that is `changed`, the second one changed nothing, and
-        what was made hangs on no input and no weight."""
-        if len(self.runs) != 2 or self.runs[1] or not changed <= set(self.runs[0]):
+        """True where the first run made all that is `changed` and not changed by the second one,
+        too, and what was made hangs on no input and no weight."""
+        if len(self.runs) != 2 or not changed <= set(self.runs[0]):
             return False
-        if not all(self._lasts(kept, name) for (_, name), kept in self.runs[0].items()):
+        once = {key: kept for key, kept in self.runs[0].items() if key not in self.runs[1]}
+        if not all(self._lasts(kept, name) for (_, name), kept in once.items()):
             return False
-        if self._contents() != self._made:
+        if any(self._made[key] != now for key, now in self._contents(once).items()):
             return False
         with _disable_current_modes():
             for holder in self.reader.holders.values():
@@ -70,14 +71,16 @@ class LazyInitDetector:
         self.hooks = describe_model_structure(model)["hooks"]
         return True
 
-    def _contents(self) -> list[Any]:
+    def _contents(self, made: dict[tuple[int, Any], StateSnapshot]) -> dict[tuple[int, Any], Any]:
         """What the first run made as it is now, with all that it holds."""
-        made = [item for item in self.runs[0].items() if id(item[1].thing) not in self.reader.hooks]
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            return [
-                self._content(kept.thing if name is None else kept.thing.get(name, MISSING))
-                for (_, name), kept in made
-            ]
+            return {
+                (key, name): self._content(
+                    kept.thing if name is None else kept.thing.get(name, MISSING)
+                )
+                for (key, name), kept in made.items()
+                if id(kept.thing) not in self.reader.hooks
+            }
 
     def _content(self, value: Any, depth: int = 0) -> Any:
         if isinstance(value, torch.Tensor):

@@ -96,6 +96,12 @@ class ReachableState(abc.ABC):
         self.spaces = Namespaces(self.holders, self.found)
         for path, module in model.named_modules():
             self._enter_module(module, (("module", path),), path)
+        for path, module in model.named_modules():
+            for field in FORWARD_HOOK_FIELDS if path else ():
+                for number, hook in enumerate(vars(module)[field].values()):
+                    if not is_computing_hook(hook):
+                        at = (("module", path), ("hook", field, number))
+                        self.discover(hook, at, hook_name(hook))
 
     @abc.abstractmethod
     def _patch(self, kind: type) -> bool:
@@ -113,21 +119,22 @@ class ReachableState(abc.ABC):
         fields = vars(module)
         holder = GuardSource(place, shown, "fields", module, dict(fields))
         self.holders["fields", id(fields)] = holder
-        self._keep(shown, fields, None)
+        self._keep(shown, fields, place)
         for name in REGISTERED_FIELDS:
-            self._keep(shown, fields[name], None)
+            self._keep(shown, fields[name], (UNREACHABLE,))
         for name in HOOK_STATE_FIELDS:
-            self._keep(shown, fields[name], None)
+            self._keep(shown, fields[name], (UNREACHABLE,))
             self.hooks.add(id(fields[name]))
         self._enter_class(original_class(module), place)
         for name, value in list(fields.items()):
             if name not in INTERNAL_FIELDS:
                 self.discover(value, (*place, ("field", name)), join_name(shown, name))
 
-    def _keep(self, shown: str, thing: Any, names: frozenset[str] | None) -> None:
+    def _keep(self, shown: str, thing: Any, place: GuardPath) -> None:
         if is_mutable(thing) and id(thing) not in self.kept:
             before = copy_contents(thing)
-            self.kept[id(thing)] = StateSnapshot(shown, thing, before, names, copy_contents(thing))
+            kept = StateSnapshot(shown, thing, before, None, copy_contents(thing), place)
+            self.kept[id(thing)] = kept
 
     def _enter_class(self, kind: type, place: GuardPath) -> None:
         """Remembers from where a class and its functions are reached."""
@@ -161,6 +168,8 @@ class ReachableState(abc.ABC):
             return
         if isinstance(value, functools.singledispatchmethod):
             self.enter_function(value.dispatcher, (*place, ("given", "dispatcher")), depth + 1)
+        if isinstance(value, property) and value.fset is not None:
+            self.enter_function(value.fset, (*place, ("given", "fset")), depth + 1)
         place = (*place, ("function",))
         if is_user_function(function) and not is_tightfit_code(function.__code__.co_filename):
             if known is None or known[1].__code__ is not function.__code__:
@@ -247,7 +256,7 @@ class ReachableState(abc.ABC):
         if isinstance(value, _CONTAINERS):
             self._remember(value)
             if is_mutable(value):
-                self._keep(shown, value, None)
+                self._keep(shown, value, place)
             items = [((*place, step), end, item) for step, end, item in container_items(value)]
             items += [((UNREACHABLE,), "", item) for item in pathless_objects(value)]
             for item in value if isinstance(value, set | frozenset) else ():
@@ -258,7 +267,7 @@ class ReachableState(abc.ABC):
                 items.append((at, ".default_factory", value.default_factory))
         elif is_mutable(value):
             self._remember(value)
-            self._keep(shown, value, None)
+            self._keep(shown, value, place)
         if slots := slot_values(value):
             self._remember(value)
             items += [((*place, ("field", name)), f".{name}", s) for name, s in slots.items()]
@@ -279,7 +288,7 @@ class ReachableState(abc.ABC):
         fields = vars(value)
         holder = GuardSource(place, shown, "fields", value, dict(fields))
         self.holders["fields", id(fields)] = holder
-        self._keep(shown, fields, None)
+        self._keep(shown, fields, place)
         if not is_installed_class(type(value)):
             self._enter_class(type(value), place)
         for name, item in list(fields.items()):
@@ -331,12 +340,9 @@ def join_name(shown: str, name: str) -> str:
     return f"{shown}.{name}" if shown else name
 
 
-HOOK_FIELDS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
+FORWARD_HOOK_FIELDS = ("_forward_hooks", "_forward_pre_hooks")
+BACKWARD_HOOK_FIELDS = ("_backward_hooks", "_backward_pre_hooks")
+HOOK_FIELDS = (*FORWARD_HOOK_FIELDS, *BACKWARD_HOOK_FIELDS)
 _COMPUTING_HOOK_MODULES = (
     *("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm"),
     "torch.nn.utils.prune",

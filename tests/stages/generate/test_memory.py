@@ -35,6 +35,7 @@ MODELS: dict[str, Any] = {
     "structured": modules.structured,
     "heads": modules.heads,
     "shared": modules.shared,
+    "bags": lambda: (nn.EmbeddingBag(12, 8, mode="max"), ((torch.arange(12).view(3, 4),), {})),
 }
 
 

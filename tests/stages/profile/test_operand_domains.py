@@ -103,7 +103,7 @@ def test_a_storage_of_another_size_is_refused_by_name(tmp_path: Path) -> None:
     op = next(op for op in graph.ops if op.target == "aten.tanh.default")
     graph.storages[graph.values[op.outputs[0]].storage] += 8
     with pytest.raises(
-        ModelError, match=r"tanh\.default\) of model, at .*leaves 96 bytes .* 104 were foretold"
+        ModelError, match=r"tanh\.default of model, at .*keeps 96 bytes for results of 104 bytes"
     ):
         costs_of(graph, tmp_path)
 

@@ -97,14 +97,37 @@ def test_a_backward_that_autocast_leaves_alone_is_eagers(tmp_path: Path) -> None
     assert_same_gradients(planned, model)
 
 
-def test_a_call_with_another_cache_is_refused(tmp_path: Path) -> None:
-    model = perceptron()
+class Repeated(nn.Module):
+    """A layer that is called twice, so that eager shares its casts or makes them twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(ROWS.shape[-1], ROWS.shape[-1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.layer(x).relu())
+
+
+def test_a_call_with_another_cache_is_refused_where_a_cast_is_used_twice(tmp_path: Path) -> None:
+    model = Repeated()
     package = planned_under(cast, model, tmp_path / "plan")
-    with pytest.raises(package.PlanMismatch, match="cache_enabled=True"), uncached():
+    said = r"cache_enabled=True; plan within torch.autocast\(..., cache_enabled=False\)"
+    with pytest.raises(package.PlanMismatch, match=said), uncached():
         package.load(model)(ROWS)
     package = planned_under(off, model, tmp_path / "other")
     with uncached(enabled=False):
         package.load(model)(ROWS)
+
+
+@pytest.mark.parametrize(("planned", "called"), [(cast, uncached), (uncached, cast)])
+def test_a_call_with_another_cache_is_eagers_where_each_cast_is_used_once(
+    planned: Callable[..., object], called: Callable[..., object], tmp_path: Path
+) -> None:
+    model = perceptron()
+    module = planned_under(planned, model, tmp_path / "plan").load(copy.deepcopy(model))
+    for one in (module, model):
+        step(one, called, ROWS)
+    assert_same_gradients(module, model)
 
 
 def together(model: nn.Module, region: Callable[..., object]) -> None:

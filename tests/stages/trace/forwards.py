@@ -191,15 +191,9 @@ REFUSED = [
     (counts_in_a_slot, "changes the global METERS[0] at tests"),
     (counts_in_bytes, "changes bytes at tests"),
     (counts_in_an_array, "changes array at tests"),
-    (clamps, "changes its parameter 'layer.weight' in place"),
+    (clamps, "to its parameter 'layer.weight', which is trained"),
     (freezes, "sets requires_grad of its parameter 'layer.weight'"),
     (counts, "sets counter at tests/stages/trace/forwards.py:"),
-    (keeps, "sets last at tests"),
-    (appends, "changes history at tests"),
-    (fills, "changes cache.x"),
-    (counts_below, "sets settings.steps at tests"),
-    (counts_globally, "sets COUNT at tests"),
-    (appends_globally, "changes the global SEEN at tests"),
     (deletes, "sets counter at tests"),
     (registers, "layer"),
     (draws, "draws from Python's random at tests/stages/trace/forwards.py:"),
@@ -213,6 +207,16 @@ REFUSED = [
     (sets_default, "sets the default dtype at tests"),
     (is_deterministic, "sets the use of deterministic algorithms at tests"),
     (without_cudnn, "sets torch.backends.cudnn.enabled at tests"),
+]
+
+
+REPLAYED = [
+    (keeps, "assign", "last"),
+    (appends, "append", "history"),
+    (fills, "assign", "cache['x']"),
+    (counts_below, "count", "settings.steps"),
+    (counts_globally, "count", "COUNT"),
+    (appends_globally, "append", "the global SEEN"),
 ]
 
 

@@ -162,8 +162,8 @@ SENTENCES: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (fills_a_table, r"the forward changes \(3, 'x'\) in the global TABLES"),
     (
         keeps_a_tensor,
-        r"the forward changes the global KEPT at .*test_capture_errors.*; return the tensors that "
-        "it puts there, or put them into a list of its own",
+        r"the forward changes the global KEPT at .*test_capture_errors.* and reads it, with what "
+        "earlier steps have left there, .*; let each call make a list of its own",
     ),
     (
         goes_another_way_compiled,
@@ -204,7 +204,7 @@ def test_a_mask_that_is_compared_with_a_causal_one() -> None:
 
 def test_sparse_gradients() -> None:
     model = nn.Embedding(5, 3, sparse=True)
-    with pytest.raises(ModelError, match=r"not strided, .*sparse=False"):
+    with pytest.raises(ModelError, match=r"makes sparse gradients .*set its sparse to False"):
         trace(built_of((model, ((torch.tensor([1, 2]),), {}))), "m")
 
 

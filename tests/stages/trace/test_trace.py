@@ -232,7 +232,7 @@ def test_in_place_forms_are_offered_where_an_input_is_alone_in_its_storage() -> 
         ("listing", ["does not register", "ModuleList"]),
         ("filling", ["dictionary that it is given"]),
         ("jumping", ["tests/stages/trace/unsupported_modules.py:", "Python's random"]),
-        ("sparse", ["strided"]),
+        ("sparse", ["makes sparse gradients", "set its sparse to False"]),
         ("detached", ["no output of the model depends"]),
         ("decoding", ["tests/stages/trace/unsupported_modules.py:", "JSONDecodeError"]),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import random
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -260,9 +261,17 @@ def test_the_users_model_and_all_random_numbers_stay_as_they_were(
 
 def test_a_model_that_cannot_be_copied_is_named(graph: Graph, check: Check) -> None:
     built, planned = pair(Plain)
-    built.model.linear.further = (torch.ones(2, requires_grad=True) * 2,)
+    built.model.linear.further = threading.Lock()
     said = check(graph, built, planned)
     assert said.startswith("The model cannot be compared with its plan, since it cannot be copied")
+
+
+def test_what_a_forward_has_left_in_a_container_is_copied_without_its_history(
+    graph: Graph, check: Check
+) -> None:
+    built, planned = pair(Plain)
+    built.model.linear.further = {"left": [torch.ones(2, requires_grad=True) * 2]}
+    assert check(graph, built, planned) == ""
 
 
 def test_fresh_contents_are_of_the_same_kind() -> None:

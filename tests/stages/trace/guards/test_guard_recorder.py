@@ -23,6 +23,7 @@ from tests.stages.trace.forwards import (
     ALLOWED,
     NOISE,
     REFUSED,
+    REPLAYED,
     Model,
     attends,
     sets_the_same,
@@ -51,6 +52,17 @@ def everything(model: nn.Module) -> dict[str, Any]:
             copied = dict(vars(value)) if isinstance(value, SimpleNamespace) else copied
             found[f"{path}.{name}"] = copied
     return found
+
+
+@pytest.mark.parametrize(("does", "kind", "label"), REPLAYED)
+def test_what_a_plan_can_do_is_described(does: Any, kind: str, label: str) -> None:
+    model = Model(does)
+    before = everything(model)
+    captured = capture(built_of((model, sample())))
+    [effect] = captured.side_effects
+    assert (effect.kind, effect.label) == (kind, label)
+    assert captured.watched["side_effects"] == [effect.written()]
+    assert everything(model) == before
 
 
 @pytest.mark.parametrize(
@@ -107,15 +119,13 @@ def test_what_cannot_be_seen_is_not_refused(does: Any) -> None:
 
 
 HOOKS = [
-    ("register_forward_hook", "forward hook"),
-    ("register_forward_pre_hook", "forward pre hook"),
     ("register_full_backward_hook", "backward hook"),
     ("register_full_backward_pre_hook", "backward pre hook"),
 ]
 
 
 @pytest.mark.parametrize(("register", "kind"), HOOKS)
-def test_hooks_of_submodules_are_refused_and_those_of_the_model_are_not(
+def test_backward_hooks_of_submodules_are_refused_and_those_of_the_model_are_not(
     register: str, kind: str
 ) -> None:
     def peek(*_: Any) -> None:
