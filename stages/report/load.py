@@ -3,7 +3,7 @@ failed, a budget that no plan meets and a plan not yet measured all still have a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -34,6 +34,15 @@ from tightfit.schemas.schedule import (
     schedule_optimizer_plan,
 )
 from tightfit.schemas.sequence import ChainOperation, read_sequence
+from tightfit.stages.report.error_logs import (
+    MODEL_STAGES,
+    STRATEGY_STAGES,
+    latest_error,
+    latest_error_log,
+    model_error_log,
+    read_error,
+    upstream_error,
+)
 from tightfit.stages.report.result_files import (
     PlannedPoints,
     frontier_files,
@@ -41,18 +50,12 @@ from tightfit.stages.report.result_files import (
     point_files,
 )
 from tightfit.util.errors import ArtifactError
-from tightfit.util.strategies import KEEP_ALL, STRATEGIES
+from tightfit.util.strategies import KEEP_ALL
 
 T = TypeVar("T")
 
-ERROR_LOGS = "logs/*.txt"
-"""Beside what a stage makes: its error, one file a stage, empty or absent where it went well."""
 MODEL_PAGE_FILE = "report.html"
 """The page of a model, in the model's folder."""
-MODEL_STAGES = ("trace", "fuse", "profile", "offload_link", "partition", "solve")
-"""The stages of a model that its plans are made from."""
-STRATEGY_STAGES = ("hierarchy", "solve_linked")
-"""Those that some strategies alone wait for."""
 NOT_PLANNED_YET = (
     "the run ended before this was planned, and no step says why: another one goes on from there"
 )
@@ -329,90 +332,14 @@ def _read_described_device(folder: Path) -> ProfileDevice | None:
     return device if device is not None and device.described else None
 
 
-def model_error_log(folder: Path) -> Path | None:
-    """The log with the error of the model's own step, which the validation of the point in a folder
-    waits for; None where that went well."""
-    return latest_error_log(folder.parent.parent, ("reference",))
-
-
 def _stale_plan_error(folder: Path) -> str:
     """Why the plan in a folder could not be made anew, "" where it is as new as its model."""
     error = upstream_error(folder)
     return f"{error} (this plan is from an earlier run)" if error else ""
 
 
-def upstream_error(folder: Path) -> str:
-    """The error of a stage that the point in a folder waits for; see `upstream_error_log`."""
-    return read_error(upstream_error_log(folder))
-
-
-def upstream_error_log(folder: Path) -> Path | None:
-    """The log with the error of a stage that the point in a folder waits for: its strategy's or
-    its model's, also with eager's kernels where fused ones are compared with these, or that of the
-    link; None where all went well."""
-    model, strategy = folder.parent.parent, folder.parent.name
-    about, beside = STRATEGIES.get(strategy), model / EAGER_FOLDER
-    plans = (_frontier_name(strategy),)
-    stages = [*MODEL_STAGES]
-    if about is not None:
-        taken = zip(STRATEGY_STAGES, (about.clusters, about.uses_link_options), strict=True)
-        stages += [name for name, takes in taken if takes]
-    return (
-        latest_error_log(folder.parent, plans)
-        or latest_error_log(model, stages)
-        or latest_error_log(beside / strategy, plans)
-        or latest_error_log(beside, stages)
-        or max(map(_sample_error_log, model.glob(f"{SAMPLE_FOLDER}*")), key=bool, default=None)
-        or (_link_error_log(folder.parent) if about is not None and about.links else None)
-    )
-
-
-def _sample_error_log(sample: Path) -> Path | None:
-    """The log with the error of a further sample of a whole step."""
-    return latest_error_log(sample, MODEL_STAGES)
-
-
-def _frontier_name(strategy: str) -> str:
-    """The file, and the log, of the plans that those for a budget are chosen from."""
-    about = STRATEGIES.get(strategy)
-    return "candidates" if about is not None and not about.baseline else "frontier"
-
-
-def _link_error_log(strategy: Path) -> Path | None:
-    """The log of the link that a strategy takes, where measuring it failed since the strategy's
-    plans were made, if they were."""
-    log, made = (
-        latest_error_log(strategy.parent.parent, ("link",)),
-        strategy / f"{_frontier_name(strategy.name)}.arrow",
-    )
-    if log is None or not made.exists():
-        return log
-    return log if log.stat().st_mtime_ns > made.stat().st_mtime_ns else None
-
-
 def _read_if_exists(path: Path, reader: Callable[[Path], T]) -> T | None:
     return reader(path) if path.exists() else None
-
-
-def latest_error(folder: Path) -> str:
-    """The latest error of a stage that worked in a folder, "" where all went well."""
-    return read_error(latest_error_log(folder))
-
-
-def latest_error_log(
-    folder: Path, stages: Container[str] | None = None, without: Container[str] = ()
-) -> Path | None:
-    """The log with the latest error of a stage that worked in a folder, of those named only, and
-    `without` others; None where all went well."""
-    logs = [path for path in folder.glob(ERROR_LOGS) if stages is None or path.stem in stages]
-    told = [path for path in logs if path.stem not in without and path.stat().st_size]
-    return max(told, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
-
-
-def read_error(log: Path | None) -> str:
-    """The error that a log has, without the details below a blank line; "" of none."""
-    text = "" if log is None else log.read_text(encoding="utf-8", errors="replace")
-    return text.strip().partition("\n\n")[0]
 
 
 def _failures(folder: Path, points: Iterable[str] | None) -> dict[str, str]:

@@ -14,12 +14,10 @@ from tightfit.schemas.pipeline_measurement import (
 )
 from tightfit.schemas.pipeline_plan import PipelinePlan, read_pipeline_plan
 from tightfit.schemas.plan_folders import PLAN_PATH, PlanFolder
+from tightfit.stages.report.error_logs import MODEL_STAGES, latest_error_log, read_error
 from tightfit.stages.report.load import (
     MODEL_PAGE_FILE,
-    MODEL_STAGES,
     NOT_PLANNED_YET,
-    latest_error_log,
-    read_error,
 )
 from tightfit.stages.report.outcomes import PlanOutcome
 from tightfit.stages.report.plan_rows import PlanRow

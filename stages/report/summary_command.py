@@ -13,6 +13,12 @@ from tightfit.schemas.measurement import Measurement
 from tightfit.schemas.plan import GpuMemory, Plan
 from tightfit.schemas.plan_folders import plan_folders
 from tightfit.stages.report.chain_results import NOT_RUN, ChainPlanResult, find_chain_plans
+from tightfit.stages.report.error_logs import (
+    latest_error_log,
+    model_error_log,
+    read_error,
+    upstream_error_log,
+)
 from tightfit.stages.report.formatting import (
     format_bytes,
     format_duration,
@@ -24,11 +30,7 @@ from tightfit.stages.report.load import (
     MODEL_PAGE_FILE,
     ModelResults,
     PlanResult,
-    latest_error_log,
     load_model_results,
-    model_error_log,
-    read_error,
-    upstream_error_log,
 )
 from tightfit.stages.report.outcomes import plan_outcome, reason_not_validated
 from tightfit.stages.report.plan_readers import read_plan_rows

@@ -113,12 +113,6 @@ def test_a_model_without_an_optimizer_has_no_step() -> None:
             "such as {name: adamw}",
         ),
         (
-            {"budgets": ["min"]},
-            {},
-            "budgets[0]: 'min' is no size, expected a size such as '8GiB' or '145MB', a percentage "
-            "such as '50%', or a number of bytes",
-        ),
-        (
             {"optimizer": ADAMW, "strategies": ["auto"]},
             {},
             "strategies: are those of models without an optimizer, expected none: one search plans "

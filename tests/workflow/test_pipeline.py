@@ -274,14 +274,14 @@ def test_a_factory_without_a_loss_is_told_by_the_stage_that_needs_it(copied: Wor
 
 
 def test_errors_of_a_pipeline_are_told_before_anything_runs(place: Workplace) -> None:
-    wrong = {"machine": "none.json", "strategies": ["pipedream", "gpipe"], "recompute": "rotor"}
+    wrong = {"machine": "none.json", "strategies": ["pipedream", "dualpipe"], "recompute": "rotor"}
     place.configure(configuration({"ran": {"factory": "mine:tower", "pipeline": wrong}}))
     run = place.snakemake("--dry-run")
     assert run.returncode == 1 and "Traceback" not in run.stderr
     for sentence in (
         "has 3 errors",
         "models.ran.pipeline.machine: none.json: cannot be read",
-        'models.ran.pipeline.strategies[1]: "gpipe" was found, expected pipedream, ',
+        'models.ran.pipeline.strategies[1]: "dualpipe" was found, expected pipedream, ',
         'models.ran.pipeline.recompute: "rotor" was found, which pipedream cannot take',
     ):
         assert sentence in run.stderr

@@ -123,10 +123,16 @@ def test_models_are_measured_one_at_a_time_here_and_one_on_each_node_of_slurm(
 ) -> None:
     workplace.configure({"models": {"one": tiny, "other": tiny}, "strategies": ["keep_all"]})
     watched = workplace.checkout / "Watched"
-    watched.write_text('include: "Snakefile"\nprint("alone:", MEASURING, file=sys.stderr)\n')
+    watched.write_text(
+        'include: "Snakefile"\n'
+        "from types import SimpleNamespace\n"
+        'asked = {name: of(SimpleNamespace(model="one")) for name, of in MEASURING.items()}\n'
+        'print("alone:", asked, file=sys.stderr)\n'
+    )
     result = workplace.snakemake("--snakefile", str(watched), "--dry-run")
     assert result.returncode == 0, result.stderr
-    assert "alone: {'slurm_extra': '--exclusive', 'measuring': 1}\n" in result.stderr
+    alone = "alone: {'gpu': None, 'slurm_extra': '--exclusive', 'measuring': 1}\n"
+    assert alone in result.stderr
     limits = {name: profile_settings(name).get("resources", {}) for name in ("default", "slurm")}
     assert limits == {"default": {"measuring": 1}, "slurm": {}}
 

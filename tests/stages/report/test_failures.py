@@ -13,12 +13,12 @@ from tests.stages.report.cases import small_graph
 from tests.stages.report.pages import Page, index_of, page_of, write_error
 from tightfit.schemas.graph.training_graph import write_graph
 from tightfit.stages.report import command
+from tightfit.stages.report.error_logs import upstream_error
 from tightfit.stages.report.index_page import build_run_index
 from tightfit.stages.report.load import (
     NOT_PLANNED_YET,
     load_model_results,
     load_run_results,
-    upstream_error,
 )
 from tightfit.stages.report.outcomes import plan_outcome
 from tightfit.util.errors import ArtifactError, ConfigError
