@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tightfit.schemas.graph.training_graph import LOSS_TARGET, NO_VALUE, Graph
+from tightfit.stages.generate.graph_guards import parse_guards
 from tightfit.stages.generate.step_program import SourceProgram
 
 
@@ -15,8 +16,10 @@ def written_values(graph: Graph) -> list[int]:
 
 
 def is_repeatable_forward(graph: Graph) -> bool:
-    """Whether a step draws no random numbers, and computes the same when it has written what it
-    writes."""
+    """Whether a step draws no random numbers, writes nothing in its backward, and computes the same
+    when it has written what it writes."""
+    if parse_guards(graph).get("backward_writes"):
+        return False
     shown = {*graph.output_values(), *(gradient.gradient for gradient in graph.gradients)}
     needed = set(shown)
     for op in reversed(graph.ops):

@@ -160,8 +160,9 @@ def raise_ended_backward(ended: Sequence[str], marks: Any) -> None:
         )
     raise RuntimeError(
         "the backward of this planned module runs once for each forward, since it cannot run its "
-        "forward again for a second one (it draws random numbers, depends on what it writes, or "
-        "has an optimizer, transfers or CUDA graphs): give several losses one backward of their sum"
+        "forward again for a second one (it draws random numbers, depends on what it writes, "
+        "writes buffers in its backward, or has an optimizer, transfers or CUDA graphs): give "
+        "several losses one backward of their sum"
     )
 
 

@@ -115,7 +115,8 @@ class Interface:
         offloaded_parameters: Positions of the parameters that live in the offload target, in the
             order of their numbers there.
         repeatable: Whether the forward can run again for a further backward: it draws no random
-            numbers, and what it writes does not change what it computes.
+            numbers, what it writes does not change what it computes, and its backward writes
+            nothing.
         written_tensors: Positions of the tensors that the step writes.
         output_components: A number for each differentiable output; outputs whose backwards have an
             operator in common have the same one.

@@ -18,13 +18,15 @@ class BackwardState:
     A capture has tensors without data in their places while the forward runs, and the model's own
     ones again when the backward does. A function of autograd that runs a layer again in its
     backward finds those of the forward. What a `backward()` in it adds to `.grad` of these is
-    part of the gradients. `inside` says whether a forward or a backward runs.
+    part of the gradients. `inside` says whether a forward or a backward runs, `writes` whether the
+    backward has written one of these tensors or put another one in its place.
     """
 
     def __init__(self, model: nn.Module, label: str) -> None:
         self.model = model
         self.label = label
         self.inside = False
+        self.writes = False
         self._left: list[tuple[dict[str, Any], str, Any]] = []
 
     @contextlib.contextmanager
@@ -46,6 +48,10 @@ class BackwardState:
             if tensor is not None
         ]
 
+    def _versions(self) -> list[tuple[int, int]]:
+        with torch._C.DisableTorchFunction():
+            return [(id(tensor), tensor._version) for _, _, tensor in self._tensors()]
+
     @contextlib.contextmanager
     def as_the_forward_left_it(self) -> Iterator[None]:
         """Within it the model has the tensors of the last forward."""
@@ -53,7 +59,9 @@ class BackwardState:
         try:
             for fields, name, tensor in self._left:
                 fields[name] = tensor
+            left = self._versions()
             yield
+            self.writes |= self._versions() != left
         finally:
             for fields, name, tensor in before:
                 fields[name] = tensor

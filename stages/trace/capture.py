@@ -52,7 +52,7 @@ from tightfit.stages.trace.capture_patches import (
 )
 from tightfit.stages.trace.captured_gradients import annotate_backward, partial_gradients
 from tightfit.stages.trace.code_inspection import error_location, node_source_line
-from tightfit.stages.trace.effect_errors import checkpointed_effect_error
+from tightfit.stages.trace.effect_errors import checkpointed_effect_error, repeated_effect_error
 from tightfit.stages.trace.forward import CapturedLeaf, FakeConstantError, FunctionalForward
 from tightfit.stages.trace.guards.guard_recorder import GuardRecorder, record_guards
 from tightfit.stages.trace.guards.guard_source import preserve_scalar_tensors
@@ -86,7 +86,7 @@ class Capture:
     rests on being ones, `masks` those that it looked at without resting on that, `wished` the ones
     of these that are ones in the samples. With `side_effects` the outputs are those of a pair: what
     the model returns, and what it stores. `saved_writes` are the written buffers that the backward
-    reads."""
+    reads; `backward_writes` says that it writes some."""
 
     graph: fx.GraphModule
     parameters: dict[fx.Node, str]
@@ -115,6 +115,7 @@ class Capture:
     wished: list[int] = field(default_factory=list)
     side_effects: list[SideEffect] = field(default_factory=list)
     saved_writes: list[str] = field(default_factory=list)
+    backward_writes: bool = False
 
 
 def capture(
@@ -137,10 +138,12 @@ def capture(
             _run_repeatedly(built, watcher)
         if watcher.effects.effects:
             own = (watcher.running, forward)
-            forward = FunctionalForward(built, None, *own, stored=lambda: watcher.effects.stored)
+            forward = FunctionalForward(built, None, *own, stored=watcher.effects.take_stored)
             result = replace(_capture(built, forward), side_effects=watcher.effects.described())
             if result.checkpointed:
                 raise checkpointed_effect_error(built.label, result.side_effects[0].label)
+            if changed := watcher.effects.changed_in_backward():
+                raise repeated_effect_error(built.label, changed)
         if wanted is not None:
             chosen = wanted(result)
             if chosen != set(result.tangents.values()):
@@ -201,6 +204,7 @@ def _capture(built: BuiltModel, forward: FunctionalForward) -> Capture:
     return replace(
         described,
         plain_backward=not python.found,
+        backward_writes=forward.state.writes,
         all_arrive=python.several
         or forward.checks_none_gradients
         or forward.asked.maker

@@ -254,8 +254,9 @@ def parameter_write_error(label: str, name: str, place: str = "") -> ModelError:
     """What is raised where the forward writes to a parameter that is trained."""
     return ModelError(
         f"{label}: the forward writes{line_suffix(place)} to its parameter {name!r}, which is "
-        "trained: write it between the steps, or freeze it (requires_grad_(False)) if it is an "
-        "average of others that is updated under torch.no_grad()"
+        "trained: write it between the steps (max_norm of an embedding writes in each), or freeze "
+        "it (requires_grad_(False)) if it is an average of others that is updated under "
+        "torch.no_grad()"
     )
 
 

@@ -17,6 +17,15 @@ def checkpointed_effect_error(label: str, changed: str) -> ModelError:
     )
 
 
+def repeated_effect_error(label: str, changed: str) -> ModelError:
+    """What is raised for side effects of a layer that a function of autograd runs again."""
+    return ModelError(
+        f"{label}: the forward changes {changed}, and a function of autograd runs that layer again "
+        "in the backward, which changes it once more: plan the model without this function if it "
+        "only saves memory, or return what the layer stores"
+    )
+
+
 def carried_state_message(sentence: str, of_list: bool) -> str:
     """The sentence on a change with what is said where the forward reads what it changes."""
     what = sentence.removesuffix(sentence[sentence.index(", which a plan would not do") :])

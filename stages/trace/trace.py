@@ -72,6 +72,7 @@ def _trace(built: BuiltModel, name: str, kind: str, channels_last: bool) -> Grap
         "guards": captured.watched,
         "assigned_buffers": captured.assigned,
         "saved_writes": captured.saved_writes,
+        "backward_writes": captured.backward_writes,
         "multi_view_outputs": [i for i, leaf in enumerate(captured.leaves) if leaf.multiple],
         "checkpointed": captured.checkpointed,
         "checkpoint_mismatch_causes": captured.causes,

@@ -46,6 +46,7 @@ class EffectRecorder:
         self.probing = False
         self.effects: list[EffectCandidate] = []
         self.stored: list[Any] = []
+        self._last_changed: list[str] = []
 
     def described(self) -> list[SideEffect]:
         """The side effects as a package has them."""
@@ -54,6 +55,16 @@ class EffectRecorder:
     def collect(self) -> None:
         """Takes what a run has stored, before that is undone."""
         self.stored = [one.stored() for one in self.effects if one.kind != COUNT]
+        self._last_changed = [one.label for one in self.effects if one.is_changed()]
+
+    def take_stored(self) -> list[Any]:
+        """What the run of a forward has stored that has just ended."""
+        self._last_changed = []
+        return self.stored
+
+    def changed_in_backward(self) -> str:
+        """What the backward behind the last forward has changed once more, "" if nothing."""
+        return next(iter(self._last_changed), "")
 
     def ran(self, changed: dict[EffectKey, tuple[StateSnapshot, Any]]) -> None:
         """Takes the changes of a run that leaves them to the next one."""

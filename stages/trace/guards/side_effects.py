@@ -61,6 +61,13 @@ class EffectCandidate:
         amount = next(form[1] for form in self.forms if form[0] == self.kind)
         return SideEffect(self.kind, path, self.name, self.label, amount, self.of_container)
 
+    def is_changed(self) -> bool:
+        """Whether the run that ends has changed it."""
+        now, before = self.kept.thing, self.kept.at_start
+        if self.name is not None:
+            return not is_unchanged(before.get(self.name, MISSING), now.get(self.name, MISSING))
+        return len(before) != len(now) or not all(map(is_unchanged, before, now))
+
     def stored(self) -> Any:
         """What the run that ends has stored, as the step gives it."""
         if self.name is not None:
