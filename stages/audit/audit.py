@@ -223,7 +223,9 @@ class _RunFiles:
                 path for path in files if path.name == PIPELINE_FILE and is_pipeline(path.parent)
             ],
             measured=[path for path in files if path.name == "measurement.json"],
-            documents=[path for path in files if path.name in JSON_READERS],
+            documents=[
+                path for path in files if path.name in JSON_READERS and lineage_path(path).exists()
+            ],
         )
 
     def readers(self) -> Iterable[tuple[Path, Callable[[Path], object]]]:

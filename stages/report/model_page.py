@@ -205,7 +205,8 @@ def _plan_streams(results: ModelResults, result: PlanResult) -> StreamPlot | Non
         took = None if found is None else found.measured_time
         return plot_streams(steps, ran=result.line or (), took=took or 0.0)
     played = simulate(graph, costs, steps, link=result.link, updates=result.updates)
-    return plot_streams(steps, played.passing, result.updates.host_bytes(graph))
+    stays, other = result.updates.host_bytes(graph), result.link.other if result.link else ""
+    return plot_streams(steps, played.passing, stays, other=other if stays else "")
 
 
 def _plan_facts(result: PlanResult) -> list[Fact]:

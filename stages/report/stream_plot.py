@@ -83,11 +83,13 @@ def plot_streams(
     stays: int = 0,
     ran: Sequence[TimelinePoint] = (),
     took: float = 0.0,
+    other: str = "",
 ) -> StreamPlot | None:
     """The picture of a schedule as it was simulated; None where all of it is in one stream.
     `passing` are the transfers of states, which are no steps of their own; `stays` are the bytes
     that are in the offload target before the step and after it. `ran` are the lines of a measured
-    step, which `took` so many seconds."""
+    step, which `took` so many seconds. `other` is the offload target where bytes stay and no step
+    names it."""
     spans: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for stream, kind, start, end in (
         *_step_spans(steps),
@@ -111,7 +113,7 @@ def plot_streams(
     return StreamPlot(
         streams=[_build_stream_row(name, kinds, seconds) for name, kinds in spans.items()],
         kinds={kind: name for kind, name in ACTIVITY_NAMES.items() if kind in used},
-        other=next((step.memory for step in steps if step.memory != own), ""),
+        other=next((step.memory for step in steps if step.memory != own), other),
         peak=peak,
         line=_staircase_path(places),
         x_ticks=x.ticks(8, lambda seconds_: trim_decimals(format_duration(seconds_))),

@@ -88,7 +88,7 @@ def test_each_allocator_is_given_the_settings_that_it_takes(machine: str) -> Non
 
 def test_all_errors_are_told_at_once() -> None:
     given = {
-        "machine": "none.json", "strategies": ["pipedream", "gpipe"], "microbatches": 0,
+        "machine": "none.json", "strategies": ["pipedream", "dualpipe"], "microbatches": 0,
         "recompute": "rockmate", "k": 3, "period": 0, "weight_copys": 1,
     }  # fmt: skip
     written = {**document(given), "device": "cuda", "kernels": "fused"}
@@ -102,8 +102,8 @@ def test_all_errors_are_told_at_once() -> None:
         "models.gpt2.pipeline.period: 0 was found, expected a number of seconds above 0",
         'models.gpt2.pipeline.recompute: "rockmate" was found, which pipedream cannot take: '
         "expected one_f_one_b or k_periodic or madpipe among the strategies",
-        'models.gpt2.pipeline.strategies[1]: "gpipe" was found, expected pipedream, one_f_one_b, '
-        "k_periodic, pipeline_ilp or madpipe",
+        'models.gpt2.pipeline.strategies[1]: "dualpipe" was found, expected pipedream, gpipe, '
+        "one_f_one_b, k_periodic, pipeline_ilp or madpipe",
         "models.gpt2.pipeline.weight_copys: is no known key, did you mean weight_copies",
         "models.gpt2.pipeline: is asked for on cuda, where no pipeline runs yet: expected the "
         "device cpu or a described one",

@@ -128,7 +128,7 @@ def test_packages_for_several_shapes_are_loaded_as_one_module(store: Path) -> No
 
 def test_no_plan_for_one_shape_names_it(store: Path) -> None:
     with pytest.raises(
-        tightfit.ConfigError, match=r"shapes \(64, 16\): infeasible: 1% is .* is 7\d% "
+        tightfit.ConfigError, match=r"shapes \(64, 16\): infeasible: 1% is .* is 7\d\.\d%"
     ) as caught:
         plan(store, net(), budget="1%")
     shown = "".join(traceback.format_exception(caught.value))

@@ -30,6 +30,7 @@ from tightfit.stages.combine.chain.dp_table import (
     position_operations,
     unroll_segments,
 )
+from tightfit.stages.combine.chain.dp_table_compiled import NO_NAN
 from tightfit.stages.combine.chain.frontier import BudgetTable, MinMemory, keep_all_sequence
 from tightfit.stages.combine.chain.options import ChainProblem
 from tightfit.stages.combine.chain.simulate import ChainSimulation, simulate_chain
@@ -88,7 +89,7 @@ def _least_slots(needed: int, unit: int, count: int) -> int:
     return min(max(-((-needed) // unit), 0), count + 1)
 
 
-@njit(cache=True, fastmath={"nnan", "nsz"})
+@njit(cache=True, fastmath=NO_NAN)
 def fill_floating_table(
     begin: IntArray,
     sizes: tuple[IntArray, IntArray, IntArray],

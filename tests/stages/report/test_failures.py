@@ -150,7 +150,7 @@ PLANNED = ["rockmate/50pct", "offload/50pct", "offmate/10pct", "hiremate/none", 
 def failing(results: Path, folder: Path) -> Path:
     """Results of which plans wait for a link, options and clusters that failed."""
     shutil.copytree(results, folder)
-    write_error(folder, "machine: the disk is full", "link")
+    write_error(folder, "machine: the disk is full", "link_cpu")
     write_error(folder / "small", "solve: no option", "solve_linked")
     (folder / "small" / "logs" / "hierarchy.txt").write_text("partition: no cluster")
     return folder
@@ -178,7 +178,7 @@ def test_what_was_planned_and_is_not_there_has_the_reason(results: Path, tmp_pat
 def test_a_link_that_failed_is_told_of_older_plans_alone(results: Path, tmp_path: Path) -> None:
     folder = failing(results, tmp_path / "results") / "small"
     shutil.copytree(folder / "rockmate", folder / "offload")
-    made, log = folder / "offload" / "candidates.arrow", folder.parent / "logs" / "link.txt"
+    made, log = folder / "offload" / "candidates.arrow", folder.parent / "logs" / "link_cpu.txt"
     (folder / "offload" / "frontier.arrow").rename(made)
     for later, said in ((-1, "the disk is full"), (1, "")):
         os.utime(made, ns=(log.stat().st_mtime_ns + later,) * 2)

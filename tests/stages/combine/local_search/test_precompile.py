@@ -42,7 +42,7 @@ def test_compiling_is_over_before_searches_are_counted(
         def improve(self, _: object, budget: int) -> None:
             told.append(f"compiled for {budget}")
 
-    def choose(_: SelectionRequest, progress: StageProgress) -> None:
+    def choose(_: SelectionRequest, progress: StageProgress, total: int | None) -> None:
         told.append("chosen")
         raise KeyboardInterrupt
 
