@@ -25,17 +25,17 @@ ConfigProblem = tuple[tuple[str, ...], str]
 class PipelineConfig:
     """A pipeline to plan: the description of its `machine`, the allocators (`strategies`), the
     `microbatches` of a step, how many times a device stores its parameters (`weight_copies`), and
-    whether `buffers` at cuts count. A strategy that can has its stages `recompute` ("rotor" or
-    "rockmate", "" for none), or leaves out every (k+1)-th batch. `period` is the seconds that a
-    batch may take, None for as few as possible. Where all devices are CPUs (`on_cpus`) it can run
-    on this machine."""
+    whether `buffers` at cuts count. A strategy that can has its stages recompute
+    (`stage_recompute`: "rotor" or "rockmate", "" for none), or leaves out every (k+1)-th batch.
+    `period` is the seconds that a batch may take, None for as few as possible. Where all devices
+    are CPUs (`on_cpus`) it can run on this machine."""
 
     machine: Path
     strategies: tuple[str, ...]
     microbatches: int
     weight_copies: int
     buffers: bool
-    recompute: str = ""
+    stage_recompute: str = ""
     period: float | None = None
     k: int | None = None
     on_cpus: bool = True
@@ -53,7 +53,7 @@ class PipelineConfig:
 
     def recompute_of(self, strategy: str) -> str:
         """How the stages of a strategy recompute, "" where they do not."""
-        return self.recompute if ALLOCATORS[strategy].inside else ""
+        return self.stage_recompute if ALLOCATORS[strategy].inside else ""
 
     def plan_options(self, strategy: str, engine: str) -> list[str]:
         """The options of the command `chain` for a strategy; `engine` solves integer programs."""
@@ -105,7 +105,7 @@ def _find_unused_settings(
 ) -> Iterator[ConfigProblem]:
     """Settings that none of the strategies takes."""
     taking = {
-        "recompute": [name for name, about in ALLOCATORS.items() if about.inside],
+        "stage_recompute": [name for name, about in ALLOCATORS.items() if about.inside],
         "k": [name for name, about in ALLOCATORS.items() if about.turns],
     }
     for key, able in taking.items():

@@ -74,8 +74,8 @@ def test_a_model_with_a_pipeline_has_plans_for_one_device_where_it_asks_for_them
 def test_each_allocator_is_given_the_settings_that_it_takes(machine: str) -> None:
     strategies = ["pipedream", "k_periodic", "madpipe"]
     pipeline = pipeline_of(
-        machine=machine, strategies=strategies, recompute="rotor", k=2, period=0.25, buffers=True,
-        weight_copies=3,
+        machine=machine, strategies=strategies, stage_recompute="rotor", k=2, period=0.25,
+        buffers=True, weight_copies=3,
     )  # fmt: skip
     common = ["--weight-copies", "3", "--buffers", "--period", "0.25"]
     recompute = ["--stage-recompute", "rotor"]
@@ -89,7 +89,7 @@ def test_each_allocator_is_given_the_settings_that_it_takes(machine: str) -> Non
 def test_all_errors_are_told_at_once() -> None:
     given = {
         "machine": "none.json", "strategies": ["pipedream", "dualpipe"], "microbatches": 0,
-        "recompute": "rockmate", "k": 3, "period": 0, "weight_copys": 1,
+        "stage_recompute": "rockmate", "k": 3, "period": 0, "weight_copys": 1,
     }  # fmt: skip
     written = {**document(given), "device": "cuda", "kernels": "fused"}
     assert problems(written) == [
@@ -100,7 +100,7 @@ def test_all_errors_are_told_at_once() -> None:
         "expected the description of several equal devices with equal links",
         "models.gpt2.pipeline.microbatches: 0 was found, expected a whole number from 1 to 4096",
         "models.gpt2.pipeline.period: 0 was found, expected a number of seconds above 0",
-        'models.gpt2.pipeline.recompute: "rockmate" was found, which pipedream cannot take: '
+        'models.gpt2.pipeline.stage_recompute: "rockmate" was found, which pipedream cannot take: '
         "expected one_f_one_b or k_periodic or madpipe among the strategies",
         'models.gpt2.pipeline.strategies[1]: "dualpipe" was found, expected pipedream, gpipe, '
         "one_f_one_b, k_periodic, pipeline_ilp or madpipe",

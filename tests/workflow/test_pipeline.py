@@ -274,7 +274,11 @@ def test_a_factory_without_a_loss_is_told_by_the_stage_that_needs_it(copied: Wor
 
 
 def test_errors_of_a_pipeline_are_told_before_anything_runs(place: Workplace) -> None:
-    wrong = {"machine": "none.json", "strategies": ["pipedream", "dualpipe"], "recompute": "rotor"}
+    wrong = {
+        "machine": "none.json",
+        "strategies": ["pipedream", "dualpipe"],
+        "stage_recompute": "rotor",
+    }
     place.configure(configuration({"ran": {"factory": "mine:tower", "pipeline": wrong}}))
     run = place.snakemake("--dry-run")
     assert run.returncode == 1 and "Traceback" not in run.stderr
@@ -282,7 +286,7 @@ def test_errors_of_a_pipeline_are_told_before_anything_runs(place: Workplace) ->
         "has 3 errors",
         "models.ran.pipeline.machine: none.json: cannot be read",
         'models.ran.pipeline.strategies[1]: "dualpipe" was found, expected pipedream, ',
-        'models.ran.pipeline.recompute: "rotor" was found, which pipedream cannot take',
+        'models.ran.pipeline.stage_recompute: "rotor" was found, which pipedream cannot take',
     ):
         assert sentence in run.stderr
 
@@ -293,7 +297,11 @@ def test_an_edited_layer_redoes_its_block_the_allocation_and_its_ranks(quick: Wo
     place = replace(quick, folder=quick.checkout)
     write_sources(place.folder)
     machine(place.folder / "three.json", "cpu:0", "cpu:1", "cpu:2")
-    pipeline = {"machine": "three.json", "strategies": ["one_f_one_b"], "recompute": "rockmate"}
+    pipeline = {
+        "machine": "three.json",
+        "strategies": ["one_f_one_b"],
+        "stage_recompute": "rockmate",
+    }
     models = {"edited": {"factory": "mine:tower", "pipeline": pipeline}}
     place.configure(configuration(models, device="rtx3060"))
     assert place.plan().returncode == 0
@@ -322,7 +330,7 @@ def test_a_language_model_on_three_devices_by_all_that_is_asked(
     machine(place.folder / "three.json", "cpu:0", "cpu:1", "cpu:2", memory=3 * 10**6)
     pipeline = {
         "machine": "three.json", "strategies": ["pipedream", "one_f_one_b", "madpipe"],
-        "microbatches": 4, "recompute": "rockmate", "weight_copies": 2, "buffers": True,
+        "microbatches": 4, "stage_recompute": "rockmate", "weight_copies": 2, "buffers": True,
     }  # fmt: skip
     model = {"factory": "data.models:gpt2_loss", "arguments": sizes, "pipeline": pipeline}
     place.configure(configuration({"gpt2-pipeline": model}, solver={"peaks": 2, "saves": 2}))
