@@ -21,7 +21,6 @@ from tightfit.stages.combine.chain.discretize import (
     SegmentMemory,
     SlotGrid,
     choose_slot_size,
-    has_exact_slots,
 )
 from tightfit.stages.combine.chain.dp_table import (
     SegmentSteps,
@@ -31,9 +30,8 @@ from tightfit.stages.combine.chain.dp_table import (
     unroll_segments,
 )
 from tightfit.stages.combine.chain.dp_table_compiled import NO_NAN
-from tightfit.stages.combine.chain.frontier import BudgetTable, MinMemory, keep_all_sequence
+from tightfit.stages.combine.chain.frontier import BudgetTable, ChainProgram, MinMemory
 from tightfit.stages.combine.chain.options import ChainProblem
-from tightfit.stages.combine.chain.simulate import ChainSimulation, simulate_chain
 
 
 class FloatingMemory:
@@ -328,28 +326,16 @@ class FloatingMinMemory:
         return max(int(memory.enter[s, t]), inner) if np.isfinite(memory.once[s]) else 1 << 62
 
 
-class FloatingTableProgram:
+@dataclass(frozen=True)
+class FloatingTableProgram(ChainProgram):
     """The dynamic program of a chain whose last stored output may move on, for a frontier."""
 
-    kind = "floating"
+    kind: str = "floating"
 
-    def __init__(self, ways: ChainProblem) -> None:
-        self.ways = ways
-        self.memory = FloatingMemory(ways)
-
-    @property
-    def always_resident(self) -> int:
-        """The bytes that tables do not count."""
-        return self.ways.always_resident
-
-    @property
-    def positions(self) -> int:
-        """The positions, the loss included."""
-        return len(self.ways)
-
-    def keep_all(self) -> list[ChainOperation]:
-        """The sequence that runs nothing again."""
-        return keep_all_sequence(self.ways)
+    @cached_property
+    def memory(self) -> FloatingMemory:
+        """What segments take."""
+        return FloatingMemory(self.ways)
 
     def least(self) -> MinMemory:
         """The smallest budget with its sequence."""
@@ -358,11 +344,3 @@ class FloatingTableProgram:
     def table(self, limit: int, slots: int, optimistic: bool = False) -> BudgetTable:
         """The table of all budgets up to `limit` bytes, in at most `slots` slots."""
         return FloatingTable.of(self.memory, limit, slots, optimistic)
-
-    def has_exact_slots(self, limit: int, slots: int) -> bool:
-        """Whether such a table rounds nothing."""
-        return has_exact_slots(self.ways, limit, slots)
-
-    def simulate(self, sequence: list[ChainOperation]) -> ChainSimulation:
-        """Time and peak of a sequence at true sizes."""
-        return simulate_chain(self.ways, sequence)
