@@ -118,6 +118,8 @@ class OffloadRow:
         """The cells below `OFFLOAD_HEADS`, each figure as predicted and as measured."""
         moved, found = self.plan.transfers, self.found
         there = None if moved is None else moved.host_peak
+        if found is not None and found.predicted_offload_peak is not None:
+            there = found.predicted_offload_peak  # of a whole step with what updates pass through
         waited = None if moved is None else moved.wait_seconds
         return [
             "" if there is None else format_bytes(there),
