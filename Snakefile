@@ -12,6 +12,7 @@ include: "workflow/rules/generate.smk"  # graph, schedule, plan -> module/
 include: "workflow/rules/validate.smk"  # module/ -> measurement.arrow
 include: "workflow/rules/chain_common.smk"
 include: "workflow/rules/chain.smk"  # chain.arrow, machine -> sequence.arrow, streams.arrow or pattern.arrow, plan.json
+include: "workflow/rules/pipeline_common.smk"
 include: "workflow/rules/pipeline.smk"  # blocks.arrow -> plan/, ranks/, module/ of several devices
 include: "workflow/rules/step_options.smk"
 include: "workflow/rules/optimizer_offload.smk"  # a whole step: graph, costs, updates -> plan.json

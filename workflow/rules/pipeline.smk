@@ -1,5 +1,4 @@
 # A model over several devices: blocks -> chain.arrow -> plan/ -> ranks/ -> module/ -> measurement.json.
-INDEXED += compared_pipelines()
 
 
 rule allocate:

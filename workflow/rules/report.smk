@@ -47,7 +47,6 @@ rule index:
     input:
         expand(f"{MODEL}/report.done", model=PAGED),
         expand(f"{MODEL}/report.html", model=PAGED),
-        INDEXED,
         [path for model in SETTINGS.models for path in compared(model)],
         lambda wildcards: [*FURTHER_PAGES, *FURTHER_PLANS],
     output:

@@ -1,0 +1,79 @@
+# What the rules for pipelines share: folders, files and settings.
+
+from tightfit.schemas.config_pipeline import PIPELINE_FOLDER
+from tightfit.schemas.plan_folders import plan_folders
+
+PIPELINE = f"{MODEL}/{PIPELINE_FOLDER}/{{allocator}}"
+PLAN_FOLDERS = [folder.path(SETTINGS.results) for folder in plan_folders(SETTINGS)]
+
+
+def whole_folder(folder, file):
+    """A folder that a job writes: the one file of it that names the others, whose content says
+    whether anything changed; the folder where jobs see what is declared alone."""
+    return directory(folder) if APART else f"{folder}/{file}"
+
+
+def folder_of(path):
+    """That folder, by what stands for it."""
+    return path if APART else str(Path(path).parent)
+
+
+def stage_options(wildcards):
+    """The options of blocks, where stages of a pipeline recompute by them."""
+    recompute = model_of(wildcards).pipeline.recompute_of(wildcards.allocator)
+    files = expand(f"{MODEL}/options.arrow", model=wildcards.model)
+    return files if recompute == "rockmate" else []
+
+
+def given_stage_options(wildcards, input):
+    """Names them as options of a stage."""
+    return [word for file in input.options for word in ("--options", file)]
+
+
+def allocation_settings(wildcards):
+    """Says as options of a stage how a pipeline is planned."""
+    pipeline = model_of(wildcards).pipeline
+    return pipeline.plan_options(wildcards.allocator, model_of(wildcards).step_engine)
+
+
+def described_pipeline(wildcards):
+    """The digest of the description of a pipeline's machine."""
+    return f"pipeline on {machine_digest(model_of(wildcards).pipeline.machine)}"
+
+
+def runs_here(model):
+    """Whether the pipeline of a model runs on this machine."""
+    return (
+        SETTINGS.models[model].pipeline.on_cpus and not SETTINGS.models[model].machine
+    )
+
+
+def measured_pipeline(wildcards):
+    """The measurement of a pipeline that runs here."""
+    files = expand(f"{PIPELINE}/measurement.json", **wildcards)
+    return files if runs_here(wildcards.model) else []
+
+
+def compared_pipelines():
+    """What the index reads of pipelines beside their pages, where it has to be declared."""
+    names = {True: ["plan", "ranks", "measurement.json"], False: ["plan", "ranks"]}
+    return [
+        path
+        for model, chosen in SETTINGS.models.items()
+        if chosen.pipeline and APART
+        for path in expand(
+            f"{PIPELINE}/{{file}}",
+            model=model,
+            allocator=chosen.pipeline.strategies,
+            file=names[runs_here(model)],
+        )
+    ]
+
+
+def given_measurement(wildcards, input):
+    """Names it as options of a stage."""
+    return [word for file in input.measurement for word in ("--measurement", file)]
+
+
+FURTHER_PAGES += [f"{folder}/report.html" for folder in PLAN_FOLDERS]
+FURTHER_PAGES += compared_pipelines()
