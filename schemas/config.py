@@ -22,6 +22,7 @@ from tightfit.schemas.config_checks import (
 )
 from tightfit.schemas.config_errors import (
     describe_schema_error,
+    format_choices,
     format_config_errors,
     format_key_path,
 )
@@ -319,8 +320,8 @@ def _load_schema() -> dict[str, Any]:
 
 def _enum_schema(names: Iterable[str]) -> dict[str, Any]:
     """What the schema says of a key that has one of some names."""
-    *most, last = names
-    return {"enum": [*most, last], "expected": f"{', '.join(most)} or {last}"}
+    known = [*names]
+    return {"enum": known, "expected": format_choices(known)}
 
 
 def _with_defaults(value: Any, schema: Mapping[str, Any]) -> Any:

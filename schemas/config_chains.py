@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tightfit.schemas.config_errors import format_choices
 from tightfit.schemas.link import read_host_link
 from tightfit.schemas.machine import Machine, machine_path, read_machine
 from tightfit.schemas.pipeline_devices import check_uniform_devices
@@ -193,7 +194,7 @@ class _ChainReader:
             taken = any(takes(about) for _, about in self.strategies)
             if key in self.chain and self.strategies and not taken:
                 takers = [name for name, about in CHAIN_STRATEGIES.items() if takes(about)]
-                said = f"expected no such key, or {_format_choices(takers)} among them"
+                said = f"expected no such key, or {format_choices(takers)} among them"
                 yield [key], f"none of the strategies takes it, {said}"
 
     def source_problems(self) -> Iterator[KeyProblem]:
@@ -216,7 +217,7 @@ class _ChainReader:
         for number, about in self.strategies:
             if several and not about.plans_joins:
                 joins = [name for name, other in CHAIN_STRATEGIES.items() if other.plans_joins]
-                said = f"one file, or for a join {_format_choices(joins)}"
+                said = f"one file, or for a join {format_choices(joins)}"
                 yield ["strategies", number], f"{about.name} plans one chain, expected {said}"
             elif not several and about.plans_joins and not about.chains:
                 said = "expected two files or more, which end in one loss"
@@ -227,7 +228,7 @@ class _ChainReader:
         needing = [about for _, about in self.strategies if _takes_machine(about)]
         given = self.chain.get("machine")
         if needing and "machine" not in self.chain:
-            names = _format_choices([about.name for about in needing])
+            names = format_choices([about.name for about in needing])
             yield ["machine"], f"is missing, expected the description of a machine, for {names}"
         if not isinstance(given, str):
             return
@@ -250,7 +251,7 @@ class _ChainReader:
         if isinstance(given, str) and (said := _file_problem(given, "options")):
             yield ["options"], said
         if needing and "options" not in self.chain and "model" not in self.chain:
-            names = _format_choices(needing)
+            names = format_choices(needing)
             yield ["options"], f"is missing, expected the options of the blocks, for {names}"
         if "options" in self.chain and "model" in self.chain:
             yield ["options"], "is not for a model, whose blocks have options, expected no such key"
@@ -289,8 +290,3 @@ def _link_problem(machine: Machine, path: Path, about: StrategyInfo) -> str:
     except TightfitError as error:
         return str(error)
     return ""
-
-
-def _format_choices(names: Sequence[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} or {last}" if most else last

@@ -57,3 +57,9 @@ def format_config_errors(source: str, problems: list[str]) -> str:
     if len(lines) == 1:
         return f"{source}: {lines[0]}"
     return "\n".join([f"{source} has {len(lines)} errors:", *(f"  {line}" for line in lines)])
+
+
+def format_choices(names: Iterable[str]) -> str:
+    """Names to choose from, as `highs, cbc or none`."""
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
