@@ -127,10 +127,7 @@ def _plan_facts(plan: Plan) -> list[Fact]:
         ratio = plan.time / plan.keep_all.time if plan.keep_all.time else 1.0
         facts.append(("Time", f"{format_duration(plan.time)}, {format_ratio(ratio)}"))
         facts.append(("Forwards run again", f"{plan.recomputed:,}"))
-    if plan.lower_bound is not None:
-        facts.append(("Lower bound", format_duration(plan.lower_bound)))
-    if plan.optimal_in:
-        facts.append(("Optimal among", plan.optimal_in))
+    facts += _proof_facts(plan)
     if plan.smallest_budget is not None:
         facts.append(("Smallest budget", format_exact_bytes(plan.smallest_budget)))
     kept = plan.keep_all
@@ -143,15 +140,22 @@ def _plan_facts(plan: Plan) -> list[Fact]:
     return [*facts, ("Found by", plan.solver)]
 
 
+def _proof_facts(plan: Plan | PipelinePlan) -> list[Fact]:
+    """What is proven of a plan."""
+    facts = []
+    if plan.lower_bound is not None:
+        facts.append(("Lower bound", format_duration(plan.lower_bound)))
+    if plan.optimal_in:
+        facts.append(("Optimal among", plan.optimal_in))
+    return facts
+
+
 def _pipeline_facts(plan: PipelinePlan) -> list[Fact]:
     """The figures of a pipeline."""
     facts = [("Machine", plan.machine)]
     if plan.period is not None:
         facts.append(("Period", f"a batch every {format_duration(plan.period)}"))
-    if plan.lower_bound is not None:
-        facts.append(("Lower bound", format_duration(plan.lower_bound)))
-    if plan.optimal_in:
-        facts.append(("Optimal among", plan.optimal_in))
+    facts += _proof_facts(plan)
     if plan.smallest_memory is not None:
         facts.append(("Smallest memory of a device", format_exact_bytes(plan.smallest_memory)))
     if plan.smallest_devices is not None:
