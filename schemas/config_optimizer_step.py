@@ -35,7 +35,8 @@ class OptimizerStepConfig:
     takes them; `microbatches` of each sample make a step, whose factory's arguments are in
     `samples` by folder, "" for that of the model. Parameters and states wait in the folder `disk`
     ("" for that of the configuration), of which they take `limit` bytes ("" for all there are), and
-    states in `second_disk` ("" for none)."""
+    states in `second_disk` ("" for none);
+    `parameters` that wait on the "device" leave the offload target to the states."""
 
     optimizer: str
     settings: dict[str, Any]
@@ -44,6 +45,7 @@ class OptimizerStepConfig:
     disk: str = ""
     second_disk: str = ""
     limit: str = ""
+    parameters: str = "offload"
 
     @property
     def settings_json(self) -> str:
@@ -70,6 +72,7 @@ def parse_optimizer_step(model: Mapping[str, Any]) -> OptimizerStepConfig | None
         offload.get("disk", ""),
         offload.get("second_disk", ""),
         str(offload.get("limit", "")),
+        model.get("parameters", "offload"),
     )
 
 
@@ -141,12 +144,6 @@ def _excluded_key_problems(
         yield (
             f'{format_key_path([*path, "kernels"])}: "fused" was found, expected eager beside an '
             "optimizer"
-        )
-    if model.get("parameters") == "device":
-        yield (
-            f'{format_key_path([*path, "parameters"])}: "device" was found, expected offload; a '
-            "plan that leaves parameters on the device is made in Python, by "
-            "tightfit.plan(model, args, optimizer=optimizer, offload=OffloadOptions(path))"
         )
 
 

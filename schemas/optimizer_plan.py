@@ -132,6 +132,12 @@ class OptimizerPlan:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def has_program(self) -> bool:
+        """Whether the optimizer is part of a generated program: parameters are offloaded, or
+        measured updates say of which optimizer it is."""
+        return bool(self.offloaded or self.optimizer)
+
+    @property
     def second_tier_parameters(self) -> frozenset[int]:
         """The parameters whose states are in the second offload tier."""
         return self.second_tier.values if self.second_tier else frozenset()

@@ -33,7 +33,7 @@ def check_optimizer_step(
     graph: Graph, steps: Sequence[ScheduleStep], updates: OptimizerPlan | None
 ) -> None:
     """Raises ScheduleError, naming it, for what no program does yet."""
-    if updates is None or not updates.offloaded:
+    if updates is None or not updates.has_program:
         if host_updated_parameters(steps):
             raise ScheduleError(
                 "the schedule updates in an offload target, where no parameters live"

@@ -97,7 +97,7 @@ def build_package(
     """
     register_groups(graph)
     facts = plan_facts(plan)
-    whole = updates if updates is not None and updates.offloaded else None
+    whole = updates if updates is not None and updates.has_program else None
     check_optimizer_step(graph, steps, updates)
     program, files = _program_files(graph, steps, write, whole)
     if whole is not None:

@@ -111,7 +111,8 @@ OFFLOAD_TARGET_ACTIONS = (Offload, FreeHostCopy, UpdateOnHost, AccumulateOnHost)
 
 @dataclass(frozen=True)
 class OffloadedParameterCode:
-    """The parameters `values` that live in an offload target, by their numbers there, of which
+    """What a program does with its store of parameters, if `has_store`: a step with its optimizer.
+    `values` are the parameters that live in an offload target, by their numbers there; of these
     those `there` are on the device when a step begins; `numbers` are by storage, and `gradients` by
     the storage of the gradient for those that are updated there, or added up where the step
     `adds`."""
@@ -121,6 +122,7 @@ class OffloadedParameterCode:
     numbers: Mapping[int, int]
     gradients: Mapping[int, int]
     adds: bool = False
+    has_store: bool = False
 
     @classmethod
     def of(
@@ -136,10 +138,12 @@ class OffloadedParameterCode:
             own = graph.values[owner].storage
             if own in numbers:
                 gradients[graph.values[parts[owner][0]].storage] = numbers[own]
-        return cls(values, there, numbers, gradients, updates is not None and updates.accumulates)
+        adds = updates is not None and updates.accumulates
+        has_store = updates is not None and updates.has_program
+        return cls(values, there, numbers, gradients, adds, has_store)
 
     def __bool__(self) -> bool:
-        return bool(self.values)
+        return self.has_store
 
     def imports(self) -> list[str]:
         """The lines that a program with such parameters has in its head."""

@@ -39,6 +39,7 @@ def test_a_step_has_what_is_declared() -> None:
     assert (step.optimizer, step.settings_json) == ("adamw", '{"lr": 0.001, "weight_decay": 0.1}')
     assert (step.microbatches, step.samples) == ((2,), {"": {"width": 3}})
     assert (step.disk, step.second_disk, step.limit) == ("scratch", "slow", "20GB")
+    assert step.parameters == "offload"
     requests = [
         (asked.strategy, asked.budget, asked.directory) for asked in config.requests("step")
     ]
@@ -122,13 +123,6 @@ def test_a_model_without_an_optimizer_has_no_step() -> None:
             {"optimizer": ADAMW},
             {"kernels": "fused"},
             'kernels: "fused" was found, expected eager beside an optimizer',
-        ),
-        (
-            {"optimizer": ADAMW, "parameters": "device"},
-            {},
-            'parameters: "device" was found, expected offload; a plan that leaves parameters on '
-            "the device is made in Python, by tightfit.plan(model, args, optimizer=optimizer, "
-            "offload=OffloadOptions(path))",
         ),
         (
             {"optimizer": ADAMW, "microbatches": [1, 2]},

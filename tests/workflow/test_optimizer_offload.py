@@ -55,6 +55,15 @@ PARTS: dict[str, Any] = {
     "offload": {"disk": "scratch", "limit": "100MB"},
     "budgets": ["min"],
 }
+HERE: dict[str, Any] = {
+    "factory": "mine:tower",
+    "arguments": {"batch": 8},
+    "optimizer": {"name": "adamw"},
+    "parameters": "device",
+    "microbatches": 2,
+    "offload": {"disk": "scratch"},
+    "budgets": ["min"],
+}
 PLANNED = {
     "planning the step with its optimizer for",
     "writing the module of optimizer_offload",
@@ -67,7 +76,7 @@ Finished = tuple[Workplace, subprocess.CompletedProcess[str]]
 
 
 def configuration(**changes: Any) -> dict[str, Any]:
-    return {"models": {"whole": WHOLE, "parts": PARTS}, "pairs": 1, **changes}
+    return {"models": {"whole": WHOLE, "parts": PARTS, "here": HERE}, "pairs": 1, **changes}
 
 
 def planned(model: str, *budgets: str) -> set[str]:
@@ -131,6 +140,17 @@ def test_the_smallest_of_several_microbatches_is_taken(place: Workplace) -> None
     assert (place.folder / "results/parts/sample_2/graph.arrow").exists()
 
 
+def test_parameters_that_stay_on_the_device_leave_the_disk_to_states(place: Workplace) -> None:
+    folder = point(place, "here", "min")
+    plan, found = read_plan(folder / "plan.json"), read_measurement(folder / "measurement.arrow")
+    assert found.status == "feasible" and found.bits_equal, found.message
+    assert found.measured_peak == plan.peak and found.peak_as_predicted
+    updates = schedule_optimizer_plan(folder / "schedule.arrow")
+    assert updates is not None and not updates.offloaded and updates.microbatches == 2
+    assert found.offload_peak == updates.offloaded_state_bytes > 0
+    assert read_lineage(folder / "plan.json").settings["parameters"] == "device"
+
+
 def test_a_budget_that_is_too_small_is_a_verdict(place: Workplace) -> None:
     plan = read_plan(point(place, "whole", "1MB") / "plan.json")
     assert plan.status == "infeasible" and "the budget min takes the least" in plan.message
@@ -145,7 +165,7 @@ def test_table_index_and_report_show_the_step(place: Workplace) -> None:
         assert re.search(words, table.stdout), table.stdout
     assert "whole optimizer_offload 1MB: Does not fit 1MB (1.0 MB in all): no plan" in table.stdout
     index = (place.folder / "results/index.html").read_text()
-    assert index.count('data-strategy="optimizer_offload"') == 3
+    assert index.count('data-strategy="optimizer_offload"') == 4
     assert "<option>optimizer_offload</option>" in index
     page = place.folder / "results/whole/report.html"
     said = text_of(page)
@@ -166,7 +186,7 @@ def test_table_index_and_report_show_the_step(place: Workplace) -> None:
 def test_results_stand_an_audit_and_leftovers_are_told(place: Workplace) -> None:
     told = place.stage("audit", "results", "--configuration", "config.yaml")
     assert told.returncode == 0, told.stdout + told.stderr
-    assert "all is well" in told.stdout and "3 plans, 3 modules, 3 measurements" in told.stdout
+    assert "all is well" in told.stdout and "4 plans, 4 modules, 4 measurements" in told.stdout
     updates = place.folder / "results/whole/updates.json"
     before = updates.read_text()
     updates.write_text(before.replace("AdamW", "Adamant"))
@@ -175,7 +195,7 @@ def test_results_stand_an_audit_and_leftovers_are_told(place: Workplace) -> None
     assert told.returncode == 1 and "'Adamant' is no optimizer that is known" in told.stdout
     assert place.stage("prune", "--dry-run").stdout == "results: nothing is left over\n"
     one = {**PARTS, "samples": [{"batch": 2048}], "microbatches": [1]}
-    models = {"whole": {**WHOLE, "budgets": ["22MB"]}, "parts": one}
+    models = {"whole": {**WHOLE, "budgets": ["22MB"]}, "parts": one, "here": HERE}
     place.configure(configuration(models=models))
     assert place.stage("prune", "--dry-run").stdout.splitlines() == [
         "results/parts/sample_2: is left over",
@@ -187,7 +207,7 @@ def test_a_budget_costs_its_own_plan_and_nothing_is_done_twice(place: Workplace)
     again = place.snakemake("--dry-run")
     assert again.returncode == 0 and not jobs(again), again.stderr
     more = {**WHOLE, "budgets": ["22MB", "1MB", "min"]}
-    place.configure(configuration(models={"whole": more, "parts": PARTS}))
+    place.configure(configuration(models={"whole": more, "parts": PARTS, "here": HERE}))
     run = place.snakemake("--dry-run", "--logger-tightfit-why")
     assert "whole, 5 steps: the budget min is new" in run.stderr, run.stderr
     assert jobs(place.snakemake("--dry-run")) == planned("whole", "min")
@@ -195,7 +215,7 @@ def test_a_budget_costs_its_own_plan_and_nothing_is_done_twice(place: Workplace)
 
 def test_another_optimizer_is_traced_and_linked_to_nothing_anew(place: Workplace) -> None:
     other = {**WHOLE, "optimizer": {"name": "adamw", "lr": 3e-3}}
-    place.configure(configuration(models={"whole": other, "parts": PARTS}))
+    place.configure(configuration(models={"whole": other, "parts": PARTS, "here": HERE}))
     run = place.snakemake("--dry-run", "--logger-tightfit-why")
     assert "whole, 10 steps: its settings in the configuration changed" in run.stderr, run.stderr
     measured = {"whole: measuring each distinct op and update"}
@@ -207,7 +227,8 @@ def test_another_machine_plans_again_and_measures_nothing(place: Workplace) -> N
     (place.folder / "own.json").write_text(machine.read_text())
     place.configure(configuration(machine="own.json"))
     told = jobs(place.snakemake("--dry-run"))
-    assert told == planned("whole", "22MB", "1MB") | planned("parts", "min")
+    others = planned("parts", "min") | planned("here", "min")
+    assert told == planned("whole", "22MB", "1MB") | others
     run = place.snakemake("--dry-run", "--logger-tightfit-why")
     assert "whole, 9 steps: the device is described, or its description was edited" in run.stderr
 

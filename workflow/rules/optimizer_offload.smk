@@ -86,7 +86,7 @@ rule optimizer_offload:
         updates=given_updates,
         machine=given_step_machine,
         link=link_digest,
-        limit=given_limit,
+        placement=given_placement,
         budget=lambda wildcards: SETTINGS.budget(wildcards.model, wildcards.budget),
         folder=subpath(output.plan, parent=True),
         engine=of_model("step_engine"),
@@ -95,7 +95,7 @@ rule optimizer_offload:
         "{wildcards.model}: planning the step with its optimizer for {params.budget}"
     shell:
         "python -m tightfit optimizer-offload {params.samples:q} {params.updates:q} {params.machine:q}"
-        " {params.limit:q} --budget {params.budget:q} --solver {params.engine:q}"
+        " {params.placement:q} --budget {params.budget:q} --solver {params.engine:q}"
         " --out {params.folder:q} --error-file {log:q}"
 
 

@@ -39,10 +39,12 @@ def given_step_machine(wildcards, input):
     return ["--machine", model_of(wildcards).link_machine or input.machine]
 
 
-def given_limit(wildcards):
-    """Names the bytes of the offload target that a step may take as options of a stage."""
-    limit = step_of(wildcards).limit
-    return ["--limit", limit] if limit else []
+def given_placement(wildcards):
+    """Says where parameters wait, and how many bytes of the offload target a step may take, as
+    options of a stage."""
+    step = step_of(wildcards)
+    limit = ["--limit", step.limit] if step.limit else []
+    return ["--parameters", step.parameters, *limit]
 
 
 def step_costs(wildcards):

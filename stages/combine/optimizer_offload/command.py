@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 MAX_ROOM_RETRIES = 4
 """How often a plan is looked for with less room in the offload target where one takes too much."""
+OFFLOADED_PARAMETERS = "offload"
+ON_DEVICE = "device"
+PARAMETER_PLACES = (OFFLOADED_PARAMETERS, ON_DEVICE)
+"""Where parameters wait for their use."""
 MIN_OFFLOAD_BYTES = 1 << 20
 """Parameters of fewer bytes stay on the device."""
 
@@ -74,6 +78,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="the bytes of the device for everything, such as 12GB; a share, such as 30%%, of what "
         "is not there all the time; or min, the least that a plan is known for",
+    )
+    parser.add_argument(
+        "--parameters",
+        choices=PARAMETER_PLACES,
+        default=OFFLOADED_PARAMETERS,
+        help="where parameters wait: offload, those of 1 MiB and more in the offload target, or "
+        "device, all on the device, where only states wait elsewhere (default: offload)",
     )
     parser.add_argument(
         "--limit",
@@ -266,14 +277,16 @@ def read_offload_problem(
         updates = costs_by_value(graph, measured.costs)
     room = min(link.room, _parse_limit(options.limit))
     own = replace(link, device=graph.device, room=room)
+    offloaded = options.parameters == OFFLOADED_PARAMETERS
+    least = MIN_OFFLOAD_BYTES if offloaded else math.inf
     task = build_offload_problem(
-        graph, costs, own, updates, device.memory, MIN_OFFLOAD_BYTES, microbatches, measured
+        graph, costs, own, updates, device.memory, least, microbatches, measured
     )
-    if measured is not None and not task.remote:
+    if measured is not None and offloaded and not task.remote:
         raise ConfigError(
             f"{traced}: no parameter that can be offloaded has {MIN_OFFLOAD_BYTES:,} bytes or "
-            "more, and smaller ones stay on the device: plan the step without its optimizer, or "
-            "in Python by tightfit.plan(..., optimizer=optimizer, offload=OffloadOptions(path))"
+            "more, and smaller ones stay on the device: say so by --parameters device (parameters: "
+            "device in a configuration), or plan the step without its optimizer"
         )
     task = replace(task, engine=options.solver)
     budget = (
@@ -334,6 +347,7 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
                 "microbatches": options.microbatches or [],
                 "solver": options.solver,
                 **({"limit": options.limit} if options.limit else {}),
+                **({} if options.parameters == OFFLOADED_PARAMETERS else {"parameters": ON_DEVICE}),
                 **({"optimizer_settings": settings} if settings else {}),
             },
         )

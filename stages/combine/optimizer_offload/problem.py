@@ -271,7 +271,7 @@ def build_offload_problem(
     link: HostLink,
     updates: Mapping[int, ParameterUpdateCost],
     budget: int,
-    least: int,
+    least: float,
     microbatches: int = 1,
     measured: OptimizerCosts | None = None,
 ) -> OffloadProblem:
@@ -290,7 +290,7 @@ def build_offload_problem(
     return task
 
 
-def offloadable_parameters(graph: Graph, least: int, moves: bool) -> dict[int, int]:
+def offloadable_parameters(graph: Graph, least: float, moves: bool) -> dict[int, int]:
     """The parameters of at least `least` bytes that can live in an offload target, by storage, in
     the order of their first use; those that can be moved there, where such a step is run."""
     found: dict[int, int] = {}

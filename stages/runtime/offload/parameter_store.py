@@ -34,7 +34,7 @@ _TARGET_FAILED = (
 
 class ParameterStore:
     """Where the `parameters` of a model are, named by their `paths`: in `memory`, of which they
-    take all bytes, and those of the numbers `there` on the device, too.
+    take all bytes, and those of the numbers `there` on the `device`, too.
 
     Raises RuntimeError, in one sentence, where another tensor shares the bytes of a parameter, and
     where the memory fails.
@@ -47,6 +47,7 @@ class ParameterStore:
         there: Collection[int],
         memory: TargetSlice,
         copies: TargetSlice,
+        device: torch.device,
     ) -> None:
         check_offloadable(parameters, paths)
         self.parameters = list(parameters)
@@ -55,6 +56,8 @@ class ParameterStore:
         self.memory = memory
         self.copies = copies
         """The memory that a step sends other storages to."""
+        self.device = device
+        """The device that they come to."""
         self.layouts = [MemoryLayout.of(parameter) for parameter in parameters]
         self.places = cumulative_offsets([layout.bytes for layout in self.layouts])
         self.numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
@@ -96,11 +99,6 @@ class ParameterStore:
             raise
 
     # ---- what a class of parameters asks (`placeholder_parameter.ParameterOwner`)
-
-    @property
-    def device(self) -> torch.device:
-        """The device that they come to."""
-        return self.layouts[0].device
 
     def number(self, parameter: torch.Tensor) -> int:
         """See `ParameterOwner.number`."""

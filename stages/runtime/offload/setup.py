@@ -125,7 +125,7 @@ def offload_parameters(
     store = None
     far: SecondTierStore | None = None
     try:
-        store = ParameterStore(parameters, spec.paths, spec.resident, own, copies)
+        store = ParameterStore(parameters, spec.paths, spec.resident, own, copies, device)
         passed: StateTarget = beside
         if spec.second_tier and second_disk:
             each = spec.second_tier_staging_bytes // TIER_BUFFERS

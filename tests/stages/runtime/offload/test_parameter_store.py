@@ -41,7 +41,12 @@ def store_of(module: nn.Module, there: Any = ()) -> ParameterStore:
     size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
     disk = DiskTarget(size + 64)
     return ParameterStore(
-        parameters, paths, there, TargetSlice(disk, 0, size), TargetSlice(disk, size, 64)
+        parameters,
+        paths,
+        there,
+        TargetSlice(disk, 0, size),
+        TargetSlice(disk, size, 64),
+        torch.device("cpu"),
     )
 
 
@@ -215,6 +220,7 @@ def test_what_cannot_live_elsewhere_is_named(how: str) -> None:
             (),
             TargetSlice(DiskTarget(1 << 20), 0, 1 << 20),
             TargetSlice(DiskTarget(1), 0, 1),
+            torch.device("cpu"),
         )
     assert type(module[0].weight) is nn.Parameter
     del kept

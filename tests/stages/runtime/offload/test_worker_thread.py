@@ -63,7 +63,7 @@ def test_a_thread_holds_nothing_of_what_it_did_and_ends() -> None:
     class Held:
         pass
 
-    worker, held = WorkerThread("one"), Held()
+    worker, held = WorkerThread("alone"), Held()
     known = weakref.ref(held)
     job = worker.submit(lambda held=held: None)  # type: ignore[misc]
     del held
@@ -72,7 +72,7 @@ def test_a_thread_holds_nothing_of_what_it_did_and_ends() -> None:
     assert worker.submit(worker.is_current).result() and not worker.is_current()
     gc.collect()
     assert known() is None
-    [thread] = [each for each in threading.enumerate() if each.name == "one"]
+    [thread] = [each for each in threading.enumerate() if each.name == "alone"]
     worker.shutdown()
     thread.join(10)
     assert not thread.is_alive()
