@@ -12,7 +12,7 @@ from tightfit.schemas.config_errors import format_choices
 from tightfit.schemas.link import read_host_link
 from tightfit.schemas.machine import Machine, machine_path, read_machine
 from tightfit.schemas.pipeline_devices import check_uniform_devices
-from tightfit.util.budget import NO_BUDGET, parse_budget
+from tightfit.util.budget import NO_BUDGET, parse_plan_budget
 from tightfit.util.errors import TightfitError
 from tightfit.util.solver_engines import SolverEngine
 from tightfit.util.strategies import ALLOCATORS, CHAIN_STRATEGIES, OFFLOADERS, StrategyInfo
@@ -103,7 +103,7 @@ class ChainConfig:
         for strategy in self.strategies:
             places = [(NO_BUDGET, NO_BUDGET)]
             if takes_budgets(CHAIN_STRATEGIES[strategy]):
-                places = [(budget, parse_budget(budget).directory) for budget in self.budgets]
+                places = [(budget, parse_plan_budget(budget).directory) for budget in self.budgets]
             found += [ChainRequest(self.name, strategy, *place) for place in places]
         return found
 
@@ -147,7 +147,7 @@ def build_chain_configs(
             given.get("files", []),
             given.get("model", ""),
             given["strategies"],
-            [parse_budget(budget).text for budget in budgets],
+            [parse_plan_budget(budget).text for budget in budgets],
             machine_path(given["machine"]) if "machine" in given else None,
             given.get("options"),
             {"engine": engine, "slots": document["solver"]["slots"], **settings},

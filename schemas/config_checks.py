@@ -11,7 +11,7 @@ from tightfit.schemas.config_errors import format_key_path
 from tightfit.schemas.config_matrix import expand_matrices
 from tightfit.schemas.link import read_host_link
 from tightfit.schemas.machine import read_machine, resolve_machine_file
-from tightfit.util.budget import MIN_BUDGET, parse_plan_budget, parse_user_budget
+from tightfit.util.budget import MIN_BUDGET, parse_plan_budget
 from tightfit.util.errors import ConfigError, TightfitError
 from tightfit.util.strategies import STRATEGIES
 
@@ -31,7 +31,6 @@ def find_late_problems(document: dict[str, Any]) -> list[str]:
     return [
         *_link_problems(document),
         *_kernel_problems(document),
-        *_chain_budget_problems(document),
         *_limit_problems(document),
     ]
 
@@ -91,8 +90,7 @@ def _budget_problems(document: Any) -> list[str]:
                 continue  # the schema says so
             key = format_key_path([*path, index])
             try:
-                parse = parse_user_budget if "chains" in path else parse_plan_budget
-                directory = parse(written, key).directory
+                directory = parse_plan_budget(written, key).directory
             except ConfigError as error:
                 problems.append(str(error))
                 continue
@@ -182,18 +180,6 @@ def _link_problems(document: dict[str, Any]) -> list[str]:
             own = path if {"machine", "device"} & model.keys() else []
             problems.append(f"{format_key_path([*own, 'machine'])}: {error}")
     return problems
-
-
-def _chain_budget_problems(document: dict[str, Any]) -> list[str]:
-    """A sentence for each chain that would have the budget min of all models."""
-    if MIN_BUDGET not in document["budgets"]:
-        return []
-    return [
-        f"{format_key_path(['chains', name, 'budgets'])}: is missing, expected sizes or "
-        f"percentages, since {MIN_BUDGET} is a budget of models alone"
-        for name, chain in document["chains"].items()
-        if "budgets" not in chain
-    ]
 
 
 def _kernel_problems(document: dict[str, Any]) -> list[str]:

@@ -75,6 +75,11 @@ class Budget:
         return fixed + int(self.share * (keep_all - fixed))
 
     @property
+    def is_min(self) -> bool:
+        """Whether it is the smallest budget that is known to work."""
+        return self.text == MIN_BUDGET
+
+    @property
     def directory(self) -> str:
         """The budget as a folder's name, safe in paths and links: "50%" becomes "50pct"."""
         if self.share is not None:
@@ -83,18 +88,11 @@ class Budget:
 
 
 def parse_plan_budget(written: str | int, key: str = "budget") -> Budget:
-    """As `parse_user_budget`, or "min": the smallest budget that a plan is known for."""
+    """As `parse_budget`, or "min": the smallest budget that a plan is known for. Raises ConfigError
+    also for so few bytes that a percentage must have been meant."""
     if written == MIN_BUDGET:
         return Budget(MIN_BUDGET)
-    return parse_user_budget(written, key, f"{EXPECTED_BUDGET}, or '{MIN_BUDGET}'")
-
-
-def parse_user_budget(
-    written: str | int, key: str = "budget", expected: str = EXPECTED_BUDGET
-) -> Budget:
-    """As `parse_budget`, of what a person asks for: raises ConfigError also for so few bytes that a
-    percentage must have been meant."""
-    found = parse_budget(written, key, expected)
+    found = parse_budget(written, key, f"{EXPECTED_BUDGET}, or '{MIN_BUDGET}'")
     if found.text.isdigit() and found.size is not None and found.size <= 100:
         raise ConfigError(
             f"{key}: {written!r} is {found.size} bytes, write '{found.size}%' for a percentage"

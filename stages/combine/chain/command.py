@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tightfit.schemas.chain import Chain
     from tightfit.schemas.plan import BaselineBytes, Plan
     from tightfit.stages.combine.chain.frontier import ChainPlan, ChainPlans
+    from tightfit.stages.combine.chain_offload.planner import ChainOffloadPlans
     from tightfit.stages.combine.strategies.strategy import ChainStrategy
     from tightfit.util.budget import Budget
 
@@ -43,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--options", type=Path, help="options.arrow of its blocks")
     parser.add_argument("--strategy", required=True, help="how to plan, by name")
-    parser.add_argument("--budget", help="the memory to stay within, such as 8GiB, 145MB or 50%%")
+    parser.add_argument(
+        "--budget", help="the memory to stay within, such as 8GiB, 145MB, 50%% or min"
+    )
     parser.add_argument("--slots", type=int, default=500, help="memory slots of the program")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write into")
     add_pipeline_arguments(parser)
@@ -70,7 +73,6 @@ def run(options: argparse.Namespace) -> None:
     from tightfit.schemas.chain import CHAIN, read_chain
     from tightfit.schemas.plan import write_plan
     from tightfit.schemas.sequence import write_sequence
-    from tightfit.util.budget import parse_budget
     from tightfit.util.command_line import print_status
 
     strategy = _load_strategy(options)
@@ -79,7 +81,8 @@ def run(options: argparse.Namespace) -> None:
         _check_loss(options.chain[0], chains[0], path, chain)
     blocks = read_block_options(options.options) if strategy.about.uses_solved_options else None
     frontier = _build_frontier(strategy, chains, blocks, options.slots)
-    plan, chosen = plan_chain(chains, frontier, options.strategy, parse_budget(options.budget))
+    budget = parse_chain_budget(options.budget)
+    plan, chosen = plan_chain(chains, frontier, options.strategy, budget)
     digests = " ".join(store.read(path, CHAIN).digest for path in options.chain)
     write_sequence(options.out / "sequence.arrow", chosen.sequence if chosen else [], digests)
     write_plan(options.out / "plan.json", plan)
@@ -143,7 +146,7 @@ def plan_chain(
     fixed = chain_baseline_bytes(chains)
     kind = frontier.kind
     keep_all = frontier.keep_all
-    size = budget.total(fixed.inputs + fixed.gradients + fixed.outputs, keep_all.peak)
+    size = chain_budget_bytes(budget, fixed, frontier)
     solver = frontier.solver
     kept = PlanCost(keep_all.seconds, keep_all.peak)
     chosen = frontier.within(size)
@@ -195,6 +198,23 @@ def chain_baseline_bytes(chains: Sequence[Chain]) -> BaselineBytes:
         inputs=sum(chain.a_0 for chain in chains),
         outputs=loss.a,
     )
+
+
+def parse_chain_budget(written: str) -> Budget:
+    """The budget of a chain, whose sizes can be a few bytes."""
+    from tightfit.util.budget import MIN_BUDGET, Budget, parse_budget
+
+    return Budget(MIN_BUDGET) if written == MIN_BUDGET else parse_budget(written, "--budget")
+
+
+def chain_budget_bytes(
+    budget: Budget, fixed: BaselineBytes, plans: ChainPlans | ChainOffloadPlans
+) -> int:
+    """The bytes of a budget for chains, of which some are `fixed`; for "min" the least that their
+    plans work with."""
+    if budget.is_min:
+        return plans.smallest_budget
+    return budget.total(fixed.inputs + fixed.gradients + fixed.outputs, plans.keep_all.peak)
 
 
 def _load_strategy(options: argparse.Namespace) -> ChainStrategy:

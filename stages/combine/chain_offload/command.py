@@ -30,9 +30,9 @@ def run_offload(options: argparse.Namespace) -> None:
     from tightfit.schemas.operation_timeline import write_operation_timeline
     from tightfit.schemas.plan import write_plan
     from tightfit.schemas.sequence import write_sequence
+    from tightfit.stages.combine.chain.command import parse_chain_budget
     from tightfit.stages.combine.chain.options import build_chain_problem
     from tightfit.stages.combine.chain_offload.planner import ChainOffloadPlans, load_planner
-    from tightfit.util.budget import parse_budget
     from tightfit.util.command_line import print_status
 
     _check_options(options)
@@ -42,7 +42,8 @@ def run_offload(options: argparse.Namespace) -> None:
     plans = ChainOffloadPlans(
         load_planner(options.strategy), build_chain_problem(chain), link, options.slots
     )
-    plan, chosen = plan_chain_offload(chain, plans, options.strategy, parse_budget(options.budget))
+    budget = parse_chain_budget(options.budget)
+    plan, chosen = plan_chain_offload(chain, plans, options.strategy, budget)
     digest = store.read(path, CHAIN).digest
     write_sequence(options.out / "sequence.arrow", chosen.sequence if chosen else [], digest)
     write_operation_timeline(
@@ -66,11 +67,15 @@ def plan_chain_offload(
     """The plan of a chain with a link for a budget, with its sequence; None where the budget is
     too small. Raises ConfigError where the budget is more than the device has."""
     from tightfit.schemas.plan import Plan, PlanCost, TransferTotals, optimality_gap
-    from tightfit.stages.combine.chain.command import TIME_TOLERANCE, chain_baseline_bytes
+    from tightfit.stages.combine.chain.command import (
+        TIME_TOLERANCE,
+        chain_baseline_bytes,
+        chain_budget_bytes,
+    )
     from tightfit.stages.combine.chain_offload.planner import infeasible_message
 
     fixed, keep_all = chain_baseline_bytes([chain]), plans.keep_all
-    size = budget.total(fixed.inputs + fixed.gradients + fixed.outputs, keep_all.peak)
+    size = chain_budget_bytes(budget, fixed, plans)
     if size > plans.link.memory:
         raise ConfigError(
             f"--budget {budget.text}: that is {size:,} bytes, and {plans.link.device} has "

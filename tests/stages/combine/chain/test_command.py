@@ -97,6 +97,15 @@ def test_too_small_a_budget_names_the_smallest_that_works(
     assert rotor(tmp_path, chain, plan["smallest_budget"] - 1)["status"] == "infeasible"
 
 
+@pytest.mark.parametrize("strategy", ["rotor", "early_free", "sequential", "revolve"])
+def test_min_is_the_smallest_budget_that_works(tmp_path: Path, strategy: str) -> None:
+    chain = chain_of_case(SOLVED)
+    least = combine(tmp_path, chain, "--strategy", strategy, "--budget", "min")
+    refused = combine(tmp_path, chain, "--strategy", strategy, "--budget", "1B")
+    assert least["budget"] == "min" and least["status"] != "infeasible"
+    assert least["peak"] == least["budget_total"] == refused["smallest_budget"]
+
+
 def test_less_budget_is_never_a_higher_peak_or_less_time(tmp_path: Path) -> None:
     plans = [rotor(tmp_path, layers(14), f"{share}%") for share in range(100, 20, -5)]
     feasible = [plan for plan in plans if plan["status"] != "infeasible"]

@@ -57,7 +57,7 @@ def plan(folder: Path, strategy: str, budget: str, *more: str, **changed: Any) -
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", OFFLOADERS)
-def test_a_plan_is_written_as_its_referee_plays_it(name: str, tmp_path: Path) -> None:
+def test_a_plan_is_written_as_it_is_simulated(name: str, tmp_path: Path) -> None:
     assert load_planner(name).about is OFFLOADERS[name]
     assert plan(tmp_path, name, "60%") == 0
     made, out = read_plan(tmp_path / "out" / "plan.json"), tmp_path / "out"
@@ -90,6 +90,15 @@ def test_a_plan_is_written_as_its_referee_plays_it(name: str, tmp_path: Path) ->
     ways = ("compute", "to-host", "from-host") if moved.offloaded_bytes else ("compute",)
     assert {step.stream for step in streams} == {f"cuda:0/{way}" for way in ways}
     assert main(["audit", str(out)]) == 0
+
+
+def test_min_is_the_smallest_budget_known_to_work(tmp_path: Path) -> None:
+    assert plan(tmp_path, "pofo", "1kB") == 0
+    smallest = read_plan(tmp_path / "out" / "plan.json").smallest_budget
+    assert plan(tmp_path, "pofo", "min") == 0
+    least = read_plan(tmp_path / "out" / "plan.json")
+    assert least.feasible and least.budget_total == smallest
+    assert least.peak is not None and smallest is not None and least.peak <= smallest
 
 
 def test_the_same_files_make_the_same_bytes(tmp_path: Path) -> None:
