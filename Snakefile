@@ -8,13 +8,13 @@ include: "workflow/rules/profile.smk"  # graph.arrow -> costs.arrow
 include: "workflow/rules/partition.smk"  # graph, costs -> blocks.arrow
 include: "workflow/rules/solve.smk"  # blocks.arrow -> options.arrow
 include: "workflow/rules/combine.smk"  # options.arrow -> frontier.arrow -> schedule.arrow, plan.json
+include: "workflow/rules/step_options.smk"
 include: "workflow/rules/generate.smk"  # graph, schedule, plan -> module/
 include: "workflow/rules/validate.smk"  # module/ -> measurement.arrow
 include: "workflow/rules/chain_common.smk"
 include: "workflow/rules/chain.smk"  # chain.arrow, machine -> sequence.arrow, streams.arrow or pattern.arrow, plan.json
 include: "workflow/rules/pipeline_common.smk"
 include: "workflow/rules/pipeline.smk"  # blocks.arrow -> plan/, ranks/, module/ of several devices
-include: "workflow/rules/step_options.smk"
 include: "workflow/rules/optimizer_offload.smk"  # a whole step: graph, costs, updates -> plan.json
 include: "workflow/rules/report.smk"  # all of it -> report.html, index.html
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +19,6 @@ from tightfit.schemas.config_checks import (
     find_link_machine,
     planned_model_names,
     sample_names,
-    to_json_values,
 )
 from tightfit.schemas.config_errors import (
     describe_schema_error,
@@ -34,6 +34,7 @@ from tightfit.schemas.config_optimizer_step import (
 )
 from tightfit.schemas.config_paths import resolve_config_paths
 from tightfit.schemas.config_pipeline import PipelineConfig, find_pipeline_problems
+from tightfit.schemas.config_reading import read_yaml, to_json_values, without_refused_values
 from tightfit.schemas.machine import resolve_machine_file
 from tightfit.schemas.optimizer_plan import OPTIMIZER_OFFLOAD
 from tightfit.util.budget import (
@@ -43,7 +44,7 @@ from tightfit.util.budget import (
     USUAL_LOSS_ROOM,
     parse_plan_budget,
 )
-from tightfit.util.errors import ConfigError
+from tightfit.util.errors import ConfigError, TightfitError
 from tightfit.util.solver_engines import BLOCK_SOLVERS, BlockSolver, SolverEngine, step_engine
 from tightfit.util.strategies import (
     ALLOCATORS,
@@ -182,20 +183,22 @@ def parse_config(
 
     schema = _load_schema()
     plain, problems = to_json_values(document)
-    problems += [
-        describe_schema_error(error) for error in Draft202012Validator(schema).iter_errors(plain)
-    ]
+    errors = list(Draft202012Validator(schema).iter_errors(plain))
+    problems += map(describe_schema_error, errors)
     found = resolve_config_paths(plain, schema, folder)
     problems += find_early_problems(plain, found) + optimizer_step_problems(found)
     faults = [
         *find_chain_problems(found, planned_model_names(plain)),
         *find_pipeline_problems(found),
     ]
-    if not problems and not faults:
-        filled = resolve_config_paths(_with_defaults(plain, schema), schema, folder)
+    # What is wrong beyond the schema is told of the values that the schema takes.
+    sound = without_refused_values(plain, errors) if errors else plain
+    if Draft202012Validator(schema).is_valid(sound):
+        filled = resolve_config_paths(_with_defaults(sound, schema), schema, folder)
         filled["solver"] = schema["properties"]["solver"]["default"] | filled["solver"]
-        problems = find_late_problems(filled)
-        faults = [*matrix_problems(filled["models"])]
+        with contextlib.suppress(TightfitError):  # told of a device that is none
+            problems += find_late_problems(filled)
+        faults += matrix_problems(filled["models"])
     problems += [f"{format_key_path(path)}: {fault}" for path, fault in faults]
     if problems:
         raise ConfigError(format_config_errors(source, sorted(set(problems))))
@@ -237,15 +240,7 @@ def _plan_settings(document: dict[str, Any], model: dict[str, Any]) -> dict[str,
 def read_config(path: Path | str) -> Config:
     """Reads a configuration file, in whose folder its relative paths start; raises ConfigError when
     it is absent, no YAML or not valid."""
-    import yaml
-
-    try:
-        document = yaml.safe_load(Path(path).read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not YAML ({' '.join(str(error).split())})") from error
-    return parse_config(document, str(path), Path(path).parent)
+    return parse_config(read_yaml(path), str(path), Path(path).parent)
 
 
 def require_folders(config: Config, source: str = "config.yaml") -> None:

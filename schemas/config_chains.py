@@ -162,9 +162,6 @@ def find_chain_problems(document: Any, models: Collection[str]) -> Iterator[KeyP
         return
     if not document.keys() & {"models", "chains"}:
         yield ["models"], "is missing, expected a mapping from names to models, or chains beside it"
-    if CHAINS_FOLDER in models:
-        said = "is the folder of what is planned of chains, expected another name"
-        yield ["models", CHAINS_FOLDER], said
     chains = document.get("chains")
     for name, chain in chains.items() if isinstance(chains, dict) else ():
         if isinstance(chain, dict):
@@ -194,8 +191,10 @@ class _ChainReader:
             taken = any(takes(about) for _, about in self.strategies)
             if key in self.chain and self.strategies and not taken:
                 takers = [name for name, about in CHAIN_STRATEGIES.items() if takes(about)]
-                said = f"expected no such key, or {format_choices(takers)} among them"
-                yield [key], f"none of the strategies takes it, {said}"
+                asked = format_choices([about.name for _, about in self.strategies], "and")
+                verb = "takes" if len(self.strategies) == 1 else "take"
+                said = f"expected no such key, or a strategy that does ({', '.join(takers)})"
+                yield [key], f"{asked} {verb} no {key}, {said}"
 
     def source_problems(self) -> Iterator[KeyProblem]:
         """Whether there are files, or a model, and each is there."""
@@ -204,8 +203,9 @@ class _ChainReader:
             found = "has both files and a model" if model else "names nothing to plan"
             yield [], f"{found}, expected either files: [PATH.arrow] or model: NAME"
         if isinstance(model, str) and model not in self.models:
-            known = ", ".join(self.models) or "none is there"
-            yield ["model"], f"{model} is no model of this configuration, expected one of {known}"
+            known = ", ".join(self.models)
+            wanted = f"expected one of {known}" if known else "which has none"
+            yield ["model"], f"{model} is no model of this configuration, {wanted}"
         for number, path in enumerate(files if isinstance(files, list) else []):
             if isinstance(path, str) and (said := _file_problem(path, "chain")):
                 yield ["files", number], said

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,20 @@ from tightfit.util.strategies import STRATEGIES
 FUSED_KERNELS = "fused"
 PACKAGE_CONTENT_KEYS = ("with_eager", "with_libraries")
 """Keys that say what modules of fused kernels carry."""
+MAX_NAME_CHARACTERS = 120
+RESERVED_NAME = re.compile(r"chains|logs|index\..+|search\.done|machine_.+\.json")
+"""What lies beside the folders of models in the results."""
 
 
 def find_early_problems(document: Any, resolved: Any) -> list[str]:
     """What is wrong with the budgets, devices and samples of a document, valid or not; `resolved`
     is the same with its relative paths resolved."""
-    return _budget_problems(document) + _device_problems(resolved) + _sample_problems(document)
+    return [
+        *_budget_problems(document),
+        *_device_problems(resolved),
+        *_sample_problems(document),
+        *_name_problems(document),
+    ]
 
 
 def find_late_problems(document: dict[str, Any]) -> list[str]:
@@ -56,31 +64,6 @@ def planned_model_names(document: Any) -> list[str]:
     return found
 
 
-def to_json_values(document: Any) -> tuple[Any, list[str]]:
-    """The document as JSON would hold it, with a sentence for each value that JSON has not."""
-    problems: list[str] = []
-
-    def convert(value: Any, path: list[str | int]) -> Any:
-        if isinstance(value, Mapping):
-            for key in value:
-                if not isinstance(key, str):
-                    where = format_key_path([*path, str(key)])
-                    problems.append(f"{where}: the key {key!r} is no text, expected a name")
-            return {str(key): convert(item, [*path, str(key)]) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [convert(item, [*path, index]) for index, item in enumerate(value)]
-        finite = not isinstance(value, float) or math.isfinite(value)
-        if value is None or (isinstance(value, str | int | float) and finite):
-            return value
-        problems.append(
-            f"{format_key_path(path)}: {value!r} is a {type(value).__name__}, "
-            "expected a number, a text, a list or a mapping"
-        )
-        return str(value)
-
-    return convert(document, []), problems
-
-
 def _budget_problems(document: Any) -> list[str]:
     problems: list[str] = []
     for path, budgets in _budget_lists(document):
@@ -102,6 +85,20 @@ def _budget_problems(document: Any) -> list[str]:
     return problems
 
 
+def _name_problems(document: Any) -> list[str]:
+    """A sentence for each model whose name is that of another file of the results, or too long."""
+    problems = []
+    for name in planned_model_names(document):
+        where = format_key_path(["models", name])
+        if RESERVED_NAME.fullmatch(name):
+            problems.append(f"{where}: is a name of the results themselves, expected another one")
+        if len(name) > MAX_NAME_CHARACTERS:
+            problems.append(
+                f"{where}: has {len(name)} characters, expected at most {MAX_NAME_CHARACTERS}"
+            )
+    return problems
+
+
 def _sample_problems(document: Any) -> list[str]:
     """A sentence for each sample whose name is that of a model, too, and for each joint budget
     without samples."""
@@ -113,7 +110,12 @@ def _sample_problems(document: Any) -> list[str]:
         if isinstance(model, dict) and model.get("joint") is True:
             where = format_key_path(["models", name, "joint"])
             budgets = model.get("budgets", document.get("budgets", ()))
-            if samples is None:
+            if "optimizer" in model:
+                problems.append(
+                    f"{where}: true was found, expected none beside an optimizer, whose step is "
+                    "one of the samples"
+                )
+            elif samples is None:
                 problems.append(f"{where}: true was found, expected samples beside it")
             elif isinstance(budgets, list) and MIN_BUDGET in budgets:
                 problems.append(f"{where}: true was found, expected budgets without {MIN_BUDGET}")

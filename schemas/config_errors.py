@@ -7,6 +7,17 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+TOP_LEVEL_KEYS = (
+    "frontier",
+    "fail_on",
+    "search_path",
+    "operators",
+    "results",
+    "store",
+    "hierarchy",
+)
+"""Keys that people look for in a model."""
+
 
 def describe_schema_error(error: Any) -> str:
     """One line for an error of jsonschema: path, what was found, what was expected."""
@@ -19,6 +30,11 @@ def describe_schema_error(error: Any) -> str:
         known = list(error.schema["properties"])
         unknown = [key for key in error.instance if key not in known]
         return "\n".join(_describe_unknown_key(path, key, known) for key in unknown)
+    if error.validator == "enum" and isinstance(error.instance, str):
+        close = _find_closest(error.instance, map(str, error.validator_value))
+        hint = f" (did you mean {close}?)" if close else ""
+        found = _format_value(error.instance)
+        return f"{format_key_path(path)}: {found} was found, expected {expected}{hint}"
     if "propertyNames" in error.absolute_schema_path:
         return f"{format_key_path([*path, error.instance])}: is no name to use, expected {expected}"
     return (
@@ -26,9 +42,22 @@ def describe_schema_error(error: Any) -> str:
     )
 
 
+MIN_SIMILARITY = 0.7
+"""How alike two words are of which one may have been meant by the other."""
+
+
+def _find_closest(text: str, names: Iterable[str]) -> str:
+    """The name that a text may have meant, in letters of any case, "" for none."""
+    known = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(text.lower(), known, 1, MIN_SIMILARITY)
+    return known[close[0]] if close else ""
+
+
 def _describe_unknown_key(path: list[Any], key: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(key, known, 1)
-    hint = f"did you mean {close[0]}" if close else f"expected one of {', '.join(known)}"
+    close = _find_closest(key, known)
+    hint = f"did you mean {close}" if close else f"expected one of {', '.join(known)}"
+    if path and key in TOP_LEVEL_KEYS:
+        hint = f"expected it at the top of the file, where it is said of all {path[0]}"
     return f"{format_key_path([*path, key])}: is no known key, {hint}"
 
 
@@ -59,7 +88,7 @@ def format_config_errors(source: str, problems: list[str]) -> str:
     return "\n".join([f"{source} has {len(lines)} errors:", *(f"  {line}" for line in lines)])
 
 
-def format_choices(names: Iterable[str]) -> str:
-    """Names to choose from, as `highs, cbc or none`."""
+def format_choices(names: Iterable[str], word: str = "or") -> str:
+    """Names to choose from, as `highs, cbc or none`; with the word "and" all of them."""
     *most, last = names
-    return f"{', '.join(most)} or {last}" if most else last
+    return f"{', '.join(most)} {word} {last}" if most else last

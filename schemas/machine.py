@@ -136,8 +136,16 @@ def resolve_machine_file(device: str) -> Path | None:
 
 
 def machine_path(given: str) -> Path:
-    """The description that an option names: one of `MACHINES` by its name, or a path."""
-    return MACHINES / f"{given}.json" if given in machine_names() else Path(given)
+    """The description that an option names: one of `MACHINES` by its name, or a path. Raises
+    ConfigError for what is neither."""
+    if given in machine_names():
+        return MACHINES / f"{given}.json"
+    if "/" not in given and "." not in given and not Path(given).exists():
+        raise ConfigError(
+            f"there is no description {given!r}, expected {', '.join(machine_names())} or the path "
+            "of one (.json)"
+        )
+    return Path(given)
 
 
 def machine_names() -> list[str]:

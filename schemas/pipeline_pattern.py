@@ -60,6 +60,9 @@ class PipelinePattern:
         return max((operation.stage for operation in self.operations), default=0)
 
 
+NO_PATTERN = PipelinePattern(0.0, 0, [])
+"""What is written where no pipeline fits."""
+
 PIPELINE_PATTERN = store.ArtifactType(
     "tightfit.pattern",
     1,
@@ -105,10 +108,13 @@ def read_pipeline_pattern(path: Path | str) -> PipelinePattern:
 
 
 def check_pipeline_pattern(pattern: PipelinePattern, where: str) -> None:
-    """Raises ArtifactError unless all figures are in range and stages run from 1 without a gap.
+    """Raises ArtifactError unless all figures are in range and stages run from 1 without a gap, or
+    it is `NO_PATTERN`.
 
     Whether the pattern can be run is for the simulator to say
     (`stages/simulate/pipeline_pattern.py`)."""
+    if pattern == NO_PATTERN:
+        return
     if not (math.isfinite(pattern.period) and pattern.period > 0):
         raise ArtifactError(f"{where}: the period is {pattern.period}, expected more than 0")
     if not 1 <= pattern.batches <= MAX_BATCHES:

@@ -149,7 +149,10 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
         "--error-file", type=Path, help="a file to keep the sentence of an error in"
     )
     module.add_arguments(parser)
-    options = _parse_words(parser, _join_negative_values(arguments))
+    try:
+        options = _parse_words(parser, _join_negative_values(arguments))
+    except TightfitError as error:
+        parser.error(str(error))
     if stage not in ERROR_READING_STAGES:
         # Where this cannot be kept, neither can an error, and that is told.
         with contextlib.suppress(TightfitError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tightfit.schemas.operation_timeline import TimedOperation, read_operation_timeline
-from tightfit.schemas.pipeline_pattern import read_pipeline_pattern
+from tightfit.schemas.pipeline_pattern import NO_PATTERN, read_pipeline_pattern
 from tightfit.schemas.pipeline_plan import PipelinePlan
 from tightfit.schemas.plan import Plan
 from tightfit.schemas.sequence import read_sequence
@@ -95,8 +95,8 @@ def _build_panel(result: ChainPlanResult, ink: int) -> ChainPanel:
         facts = _plan_facts(plan)
     pattern, streams = place / "pattern.arrow", place / "streams.arrow"
     picture = None
-    if pattern.exists():
-        found = read_pipeline_pattern(pattern)
+    found = read_pipeline_pattern(pattern) if pattern.exists() else NO_PATTERN
+    if found.operations:
         spans = planned_spans(found, max(BATCHES_SHOWN * found.stages, found.batches))
         picture = build_gantt_chart("The pipeline, as planned", spans)
     elif streams.exists() and (steps := read_operation_timeline(streams)):
@@ -114,7 +114,7 @@ def _build_panel(result: ChainPlanResult, ink: int) -> ChainPanel:
         facts=facts,
         tables=tables,
         picture=picture,
-        periodic=pattern.exists(),
+        periodic=bool(found.operations),
         sequence=operations,
     )
 

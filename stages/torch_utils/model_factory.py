@@ -8,6 +8,7 @@ scalar.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -117,16 +118,27 @@ def load_factory(spec: str, search_path: Sequence[Path | str] = ()) -> Callable[
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise ModelError(f"the factory {spec!r}: there is no module {error.name!r}") from error
+            said = f"there is no module {error.name!r}{_module_hint(module_name)}"
+            raise ModelError(f"the factory {spec!r}: {said}") from error
         raise _factory_error(spec, "cannot be imported:", error) from error
     except Exception as error:
         raise _factory_error(spec, "cannot be imported:", error) from error
     function = getattr(module, function_name, None)
     if function is None:
-        raise ModelError(f"the factory {spec!r}: {module_name} has no {function_name!r}")
+        names = [name for name, value in vars(module).items() if callable(value)]
+        close = difflib.get_close_matches(function_name, names, 1)
+        hint = f", did you mean {close[0]}" if close else ""
+        raise ModelError(f"the factory {spec!r}: {module_name} has no {function_name!r}{hint}")
     if not callable(function):
         raise ModelError(f"the factory {spec!r} is no function")
     return function
+
+
+def _module_hint(module_name: str) -> str:
+    """What may have been meant by a module that is not there, "" for nothing."""
+    if module_name.endswith(".py"):
+        return f", write {module_name.removesuffix('.py').replace('/', '.')!r}"
+    return " (it is looked for in search_path, the current folder and installed packages)"
 
 
 def extend_import_path(search_path: Iterable[Path | str]) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tightfit.schemas import store
 from tightfit.schemas.pipeline_pattern import (
+    NO_PATTERN,
     PIPELINE_PATTERN,
     PatternOperation,
     PipelinePattern,
@@ -107,7 +108,9 @@ def test_wrong_metadata_is_named(tmp_path: Path, metadata: dict[str, str], words
         read_pipeline_pattern(path)
 
 
-def test_a_pattern_without_operations_is_refused(tmp_path: Path) -> None:
+def test_a_pattern_without_operations_is_that_of_no_pipeline(tmp_path: Path) -> None:
+    write_pipeline_pattern(tmp_path / "pattern.arrow", NO_PATTERN)
+    assert read_pipeline_pattern(tmp_path / "pattern.arrow") == NO_PATTERN
     with pytest.raises(ArtifactError, match="the pattern has no operations"):
         write_pipeline_pattern(tmp_path / "pattern.arrow", replace(WHOLE, operations=[]))
 

@@ -219,7 +219,7 @@ def test_a_changed_machine_redoes_the_plans_that_use_it(finished: Finished) -> N
         "chains/offload: writing the report",
         "writing the index",
     }
-    assert "description was edited" in why(place)[0]
+    assert "the description of its machine was edited" in why(place)[0]
     path.write_text(before)
     assert todo(place) == set()
 

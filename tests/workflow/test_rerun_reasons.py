@@ -36,7 +36,22 @@ def params(now: str) -> str:
     [
         (Job("trace", MODEL, "Missing output files: a/graph.arrow"), "it is new"),
         (Job("trace", MODEL, params(SOURCE)), "its source, or what that imports, was edited"),
-        (Job("trace", MODEL, params("8")), "its settings in the configuration changed"),
+        (
+            Job("trace", MODEL, params("8")),
+            "its settings in the configuration changed from 'x' to '8'",
+        ),
+        (
+            Job("trace", MODEL, params("8") + "; Updated input files: b.arrow"),
+            "its settings in the configuration changed from 'x' to '8'; changed by hand: b.arrow",
+        ),
+        (
+            Job("chain", {"chain": "a"}, params(f"chain machine {'0' * 64}")),
+            "the description of its machine was edited",
+        ),
+        (
+            Job("chain", {"chain": "a"}, params(f"chain file {'0' * 64}")),
+            "its file was replaced",
+        ),
         (Job("profile", MODEL, params("'--threads', '1'")), "the number of threads changed"),
         (
             Job("profile", MODEL, params(f"machine {'0' * 64}")),
@@ -100,7 +115,8 @@ def test_what_follows_is_counted_and_not_a_cause_of_its_own() -> None:
         Job("index", {}, FOLLOWS),
         Job("all", {}, FOLLOWS),
     ]
-    assert describe_jobs(jobs) == ["To do: 4 steps", "  a, 3 steps: it is new"]
+    follows = "  the run, 1 step: made again, since what it is made of is"
+    assert describe_jobs(jobs) == ["To do: 4 steps", "  a, 3 steps: it is new", follows]
 
 
 def test_an_edited_model_may_need_less() -> None:

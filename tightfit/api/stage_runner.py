@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from tightfit.stages.torch_utils.model_factory import BuiltModel
 
 FUSE_STAGE = "fuse"
-MICROBATCH_FILE = "microbatch.arrow"
-"""What `whole` writes beside the schedule where a step is several microbatches."""
 CHILD_STAGES = ("partition", "solve", "combine")
 """The stages that run in a child process while a plan is made: they take files and make files."""
 FRONTIER_STAGES = ("partition", "solve", "combine")
@@ -260,7 +258,6 @@ class StageRunner:
 
         name = "module"
         eager_graph, eager_plan = beside or (None, None)
-        microbatch = point / MICROBATCH_FILE
         if beside is not None:
             name = f"{name}-eager"
         if self.adds_libraries:
@@ -273,7 +270,6 @@ class StageRunner:
             eager_graph=eager_graph,
             eager_schedule=eager_plan and eager_plan / "schedule.arrow",
             eager_plan=eager_plan and eager_plan / "plan.json",
-            microbatch=microbatch if microbatch.is_file() else None,
             libraries=self.adds_libraries,
         )
         self.run(task, reuse=True)

@@ -34,6 +34,7 @@ rule chain:
         settings=given_settings,
         budget=lambda wildcards: chain_request(wildcards).budget,
         machine=chain_machine,
+        digests=chain_file_digests,
         folder=subpath(output.plan, parent=True),
         code=code_of("combine"),
     message:
@@ -53,11 +54,13 @@ use rule chain as chain_offload with:
         strategy=one_of(OFFLOADERS),
 
 
-# The same over several devices. There is pattern.arrow beside where the chain fits them, and
-# sequence.arrow where stages compute again.
+# The same over several devices. The pattern has no rows if the chain does not fit them, the sequence
+# none unless stages recompute.
 use rule chain as chain_pipeline with:
     output:
         plan=f"{CHAIN_PLAN}/plan.json",
+        pattern=f"{CHAIN_PLAN}/pattern.arrow",
+        sequence=f"{CHAIN_PLAN}/sequence.arrow",
     wildcard_constraints:
         strategy=one_of(ALLOCATORS),
 

@@ -67,7 +67,16 @@ def chain_machine(wildcards):
     from tightfit.schemas.store import file_digest
 
     machine = chain_of(wildcards).machine_of(wildcards.strategy)
-    return "" if machine is None else f"machine {file_digest(machine)}"
+    return "" if machine is None else f"chain machine {file_digest(machine)}"
+
+
+def chain_file_digests(wildcards):
+    """The digests of the files that a configuration names, which may be replaced by older ones."""
+    from tightfit.schemas.store import file_digest
+
+    chain = chain_of(wildcards)
+    options = [chain.options] if chain.options and chain_options(wildcards) else []
+    return [f"chain file {file_digest(path)}" for path in [*chain.files, *options]]
 
 
 def chain_plans(wildcards):

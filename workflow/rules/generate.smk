@@ -4,6 +4,7 @@ rule generate:
         schedule=f"{POINT}/schedule.arrow",
         plan=f"{POINT}/plan.json",
         beside=plan_beside,
+        microbatch=microbatch_schedule,
     output:
         directory(f"{POINT}/module"),
     log:

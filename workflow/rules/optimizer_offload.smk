@@ -65,7 +65,8 @@ rule offload_link:
         " --disk={params.disk:q} {params.disks:q} ${{TIGHTFIT_REMEASURE:+--remeasure}} --out {output:q} --error-file {log:q}"
 
 
-# The fastest plan of all samples. Beside the schedule is microbatch.arrow, where it is of several.
+# The fastest plan of all samples. The schedule of earlier microbatches has no steps unless there are
+# several.
 rule optimizer_offload:
     input:
         graphs=graphs,
@@ -75,6 +76,7 @@ rule optimizer_offload:
         search=[] if APART else COMPILED,
     output:
         schedule=f"{STEP}/schedule.arrow",
+        microbatch=f"{STEP}/microbatch.arrow",
         plan=f"{STEP}/plan.json",
     log:
         f"{STEP}/logs/optimizer_offload.txt",

@@ -6,6 +6,7 @@ rule allocate:
         chain=f"{MODEL}/chain.arrow",
         options=stage_options,
     output:
+        ALLOCATION_FILES,
         plan=whole_folder(f"{PIPELINE}/plan", "plan.json"),
     log:
         f"{PIPELINE}/logs/allocate.txt",

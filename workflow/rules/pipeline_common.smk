@@ -7,6 +7,14 @@ PIPELINE = f"{MODEL}/{PIPELINE_FOLDER}/{{allocator}}"
 PLAN_FOLDERS = [folder.path(SETTINGS.results) for folder in plan_folders(SETTINGS)]
 
 
+# What lies beside the plan of an allocation.
+ALLOCATION_FILES = (
+    []
+    if APART
+    else [f"{PIPELINE}/plan/{name}.arrow" for name in ("pattern", "sequence")]
+)
+
+
 def whole_folder(folder, file):
     """A folder that a job writes: the one file of it that names the others, whose content says
     whether anything changed; the folder where jobs see what is declared alone."""

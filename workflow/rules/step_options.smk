@@ -69,6 +69,12 @@ def given_samples(wildcards, input):
     ]
 
 
+def microbatch_schedule(wildcards):
+    """The schedule of the earlier microbatches of a step, none of other models."""
+    is_step = wildcards.model in STEPS
+    return expand(f"{POINT}/microbatch.arrow", **wildcards) if is_step else []
+
+
 def sample_arguments(wildcards):
     """Names the arguments of each sample of a step as options of a stage."""
     samples = step_of(wildcards).samples.values()

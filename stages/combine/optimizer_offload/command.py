@@ -4,6 +4,7 @@ memories."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,8 +102,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Writes schedule.arrow, microbatch.arrow where there are several microbatches, and plan.json,
-    and prints the status, which is "infeasible" where no plan fits in the budget. Raises
+    """Writes schedule.arrow, microbatch.arrow (without steps unless there are several) and
+    plan.json, and prints the status, which is "infeasible" where no plan fits in the budget. Raises
     ConfigError where there is none for another reason."""
     from tightfit.schemas.graph.training_graph import GRAPH
     from tightfit.schemas.store import read
@@ -194,7 +195,7 @@ def plan_step(
         raise BudgetTooSmallError(
             f"{refused[0]}; the budget min takes the least that a plan is known for"
         )
-    return _plan_known_min_budget(task, budget or str(task.budget), refused[0])
+    return _plan_known_min_budget(task, beyond, budget or str(task.budget), refused[0])
 
 
 def plan_within_room(
@@ -222,7 +223,7 @@ def plan_within_room(
 
 
 def _plan_known_min_budget(
-    task: OffloadProblem, budget: str, refused: ConfigError
+    task: OffloadProblem, beyond: HostLink | None, budget: str, refused: ConfigError
 ) -> tuple[OffloadProblem, OffloadSearchResult]:
     """The plan of the least budget that one is known for, where that is within a budget for which
     none was found; else raises what was said of that, with the least."""
@@ -233,11 +234,14 @@ def _plan_known_min_budget(
         plan_for_min_budget,
     )
     from tightfit.stages.combine.optimizer_offload.min_memory import BudgetTooSmallError
+    from tightfit.stages.combine.optimizer_offload.state_placement import candidate_problems
 
-    try:
-        sized, found = plan_for_min_budget(task)
-    except ConfigError:
-        raise refused from None
+    for each in candidate_problems(task, beyond):
+        with contextlib.suppress(ConfigError):
+            sized, found = plan_for_min_budget(each)
+            break
+    else:
+        raise refused
     total = parse_total_bytes(task, budget) if budget != SMALLEST else sized.budget
     if sized.budget <= total:
         return replace(sized, budget=total), found
@@ -330,13 +334,11 @@ def _read_spec_costs(
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
     """What `run` made of what."""
-    from tightfit.schemas.optimizer_plan import MICROBATCH_SCHEDULE
     from tightfit.stages.combine.optimizer_offload.plan import OUTPUTS
 
     outputs, settings = [options.out / name for name in OUTPUTS], options.optimizer_settings
     read = [*options.graph, *options.costs, options.machine]
     read += [options.updates] if options.updates is not None else []
-    outputs += [path for path in (options.out / MICROBATCH_SCHEDULE,) if path.exists()]
     return [
         LineageEntry(
             outputs,

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from tightfit.schemas.actions import UpdateOnHost
 from tightfit.schemas.graph.fused_groups import count_executed_groups
-from tightfit.schemas.lineage import remove_with_lineage
 from tightfit.schemas.optimizer_plan import MICROBATCH_SCHEDULE, OPTIMIZER_OFFLOAD
 from tightfit.schemas.plan import BaselineBytes, Plan, PlanCost, optimality_gap, write_plan
 from tightfit.schemas.schedule import write_schedule
@@ -22,33 +21,34 @@ from tightfit.stages.simulate.liveness import simulate_executions
 from tightfit.stages.simulate.offload_layout import offload_layout
 from tightfit.stages.simulate.simulate import simulate, sum_microbatches
 
-OUTPUTS = ("schedule.arrow", "plan.json")
+OUTPUTS = ("schedule.arrow", MICROBATCH_SCHEDULE, "plan.json")
 SOLVER_NAME = "local search"
 
 
 def write_offload_plan(
     folder: Path, task: OffloadProblem, found: OffloadSearchResult, budget: str, digest: str
 ) -> Plan:
-    """Writes the schedule of what was found, that of the microbatches that only add where there are
-    some, and the plan, which it returns; `digest` is that of the graph."""
+    """Writes the schedule of what was found, that of the microbatches that only add, which has no
+    steps where there are none, and the plan, which it returns; `digest` is that of the graph."""
     steps = found.simulation.steps
     write_schedule(folder / OUTPUTS[0], steps, digest, task.link, found.updates)
-    remove_with_lineage(folder / MICROBATCH_SCHEDULE)
+    adding, adds = [], None
     if found.adding is not None:
+        adding = found.adding.steps
         adds = task.played(found.updates.resident, here=False, adds=True)
-        write_schedule(folder / MICROBATCH_SCHEDULE, found.adding.steps, digest, task.link, adds)
+    write_schedule(folder / OUTPUTS[1], adding, digest, task.link, adds)
     plan = build_offload_plan(task, found, budget)
-    write_plan(folder / OUTPUTS[1], plan)
+    write_plan(folder / OUTPUTS[2], plan)
     return plan
 
 
 def write_infeasible_plan(
     folder: Path, task: OffloadProblem, error: BudgetTooSmallError, budget: str, digest: str
 ) -> Plan:
-    """Writes a schedule without steps and the plan that says why there is none within the budget of
+    """Writes schedules without steps and the plan that says why there is none within the budget of
     the task, which it returns; `digest` is that of the graph."""
     write_schedule(folder / OUTPUTS[0], [], digest, task.link)
-    remove_with_lineage(folder / MICROBATCH_SCHEDULE)
+    write_schedule(folder / OUTPUTS[1], [], digest, task.link)
     plan = Plan(
         strategy=OPTIMIZER_OFFLOAD,
         budget=budget,
@@ -63,7 +63,7 @@ def write_infeasible_plan(
         kernels="eager",
         threads=task.costs.device.measured_threads,
     )
-    write_plan(folder / OUTPUTS[1], plan)
+    write_plan(folder / OUTPUTS[2], plan)
     return plan
 
 

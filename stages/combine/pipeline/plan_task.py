@@ -44,17 +44,16 @@ class PipelineTask:
     microbatches: int | None = None
 
     def run(self, progress: StageProgress) -> PipelinePlan:
-        """Writes plan.json, pattern.arrow where there is a plan, and sequence.arrow where its
-        stages may compute again; returns the plan.
+        """Writes plan.json, pattern.arrow and sequence.arrow, which have no rows where nothing fits
+        or no stage recomputes; returns the plan.
 
         Raises ConfigError or ArtifactError when a setting or a file is not what it should be.
         """
         from tightfit.schemas import store
         from tightfit.schemas.chain import CHAIN, read_chain
-        from tightfit.schemas.lineage import remove_with_lineage
         from tightfit.schemas.machine import read_machine
         from tightfit.schemas.pipeline_devices import check_uniform_devices
-        from tightfit.schemas.pipeline_pattern import write_pipeline_pattern
+        from tightfit.schemas.pipeline_pattern import NO_PATTERN, write_pipeline_pattern
         from tightfit.schemas.pipeline_plan import write_pipeline_plan
         from tightfit.schemas.sequence import write_sequence
         from tightfit.stages.combine.pipeline.allocator import load_allocator
@@ -79,12 +78,8 @@ class PipelineTask:
         fleet = check_uniform_devices(machine, self.machine, chosen.about.contiguous)
         plan, pattern, sequence = plan_pipeline(chain, fleet, machine.name, chosen, settings)
         digest = store.read(path, CHAIN).digest
-        for name in (PATTERN, SEQUENCE):
-            remove_with_lineage(self.out / name)
-        if pattern is not None:
-            write_pipeline_pattern(self.out / PATTERN, pattern, digest)
-        if sequence:
-            write_sequence(self.out / SEQUENCE, sequence, digest)
+        write_pipeline_pattern(self.out / PATTERN, pattern or NO_PATTERN, digest)
+        write_sequence(self.out / SEQUENCE, sequence, digest)
         write_pipeline_plan(self.out / PLAN, plan)
         return plan
 
@@ -127,6 +122,6 @@ class PipelineTask:
                 "microbatches",
             )
         }
-        outputs = [path for name in (PATTERN, SEQUENCE, PLAN) if (path := self.out / name).exists()]
+        outputs = [self.out / name for name in (PATTERN, SEQUENCE, PLAN)]
         read = [self.chain, self.machine, *([self.options] if self.options else [])]
         return [LineageEntry(outputs, read, settings)]

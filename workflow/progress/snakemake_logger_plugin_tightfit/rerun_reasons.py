@@ -19,6 +19,10 @@ TRACE_RULES = ("trace", "trace_eager")
 REPORT_RULES = ("report", "chain_report", "index")
 """The rules whose input are plans: others read other files where their settings ask for that."""
 SETTINGS_CHANGED = "its settings in the configuration changed"
+FOLLOWS_INPUTS = "made again, since what it is made of is"
+STAGE_CODE = r"code of (\w+) [0-9a-f]{16}"
+MAX_VALUE_CHARACTERS = 60
+"""Characters that a parameter has at most that is shown."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,8 @@ def describe_jobs(jobs: Iterable[WorkflowJob]) -> list[str]:
     for job in todo:
         by_model.setdefault(job.model, []).append(job)
     for model, own in sorted(by_model.items()):
-        causes = _causes(own)
-        if causes:
-            lines.append(
-                f"  {model}, {_step_count_prefix(own)}{_format_steps(len(own))}: "
-                f"{'; '.join(causes)}"
-            )
+        steps = f"{_step_count_prefix(own)}{_format_steps(len(own))}"
+        lines.append(f"  {model}, {steps}: {'; '.join(_causes(own))}")
     return lines
 
 
@@ -74,31 +74,32 @@ def _format_steps(number: int) -> str:
 
 def _causes(jobs: list[WorkflowJob]) -> list[str]:
     """Why the jobs of one model run, each cause once."""
-    first = [job for job in jobs if not job.follows and _cause(job)]
+    first = [job for job in jobs if not job.follows and _job_causes(job)]
     traced = [job for job in first if job.rule in TRACE_RULES and "Missing output" in job.reason]
-    return list(dict.fromkeys(_cause(job) for job in traced or first))
+    found = [cause for job in traced or first for cause in _job_causes(job)]
+    return list(dict.fromkeys(found)) or [FOLLOWS_INPUTS]
 
 
-def _cause(job: WorkflowJob) -> str:
+def _job_causes(job: WorkflowJob) -> list[str]:
+    """Why one job runs, none if that is told of another one."""
     reason = job.reason
     if "ncomplete output" in reason:
-        return "a run before was interrupted"
+        return ["a run before was interrupted"]
     if "Missing output" in reason:
-        return _missing_cause(job)
+        return [*filter(None, [_missing_cause(job)])]
     if "Forced execution" in reason:
-        return "it is to be measured again"
+        return ["it is to be measured again"]
     if job.rule in REPORT_RULES and "Set of input files" in reason:
-        return "a plan is new or was removed"
-    if "Params have changed" in reason:
-        return _changed_cause(reason)
+        return ["a plan is new or was removed"]
+    found = _changed_causes(reason) if "Params have changed" in reason else []
     if "Updated input" in reason:
         files = reason.partition("Updated input files: ")[2].partition(";")[0]
-        return f"changed by hand: {files}"
+        found.append(f"changed by hand: {files}")
+    if found:
+        return found
     if "Set of input files" in reason:
-        return SETTINGS_CHANGED
-    if "Code has changed" in reason:
-        return f"the rule {job.rule} of the workflow changed"
-    return ""
+        return [SETTINGS_CHANGED]
+    return [f"the rule {job.rule} of the workflow changed"] if "Code has changed" in reason else []
 
 
 def _missing_cause(job: WorkflowJob) -> str:
@@ -123,18 +124,27 @@ def _missing_cause(job: WorkflowJob) -> str:
     return f"missing: {files}"
 
 
-def _changed_cause(reason: str) -> str:
+PARAMETER_CAUSES = {
+    r"source [0-9a-f]{16}": "its source, or what that imports, was edited",
+    r"pipeline on machine [0-9a-f]{16}": "the description of its pipeline's machine was edited",
+    r"chain machine [0-9a-f]{16}": "the description of its machine was edited",
+    r"chain file [0-9a-f]{16}": "its file was replaced",
+    r"(?<!on )(?<!chain )machine [0-9a-f]{16}": (
+        "the device is described, or its description was edited"
+    ),
+    r"--threads": "the number of threads changed",
+}
+"""Why a job runs whose new parameters have such a word."""
+
+
+def _changed_causes(reason: str) -> list[str]:
     """From the parameters that were and are: fingerprints say what they are of."""
-    new = reason.partition(" now: ")[2]
-    stages = re.findall(r"code of (\w+) [0-9a-f]{16}", new)
-    if stages:
-        return f"the code of the stage {stages[0]} changed"
-    if re.search(r"source [0-9a-f]{16}", new):
-        return "its source, or what that imports, was edited"
-    if re.search(r"pipeline on machine [0-9a-f]{16}", new):
-        return "the description of its pipeline's machine was edited"
-    if re.search(r"machine [0-9a-f]{16}", new):
-        return "the device is described, or its description was edited"
-    if "--threads" in new:
-        return "the number of threads changed"
-    return SETTINGS_CHANGED
+    before, _, new = reason.partition("before: ")[2].partition(" now: ")
+    found = [f"the code of the stage {stage} changed" for stage in re.findall(STAGE_CODE, new)[:1]]
+    found += [cause for word, cause in PARAMETER_CAUSES.items() if re.search(word, new)]
+    if found:
+        return found
+    values = [text.partition(";")[0].strip() for text in (before, new)]
+    if all(value and len(value) <= MAX_VALUE_CHARACTERS for value in values):
+        return [f"{SETTINGS_CHANGED} from {values[0]} to {values[1]}"]
+    return [SETTINGS_CHANGED]

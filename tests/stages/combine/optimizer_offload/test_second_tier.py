@@ -19,6 +19,7 @@ from tightfit.schemas.link import HostLink
 from tightfit.schemas.plan import read_plan
 from tightfit.schemas.schedule import schedule_optimizer_plan
 from tightfit.stages.combine.optimizer_offload.command import plan_step
+from tightfit.stages.combine.optimizer_offload.min_memory import BudgetTooSmallError
 from tightfit.stages.combine.optimizer_offload.search import OffloadSearch, OffloadSearchResult
 from tightfit.stages.combine.optimizer_offload.state_placement import (
     resident_parameter_problems,
@@ -70,6 +71,15 @@ def test_states_without_room_are_in_the_third_memory(short: int) -> None:
     assert found.simulation.transfers.host_peak <= tight.link.room
     streams = {stream for stream, *_ in found.simulation.passing}
     assert streams >= {"host/from-disk", "host/to-disk"}
+
+
+def test_a_budget_too_small_names_the_least_that_states_behind_allow() -> None:
+    tight = task(9_000_000, room=PARAMETERS + STATES * 2 // 3)
+    least, _ = plan_step(tight, DISK, "min")
+    assert least.far is not None
+    with pytest.raises(BudgetTooSmallError, match="smallest budget known to work") as refused:
+        plan_step(tight, DISK, str(least.budget - 1000))
+    assert refused.value.smallest == least.budget
 
 
 @pytest.mark.long
