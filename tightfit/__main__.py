@@ -18,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from tightfit.job_client import run_on_server
 from tightfit.util.command_line import to_single_line
 from tightfit.util.errors import ConfigError, TightfitError
 from tightfit.util.processes import lock_file
@@ -100,7 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tightfit: {stage!r} is no stage, use one of {', '.join(STAGES)}", file=sys.stderr)
         return 2
     try:
-        code = run_stage(stage, rest)
+        served = run_on_server(words) if arguments is None else None
+        code = run_stage(stage, rest) if served is None else served
         sys.stdout.flush()
         return code
     except BrokenPipeError:
