@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import re
 import select
@@ -249,4 +250,6 @@ def _write(error_file: Path | None, sentence: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    gc.freeze()  # Python would look through all that PyTorch has loaded for garbage as it ends.
+    sys.exit(exit_code)

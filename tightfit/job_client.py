@@ -27,7 +27,7 @@ RUN_PIPE = "run"
 SERVERS = {
     "trace": ("trace",),
     "generate": ("generate",),
-    "solve": ("partition", "combine", "select", "report"),
+    "planning": ("partition", "combine", "select", "report"),
 }
 """The stages that each server takes jobs of. What is traced depends on the modules that are loaded:
 `trace` has a server to itself, as the only other one with PyTorch. What measures has none."""
@@ -40,9 +40,11 @@ LOST_JOB = "the job server was ended while it ran this: run again what failed"
 
 @contextlib.contextmanager
 def offer_job_servers() -> Iterator[tuple[dict[str, str], int]]:
-    """Within it jobs find a folder for their servers; yields the environment variable that names
-    it, and the descriptor of the pipe that servers end with, when all who keep it open have. Behind
-    it those that this process is the parent of have ended."""
+    """Within it jobs can have servers; at its end these have ended, too.
+
+    Yields the environment variable that names their folder, and the descriptor of the pipe: servers
+    end when every process that keeps it open has ended.
+    """
     with tempfile.TemporaryDirectory(prefix="tightfit-jobs-") as folder:
         path = Path(folder, RUN_PIPE)
         os.mkfifo(path)

@@ -28,7 +28,7 @@ from tightfit.job_client import FOLDER_VARIABLE, LENGTH_BYTES, RUN_PIPE, SERVERS
 MODULES = {
     "trace": ("tightfit.stages.torch_utils.model_factory", "tightfit.stages.trace.trace"),
     "generate": ("tightfit.stages.generate.package",),
-    "solve": (
+    "planning": (
         "tightfit.stages.combine.frontier",
         "tightfit.stages.combine.select_plan",
         "tightfit.stages.report.model_page",
@@ -37,7 +37,7 @@ MODULES = {
 }
 """What the stages of a server load when they run, beside `schemas.lineage`."""
 SEARCH_MODULE = "tightfit.stages.combine.local_search.precompile"
-"""The module that loads the compiled search of the server `solve`."""
+"""The module that loads the compiled search of the server `planning`."""
 THREADS_FOLDER = Path("/proc/self/task")
 FORK_SAFE_THREADS = {"jemalloc_bg_thd"}
 """Threads by name that a library starts again in a forked process: jemalloc's, within pyarrow."""
@@ -169,7 +169,7 @@ def run_server(name: str, calls: socket.socket) -> int:
     stages = [STAGES[stage][0] for stage in SERVERS[name]]
     for module in (*stages, *MODULES[name], "tightfit.schemas.lineage"):
         importlib.import_module(module)
-    if name == "solve":
+    if name == "planning":
         importlib.import_module(SEARCH_MODULE).load_compiled_search()
     gc.freeze()
     gc.enable()
