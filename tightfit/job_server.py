@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import io
 import json
 import os
 import selectors
@@ -82,15 +83,18 @@ class JobServer:
                     if words is not None:
                         return words
                 elif isinstance(key.fileobj, socket.socket):
-                    self._pass_signal(self.jobs[key.fileobj])
+                    if key.fileobj in self.jobs:  # else it ended just now
+                        self._pass_signal(self.jobs[key.fileobj])
                 else:
                     self._report_end(self.jobs[key.data], key.fd)
 
     def _accept(self) -> list[str] | None:
         """Begins a process for a job; returns the words of its command line there."""
         connection, _ = self.calls.accept()
-        length, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 3)
-        text = connection.recv(int.from_bytes(length), socket.MSG_WAITALL)
+        text, descriptors = b"", []
+        with contextlib.suppress(OSError):  # who calls may have ended
+            length, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 3)
+            text = connection.recv(int.from_bytes(length), socket.MSG_WAITALL)
         server = os.getpid()
         process = os.fork() if text and can_fork() else -1
         if process == 0:
@@ -177,6 +181,8 @@ def run_server(name: str, calls: socket.socket) -> int:
     if words is None:
         return 0
     sys.argv[1:] = words
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())
     sys.modules["numpy"].random.seed()
     importlib.invalidate_caches()
     return main(words)
