@@ -91,7 +91,7 @@ class JobServer:
     def _accept(self) -> list[str] | None:
         """Begins a process for a job; returns the words of its command line there."""
         connection, _ = self.calls.accept()
-        text, descriptors = b"", []
+        text, descriptors = b"", list[int]()
         with contextlib.suppress(OSError):  # who calls may have ended
             length, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 3)
             text = connection.recv(int.from_bytes(length), socket.MSG_WAITALL)
