@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import re
 import select
@@ -18,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from tightfit.job_client import run_on_server
 from tightfit.util.command_line import to_single_line
 from tightfit.util.errors import ConfigError, TightfitError
 from tightfit.util.processes import lock_file
@@ -100,7 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tightfit: {stage!r} is no stage, use one of {', '.join(STAGES)}", file=sys.stderr)
         return 2
     try:
-        code = run_stage(stage, rest)
+        served = run_on_server(words) if arguments is None else None
+        code = run_stage(stage, rest) if served is None else served
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -250,4 +253,6 @@ def _write(error_file: Path | None, sentence: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    gc.freeze()  # Python would look through all that PyTorch has loaded for garbage as it ends.
+    sys.exit(exit_code)

@@ -10,11 +10,12 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from tightfit.job_client import offer_job_servers
 from tightfit.util.command_line import parse_count
 from tightfit.util.errors import ConfigError
 from tightfit.util.paths import INSTALL_ROOT
@@ -74,8 +75,11 @@ def run(options: argparse.Namespace) -> int:
 
     _require_snakemake()
     require_folders(read_config(options.configuration), str(options.configuration))
-    with lock_run_folder(options.configuration.absolute().parent) as lock:
-        workflow = _build_workflow_run(options, lock)
+    with (
+        lock_run_folder(options.configuration.absolute().parent) as lock,
+        offer_job_servers() as (variables, pipe),
+    ):
+        workflow = _build_workflow_run(options, variables, [lock, pipe])
         todo, code = workflow.explain(None if options.dry_run else _load_summary)
         if code or options.dry_run:
             if not is_interrupted(code):
@@ -120,14 +124,14 @@ def lock_run_folder(folder: Path) -> Iterator[int]:
 class WorkflowRun:
     """Calls of Snakemake in the folder of a configuration.
 
-    `options` are those of every call, `lock` is the descriptor of the file that the calls keep
-    locked.
+    `options` are those of every call, `inherited` are descriptors of files that the calls keep
+    open: that of the folder's lock, and that of the pipe that job servers end with.
     """
 
     options: list[str]
     folder: Path
     environment: dict[str, str]
-    lock: int
+    inherited: Sequence[int]
 
     def run(self, *words: str) -> int:
         """Calls Snakemake with more words; returns the exit code."""
@@ -154,12 +158,14 @@ class WorkflowRun:
             folder=self.folder,
             environment=self.environment,
             output=output,
-            inherited=[self.lock],
+            inherited=self.inherited,
             meanwhile=meanwhile,
         )
 
 
-def _build_workflow_run(options: argparse.Namespace, lock: int) -> WorkflowRun:
+def _build_workflow_run(
+    options: argparse.Namespace, variables: Mapping[str, str], inherited: Sequence[int]
+) -> WorkflowRun:
     """The calls of Snakemake for the options of a command line."""
     given = options.configuration
     words = ["--forcerun", *MEASURING_RULES] if options.remeasure else []
@@ -171,8 +177,8 @@ def _build_workflow_run(options: argparse.Namespace, lock: int) -> WorkflowRun:
     return WorkflowRun(
         [*words, *options.snakemake_options],
         given.absolute().parent,
-        _workflow_environment(options.remeasure),
-        lock,
+        {**_workflow_environment(options.remeasure), **variables},
+        inherited,
     )
 
 

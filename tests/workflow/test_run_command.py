@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -280,6 +281,51 @@ def test_a_run_that_waits_is_interrupted_in_a_word(workplace: Workplace, ending:
         os.killpg(waiting.pid, signal.SIGINT)
         rest, _ = waiting.communicate(timeout=120)
     assert (rest, waiting.returncode) == ("tightfit run: interrupted\n", 130)
+
+
+SLEEPER = """
+import os
+import subprocess
+import time
+from pathlib import Path
+
+
+def sleeper():
+    family = os.getpid(), os.getppid(), subprocess.Popen(["sleep", "1000"]).pid
+    Path("family.part").write_text(" ".join(map(str, family)))
+    Path("family.part").rename("family.txt")
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.usefixtures("_interrupted")
+def test_an_interrupted_run_leaves_no_job_and_no_server(workplace: Workplace) -> None:
+    (workplace.checkout / "sleepers.py").write_text(SLEEPER)
+    model = {"factory": "sleepers:sleeper"}
+    document = {**CONFIGURATION, "device": "h100", "search_path": ["."], "models": {"a": model}}
+    (workplace.checkout / "sleeping.yaml").write_text(yaml.safe_dump(document))
+    told = workplace.checkout / "family.txt"
+    with subprocess.Popen(
+        command("sleeping.yaml"),
+        cwd=workplace.checkout,
+        env=environment(workplace),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as run:
+        while not told.exists():
+            assert run.poll() is None
+            time.sleep(0.05)
+        family = [Path("/proc", process) for process in told.read_text().split()]
+        assert b"tightfit.job_server" in (family[1] / "cmdline").read_bytes()
+        os.killpg(run.pid, signal.SIGINT)
+        run.communicate(timeout=120)
+    assert run.returncode == 128 + signal.SIGINT
+    end = time.monotonic() + 20  # those that lost their parent are waited for by the first process
+    while left := [process for process in family if process.exists()]:
+        assert time.monotonic() < end, left
+        time.sleep(0.05)
 
 
 def test_an_environment_needs_a_python_that_fits(workplace: Workplace, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ ROOT = ROOT if (ROOT / "tightfit").is_dir() else ROOT.parent
 CHECKOUT = [str(ROOT)] if (ROOT / "Snakefile").is_file() else []
 sys.path[:0] = CHECKOUT
 
+from tightfit.job_client import FOLDER_VARIABLE
 from tightfit.util.allocators import preload_settings
 from tightfit.util.budget import NO_BUDGET
 from tightfit.schemas.config import EAGER_FOLDER, parse_config, require_folders
@@ -47,6 +48,10 @@ for name, folders in {
     os.environ[name] = os.pathsep.join(
         map(str, filter(None, [*folders, os.getenv(name)]))
     )
+
+# Job servers are for jobs of this machine.
+if workflow.remote_exec:
+    os.environ.pop(FOLDER_VARIABLE, None)
 
 # Modules that send tensors find the folder of the disk in the environment.
 if SETTINGS.disk:

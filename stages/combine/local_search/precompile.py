@@ -34,13 +34,23 @@ def compile_search(note: Callable[[str], None], transfers: bool = False) -> None
     if is_cached(anneal_epoch) and not transfers:
         return
     note_compilation(anneal_epoch, note)
-    step = _smallest_problem()
-    search = LocalSearch(step)
-    for budget in (3, 4):
-        search.improve({}, budget)
+    _search_smallest_problem()
     if transfers:
+        step = _smallest_problem()
         placer = TransferPlacer(step, HostLink(1.0, device="cpu"), {0: 0})
         TimedTransferSearch(step, placer).moved(range(4), 3, 1, 0)
+
+
+def load_compiled_search() -> None:
+    """Loads the code of the local search, if an earlier run has compiled it."""
+    if is_cached(anneal_epoch):
+        _search_smallest_problem()
+
+
+def _search_smallest_problem() -> None:
+    search = LocalSearch(_smallest_problem())
+    for budget in (3, 4):
+        search.improve({}, budget)
 
 
 if __name__ == "__main__":
