@@ -60,7 +60,7 @@ class PipelineConfig:
         about, options = ALLOCATORS[strategy], ["--weight-copies", str(self.weight_copies)]
         options += ["--buffers"] if self.buffers else []
         options += ["--period", repr(self.period)] if self.period is not None else []
-        options += ["--microbatches", str(self.microbatches)] if about.flushes else []
+        options += ["--microbatches", str(self.microbatches)] if about.uses_microbatches else []
         options += ["--k", str(self.k)] if about.turns and self.k is not None else []
         options += ["--solver", engine] if about.solves else []
         recompute = self.recompute_of(strategy)

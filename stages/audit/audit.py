@@ -277,7 +277,8 @@ def _read_artifact(path: Path) -> None:
 
 def _check_records(found: _RunFiles, damaged: set[Path]) -> list[str]:
     """What is wrong with the records of how files were made, or with the files by their records."""
-    sentences = []
+    sentences: list[str] = []
+    outdated: dict[Path, list[str]] = {}
     made = (found.artifacts, found.plans, found.modules, found.pages, found.pipelines)
     files = [path for paths in (*made, found.measured, found.documents) for path in paths]
     for path in files:
@@ -293,10 +294,26 @@ def _check_records(found: _RunFiles, damaged: set[Path]) -> list[str]:
             sentences.append(f"{file}: is gone, and the record of how it was made is still there")
         elif file not in damaged:
             try:
-                sentences += _check_record(file, damaged, found.left_over)
+                said, older = _check_record(file, damaged, found.left_over)
+                sentences += said
+                outdated.setdefault(file.parent, []).extend(older)
             except ArtifactError as error:
                 sentences.append(str(error))
+    for folder, older in outdated.items():
+        sentences += older if len(older) <= MAX_TOLD else [_outdated_folder_message(folder, older)]
     return sentences
+
+
+MAX_TOLD = 3
+"""Sentences of one folder about inputs that have changed since, before one stands for all."""
+
+
+def _outdated_folder_message(folder: Path, sentences: list[str]) -> str:
+    return (
+        f"{folder}: {len(sentences)} times a file was made of another one than is there now, first "
+        f"{sentences[0].removeprefix(f'{folder}/')}; run again, or name the configuration "
+        "(--configuration) if it asks for this no more"
+    )
 
 
 def _has_own_provenance(path: Path) -> bool:
@@ -307,16 +324,18 @@ def _has_own_provenance(path: Path) -> bool:
     )
 
 
-def _check_record(file: Path, damaged: Collection[Path], left_over: Collection[Path]) -> list[str]:
+def _check_record(
+    file: Path, damaged: Collection[Path], left_over: Collection[Path]
+) -> tuple[list[str], list[str]]:
     """Whether a file is what its record is about, and so are the files it was made of, those of a
-    store too.
+    store too: what is wrong, and which of these files have changed since.
 
     Files that are left over, are not there any more, or lie elsewhere now, say nothing against it.
     """
     record = read_lineage(file)
     if path_digest(file) != record.digest:
-        return [f"{file}: was changed after it was made, by its record"]
-    sentences = []
+        return [f"{file}: was changed after it was made, by its record"], []
+    sentences, outdated = list[str](), list[str]()
     for entry in record.inputs:
         path = Path(os.path.normpath(file.parent / entry.path))
         if path in damaged or not path.exists() or _is_below(path, left_over):
@@ -327,5 +346,5 @@ def _check_record(file: Path, damaged: Collection[Path], left_over: Collection[P
             sentences.append(str(error))
             continue
         if not same:
-            sentences.append(f"{file}: was made of another {entry.path} than is there now")
-    return sentences
+            outdated.append(f"{file}: was made of another {entry.path} than is there now")
+    return sentences, outdated

@@ -143,8 +143,8 @@ def _format_seconds(seconds: float | None) -> str:
     return "" if seconds is None else format_duration(seconds)
 
 
-TABLE_WIDTH = 140
-"""Columns of the table where the output is no terminal."""
+TABLE_WIDTH = 240
+"""The most columns of the table where the output is no terminal: no path is cut into two."""
 
 SCATTERED_NOTE = (
     "?: a quarter of the measured runs takes half again as long as another quarter, or other work "

@@ -253,6 +253,13 @@ def issue_order(pattern: PipelinePattern, batches: int) -> list[tuple[PatternKin
     ]
 
 
+def step_seconds(pattern: PipelinePattern, microbatches: int) -> float:
+    """The seconds of a step of some microbatches, after which none is under way."""
+    return max(
+        start + operation.duration for start, _, operation in unroll_pattern(pattern, microbatches)
+    )
+
+
 def unroll_pattern(
     pattern: PipelinePattern, batches: int
 ) -> list[tuple[float, int, PatternOperation]]:

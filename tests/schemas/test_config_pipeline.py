@@ -82,7 +82,7 @@ def test_each_allocator_is_given_the_settings_that_it_takes(machine: str) -> Non
     assert {name: pipeline.plan_options(name, "cbc") for name in strategies} == {
         "pipedream": common,
         "k_periodic": [*common, "--k", "2", *recompute],
-        "madpipe": [*common, "--solver", "cbc", *recompute],
+        "madpipe": [*common, "--microbatches", "4", "--solver", "cbc", *recompute],
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,12 @@ def tower(width: int = 32, layers: int = 4) -> Made:
     """Layers alike, one after the other."""
     parts = [nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(layers)]
     return nn.Sequential(*parts).train(), ((torch.randn(64, width),), {})
+
+
+def trained_tower(width: int = 32) -> tuple[nn.Module, Any, Any]:
+    """A tower with the loss that a pipeline needs."""
+    model, sample = tower(width)
+    return model, sample, lambda output: output.square().mean()
 
 
 def slow(seconds: float) -> Made:

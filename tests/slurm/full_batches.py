@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from tests.slurm import empty_stages
 from tests.slurm.batch import Job, configure, gpus, jobs, model, restarts, send, send_and_crash
 from tests.slurm.cluster import Cluster
 from tests.workflow.conftest import Workplace
+from tests.workflow.test_chains import write_machine
+from tightfit.schemas.measurement import read_measurement
+from tightfit.schemas.pipeline_measurement import read_pipeline_measurement
 
 ON_GPU = {"trace", "profile", "reference", "validate"}
 
@@ -43,6 +47,44 @@ def test_a_batch_ends_complete_though_its_node_crashed(
     assert {job.partition for job in done} == {"cpu"}
     # All blocks of a model are solved by one job, with a process for each of its two cores.
     assert [job.cpus for job in done if job.rule == "solve"] == [2] * len(models)
+
+
+def test_a_pipeline_a_whole_step_and_a_chain_are_planned_and_run_in_one_batch(
+    cluster: Cluster, workplace: Workplace, sent: Any
+) -> None:
+    folder = workplace.folder
+    (folder / "scratch").mkdir()
+    write_machine(folder / "two.json", 10**9, 1e9, 2)
+    document = json.loads((folder / "two.json").read_text())
+    (folder / "two.json").write_text(json.dumps(document).replace("cuda:", "cpu:"))
+    pipeline = {"machine": "two.json", "strategies": ["one_f_one_b"], "microbatches": 2}
+    step = {"optimizer": {"name": "adamw"}, "offload": {"disk": "scratch"}, "budgets": ["min"]}
+    models = {
+        "pipe": {**model("trained_tower"), "pipeline": pipeline},
+        "step": {**model("tower", width=768), **step},
+    }
+    own = {"model": "pipe", "machine": "two.json", "strategies": ["gpipe"]}
+    configure(workplace, models, results="several", chains={"own": own})
+    result = send(workplace)
+    assert result.returncode == 0, result.stderr
+    results = folder / "several"
+    ranks = read_pipeline_measurement(results / "pipe/pipeline/one_f_one_b/measurement.json")
+    assert ranks.status != "failed" and len(ranks.ranks) == 2, ranks.message
+    found = read_measurement(results / "step/optimizer_offload/min/measurement.arrow")
+    assert found.status == "feasible" and found.bits_equal, found.message
+    assert (results / "chains/own/gpipe/none/plan.json").exists()
+    audit = workplace.stage("audit", str(results), "--configuration", "config.yaml")
+    assert audit.returncode == 0, audit.stdout + audit.stderr
+    done: list[Job] = sent()
+    assert {job.state for job in done} == {"COMPLETED"}
+    rules = {job.rule for job in done}
+    assert {
+        "allocate",
+        "split",
+        "validate_pipeline",
+        "optimizer_offload",
+        "chain_pipeline",
+    } <= rules
 
 
 def test_what_runs_a_model_is_sent_to_gpus(

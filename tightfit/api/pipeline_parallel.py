@@ -186,6 +186,7 @@ def _plan_stages(
     split, package = place / "split", place / "module"
     runner.run(PartitionTask(graph, costs, blocks, chain))
     stage_recompute, solver = settings["stage_recompute"] or None, runner.solver
+    about, microbatches = ALLOCATORS[settings["strategy"]], settings["microbatches"]
     options = place / "options.arrow" if stage_recompute == "rockmate" else None
     if options is not None:
         levels, jobs = (solver.peak_levels, solver.save_levels), solver.jobs or 1
@@ -199,13 +200,14 @@ def _plan_stages(
             weight_copies=settings["weight_copies"],
             stage_recompute=stage_recompute,
             options=options,
-            solver=runner.engine if ALLOCATORS[settings["strategy"]].solves else None,
+            solver=runner.engine if about.solves else None,
+            microbatches=microbatches if about.uses_microbatches else None,
         )
     )
     made = read_pipeline_plan(plan / "plan.json")
     if made.status == "infeasible":
         raise ConfigError(made.message)
-    runner.run(SplitTask(graph, costs, blocks, plan, split, options, settings["microbatches"]))
+    runner.run(SplitTask(graph, costs, blocks, plan, split, options, microbatches))
     runner.run(PackageTask([graph], plan / "plan.json", package, pipeline=split))
     return _planned_pipeline(made, package, split)
 

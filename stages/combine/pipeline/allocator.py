@@ -18,7 +18,7 @@ class AllocationProblem:
     """What is asked of an allocator: layers, the names of equal devices with `memory` bytes each,
     the ticks that a batch is to take (`period`, None for the fewest), the k of k-periodic patterns
     (None for any), the engine that solves its integer programs, and the batches between two flushes
-    (`microbatches`, None for what the allocator takes)."""
+    (`microbatches`, None for what the allocator takes, or for as many that their period counts)."""
 
     layers: PipelineLayers
     names: tuple[str, ...]

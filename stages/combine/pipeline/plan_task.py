@@ -69,7 +69,7 @@ class PipelineTask:
             raise ConfigError(
                 f"--strategy {self.strategy} takes no --solver: it solves no integer program"
             )
-        if settings.microbatches is not None and not chosen.about.flushes:
+        if settings.microbatches is not None and not chosen.about.uses_microbatches:
             raise ConfigError(f"--strategy {self.strategy} takes no --microbatches")
         if settings.inside and not chosen.about.inside:
             raise ConfigError(f"--strategy {self.strategy} takes no --stage-recompute")

@@ -172,3 +172,19 @@ def test_samples_share_the_bytes_of_the_one_that_takes_the_most(
     assert size.budget_total == 10**6
     lineage = json.loads((tmp_path / "joint/lineage/plan.json.json").read_text())
     assert sum("plan.json" in name for name in map(str, lineage["inputs"])) == 2
+
+
+def test_samples_of_other_models_share_no_budget(
+    solved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = tmp_path / "keep_all.arrow"
+    stage("combine", *files(solved), *makings(solved), "--strategy", "keep_all", "--out", plain)
+    words = ["--frontier", plain, "--budget", "none", "--out", tmp_path / "keep_all"]
+    stage("select", *files(solved), *words)
+    own = read_plan(tmp_path / "keep_all/plan.json")
+    fixed = replace(own.baseline, parameters=own.baseline.parameters + 4)
+    write_plan(tmp_path / "other/plan.json", replace(own, baseline=fixed))
+    both = [tmp_path / name / "plan.json" for name in ("keep_all", "other")]
+    words = ["--frontier", plain, "--budget", "50%", "--joint", *both, "--out", tmp_path / "j"]
+    assert main([str(word) for word in ("select", *files(solved), *words)]) == 1
+    assert "samples of one joint budget are of one model, and" in capsys.readouterr().err

@@ -11,12 +11,18 @@ import numpy as np
 
 from tightfit.stages.combine.array_types import IntArray
 from tightfit.stages.combine.milp import EXACT_LIMITS
-from tightfit.stages.combine.pipeline.allocation import Allocation, Stage, select_stage_options
+from tightfit.stages.combine.pipeline.allocation import (
+    Allocation,
+    Stage,
+    build_pattern,
+    select_stage_options,
+)
 from tightfit.stages.combine.pipeline.allocator import AllocationProblem, AllocationResult
 from tightfit.stages.combine.pipeline.allocators.one_f_one_b import STRATEGY as CONTIGUOUS
 from tightfit.stages.combine.pipeline.layers import PipelineLayers, StageOption
 from tightfit.stages.combine.pipeline.madpipe_dp import LabelLimits, LayerSizes, label_stages
 from tightfit.stages.combine.pipeline.periodic_schedule import schedule_periodic
+from tightfit.stages.simulate.pipeline_pattern import step_seconds
 from tightfit.util.solver_engines import ENGINE_TITLES
 from tightfit.util.strategies import ALLOCATORS
 
@@ -164,7 +170,8 @@ SCHEDULE_LIMITS = replace(EXACT_LIMITS, nodes=1_000, checks=300, seconds=10.0)
 
 
 class Madpipe:
-    """The best schedule of the program's allocations, and no worse than the contiguous one."""
+    """The best schedule of the program's allocations, and no worse than the contiguous one: by its
+    period or, if it is known of how many microbatches a step is, by the time of the step."""
 
     about = ALLOCATORS["madpipe"]
 
@@ -176,13 +183,14 @@ class Madpipe:
             keeping = replace(instance.layers, stage_options=None)
             answers.append(self._best(replace(instance, layers=keeping)))
         found = [answer for answer in answers if answer is not None]
-        best = min(found, key=lambda answer: answer.ticks, default=None)
+        best = min(found, key=lambda answer: _answer_cost(instance, answer), default=None)
         return None if best is None else replace(best, bound=instance.lower_bound)
 
     def _best(self, instance: AllocationProblem) -> AllocationResult | None:
         layers, memory = instance.layers, instance.memory
         limits = replace(SCHEDULE_LIMITS, engine=instance.engine)
         contiguous = CONTIGUOUS.allocate(replace(instance, period=None))
+        answers = [] if contiguous is None else [contiguous]
         best = None if contiguous is None else (contiguous.allocation, contiguous.timing)
         below = max(layers.max_ticks, 1) + 1 if best is None else best[1].period
         if instance.period is not None:
@@ -198,10 +206,26 @@ class Madpipe:
             clock = clock or found.clock
             if found.timing is not None:
                 best, below = (allocation, found.timing), found.timing.period
-        if best is None or (instance.period is not None and best[1].period > instance.period):
+                answers.append(AllocationResult(*best, instance.lower_bound, ""))
+        within = [
+            answer
+            for answer in answers
+            if instance.period is None or answer.timing.period <= instance.period
+        ]
+        if not within:
             return None
         solver = f"dynamic program, {ENGINE_TITLES[instance.engine] if seen else '1F1B*'}"
-        return AllocationResult(*best, instance.lower_bound, solver, clock)
+        chosen = min(within, key=lambda answer: _answer_cost(instance, answer))
+        return replace(chosen, bound=instance.lower_bound, solver=solver, clock=clock)
+
+
+def _answer_cost(instance: AllocationProblem, answer: AllocationResult) -> tuple[float, float]:
+    """What an allocation is chosen by: the seconds of a step of the microbatches, if it is known
+    how many these are, then the ticks a batch."""
+    if instance.microbatches is None:
+        return 0.0, answer.ticks
+    pattern = build_pattern(answer.allocation, answer.timing)
+    return step_seconds(pattern, instance.microbatches), answer.ticks
 
 
 STRATEGY = Madpipe()

@@ -111,14 +111,14 @@ def test_a_flush_of_many_batches_comes_near_to_a_pipeline_without(tmp_path: Path
     assert period("pipedream") <= flushes[2] <= 1.3 * period("pipedream")
 
 
-def test_what_does_not_flush_takes_no_microbatches(
+def test_who_counts_none_takes_no_microbatches(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_chain(tmp_path / "chain.arrow", chain_of_case(CASES[0]))
     path = machine(tmp_path / "machine.json", 2)
     words = ["chain", "--chain", str(tmp_path / "chain.arrow"), "--machine", str(path)]
     words += ["--out", str(tmp_path), "--strategy"]
-    assert main([*words, "madpipe", "--microbatches", "2"]) == 1
-    assert "--strategy madpipe takes no --microbatches" in capsys.readouterr().err
+    assert main([*words, "one_f_one_b", "--microbatches", "2"]) == 1
+    assert "--strategy one_f_one_b takes no --microbatches" in capsys.readouterr().err
     assert main([*words, "gpipe", "--microbatches", "0"]) == 1
     assert "--microbatches 0: expected 1 to 1000" in capsys.readouterr().err

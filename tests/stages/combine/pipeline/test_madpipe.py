@@ -17,7 +17,8 @@ from tests.stages.combine.pipeline.pipelines import (
     names_of,
     pipelines,
 )
-from tightfit.stages.combine.pipeline.allocation import Allocation
+from tightfit.stages.combine.pipeline.allocation import Allocation, build_pattern
+from tightfit.stages.combine.pipeline.allocator import AllocationProblem, load_allocator
 from tightfit.stages.combine.pipeline.allocators.madpipe import (
     CAREFUL_RULES,
     PRINTED_RULES,
@@ -29,6 +30,7 @@ from tightfit.stages.combine.pipeline.allocators.madpipe import (
 from tightfit.stages.combine.pipeline.contiguous import bisect_min
 from tightfit.stages.combine.pipeline.contiguous_dp import add_delay, count_periods
 from tightfit.stages.combine.pipeline.layers import PipelineLayers
+from tightfit.stages.simulate.pipeline_pattern import step_seconds
 
 
 def min_load_allocation(
@@ -239,3 +241,22 @@ def test_what_layers_add_at_least() -> None:
     four = int(4 / layers.tick)
     assert min_layer_bytes(layers, four).tolist() == [0, 10, 26]
     assert min_layer_bytes(layers, four // 4).tolist() == [0, 16, 32]
+
+
+@settings(deadline=None, max_examples=30)
+@given(pipelines(), st.integers(1, 6))
+def test_a_step_of_some_microbatches_is_no_slower_than_a_contiguous_one(
+    pipeline: tuple[PipelineLayers, int, int], microbatches: int
+) -> None:
+    layers, devices, memory = pipeline
+    instance = AllocationProblem(layers, names_of(devices), memory, microbatches=microbatches)
+    contiguous = load_allocator("one_f_one_b").allocate(instance)
+    found = load_allocator("madpipe").allocate(instance)
+    if contiguous is None:
+        return
+    assert found is not None
+    ours, theirs = (
+        step_seconds(build_pattern(each.allocation, each.timing), microbatches)
+        for each in (found, contiguous)
+    )
+    assert ours <= theirs
