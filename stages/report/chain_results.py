@@ -126,10 +126,12 @@ def find_chain_plans(results: Path) -> list[Path]:
     return sorted((results / CHAINS_FOLDER).glob("*/*/*/plan.json"))
 
 
-def read_chain_results(results: Path, planned: Iterable[Path] = ()) -> list[ChainPlanResult]:
-    """The plans of all chains of a run, by path, and those `planned` (as the plan.json of each) of
-    which there is none; raises ArtifactError where one is damaged."""
-    places = {path.parent for path in (*find_chain_plans(results), *planned)}
+def read_chain_results(
+    results: Path, planned: Iterable[Path] | None = None
+) -> list[ChainPlanResult]:
+    """The plans of chains, by path: those `planned` (as the plan.json of each, there or not), or
+    all of a run; raises ArtifactError where one is damaged."""
+    places = {path.parent for path in (find_chain_plans(results) if planned is None else planned)}
     return [ChainPlanResult.of(place) for place in sorted(places)]
 
 

@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--planned",
         type=Path,
         nargs="*",
-        default=[],
-        help="the plan.json of each plan that the run was for, with --failed",
+        help="the plan.json of each plan that the run was for, with --failed; those of chains and "
+        "pipelines, with --index (default: all)",
     )
     parser.add_argument(
         "--points",
@@ -92,9 +92,9 @@ def run(options: argparse.Namespace) -> None:
     elif options.graph is not None:
         raise ConfigError("report needs --graph with --perfetto only")
     elif options.index is not None:
-        _write_index_page(
-            options.index, options.out, not options.plans_only, _shown_points(options)
-        )
+        chains, asked = _planned_chains(options, options.index), _planned_folders(options)
+        points, curves = _shown_points(options), not options.plans_only
+        _write_index_page(options.index, options.out, curves, points, chains, asked)
     elif options.failed is not None:
         _write_failed_pages(options)
     else:
@@ -221,7 +221,7 @@ def _write_index_page(
     path: Path,
     curves: bool,
     planned: PlannedPoints | None = None,
-    chains: Sequence[Path] = (),
+    chains: Sequence[Path] | None = None,
     asked: Sequence[PlanFolder] | None = None,
     strict: bool = True,
 ) -> None:
@@ -255,8 +255,8 @@ def _write_failed_pages(options: argparse.Namespace) -> None:
             remove_with_lineage(folder / MODEL_PAGE_FILE)
             damaged.append(str(error))
     (options.failed / "index.done").unlink(missing_ok=True)
-    chains = [path for path in options.planned if _is_chain_plan(options, path)]
-    curves, asked = not options.plans_only, _planned_folders(options)
+    chains, asked = _planned_chains(options, options.failed), _planned_folders(options)
+    curves = not options.plans_only
     _write_index_page(options.failed, options.out, curves, planned, chains, asked, strict=False)
     if damaged:
         raise ArtifactError("; ".join(damaged))
@@ -280,18 +280,25 @@ def _failed_models(options: argparse.Namespace) -> list[Path]:
     return folders
 
 
-def _is_chain_plan(options: argparse.Namespace, path: Path) -> bool:
+def _planned_chains(options: argparse.Namespace, results: Path) -> list[Path] | None:
+    """The plans of chains that a run was for; None if that is not said."""
+    if options.planned is None:
+        return None
+    return [path for path in options.planned if _is_chain_plan(results, path)]
+
+
+def _is_chain_plan(results: Path, path: Path) -> bool:
     """Whether a plan is one of a chain, and of no model."""
     from tightfit.schemas.config_chains import CHAINS_FOLDER
 
-    return path.is_relative_to(options.failed / CHAINS_FOLDER)
+    return path.is_relative_to(results / CHAINS_FOLDER)
 
 
 def _planned_points(options: argparse.Namespace) -> dict[str, list[str]] | None:
     """The points that a run was for, as strategy/budget, by model; None if that is not said."""
     points: dict[str, list[str]] = {}
-    for path in options.planned:
-        if _is_chain_plan(options, path) or PlanFolder.of_plan(path) is not None:
+    for path in options.planned or ():
+        if _is_chain_plan(options.failed, path) or PlanFolder.of_plan(path) is not None:
             continue
         if len(path.parts) < 4:
             raise ConfigError(f"--planned {path}: expected MODEL/STRATEGY/BUDGET/plan.json")
@@ -300,8 +307,10 @@ def _planned_points(options: argparse.Namespace) -> dict[str, list[str]] | None:
     return points if options.planned else None
 
 
-def _planned_folders(options: argparse.Namespace) -> list[PlanFolder]:
-    """The plans of no budget that a run was for."""
+def _planned_folders(options: argparse.Namespace) -> list[PlanFolder] | None:
+    """The plans of no budget that a run was for; None if that is not said."""
+    if options.planned is None:
+        return None
     found = [PlanFolder.of_plan(path) for path in options.planned]
     return [folder for folder in found if folder is not None]
 

@@ -260,7 +260,12 @@ def test_what_is_not_asked_for_any_more_is_left_over(finished: Finished) -> None
         "results/chains/offload/offload_greedy: is left over",
         "results/chains/remat: is left over",
     }
+    assert place.snakemake().returncode == 0
+    index = (place.folder / "results/index.html").read_text()
+    assert "chains/towers" in index and "chains/remat" not in index
+    assert index.count('data-model="chains/offload"') == 1
     place.configure(configuration())
+    assert place.snakemake().returncode == 0
 
 
 def test_a_plan_that_failed_is_a_row_and_stops_no_other(finished: Finished) -> None:

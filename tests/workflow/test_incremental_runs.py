@@ -66,6 +66,8 @@ MODELS = {
 }
 
 Run = subprocess.CompletedProcess[str]
+FOLLOWING_RUN = "  the run, 1 step: its inputs are made again"
+"""What a dry run says of the index, behind the models."""
 
 
 def configuration(**changes: Any) -> dict[str, Any]:
@@ -165,6 +167,7 @@ def test_another_budget_is_planned_alone(place: Workplace) -> None:
     assert reasons(place) == [
         "To do: 6 steps",
         "  mine, 5 steps: the budget 80pct is new for rockmate",
+        FOLLOWING_RUN,
     ]
 
 
@@ -177,6 +180,7 @@ def test_the_code_of_a_stage_is_said_to_have_changed(place: Workplace) -> None:
         "To do: 18 steps",
         "  mine, 9 steps: the code of the stage partition changed",
         "  theirs, 8 steps: the code of the stage partition changed",
+        FOLLOWING_RUN,
     ]
 
 
@@ -187,7 +191,7 @@ def test_another_number_of_cores_measures_and_plans_again(place: Workplace) -> N
     assert told == [
         f"  {name}, {count} steps: the number of threads changed"
         for name, count in (("mine", 11), ("theirs", 10))
-    ]
+    ] + [FOLLOWING_RUN]
 
 
 def test_an_edit_that_leaves_the_graph_alone_is_traced_and_nothing_else(place: Workplace) -> None:

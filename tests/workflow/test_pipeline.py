@@ -243,6 +243,7 @@ def test_a_changed_machine_redoes_no_trace(place: Workplace) -> None:
     assert reasons(place) == [
         "To do: 6 steps",
         "  ran, 5 steps: the description of its pipeline's machine was edited",
+        "  the run, 1 step: its inputs are made again",
     ]
 
 
@@ -256,7 +257,11 @@ def test_other_settings_redo_what_they_are_of(place: Workplace) -> None:
     assert changed(buffers=True) == REDONE
     more = changed(strategies=["one_f_one_b", "k_periodic"])
     assert more == {step.replace("one_f_one_b", "k_periodic") for step in REDONE}
-    assert reasons(place) == ["To do: 6 steps", "  ran, 5 steps: the pipeline by k_periodic is new"]
+    assert reasons(place) == [
+        "To do: 6 steps",
+        "  ran, 5 steps: the pipeline by k_periodic is new",
+        "  the run, 1 step: its inputs are made again",
+    ]
 
 
 def test_a_factory_without_a_loss_is_told_by_the_stage_that_needs_it(copied: Workplace) -> None:

@@ -115,7 +115,7 @@ def test_what_follows_is_counted_and_not_a_cause_of_its_own() -> None:
         Job("index", {}, FOLLOWS),
         Job("all", {}, FOLLOWS),
     ]
-    follows = "  the run, 1 step: made again, since what it is made of is"
+    follows = "  the run, 1 step: its inputs are made again"
     assert describe_jobs(jobs) == ["To do: 4 steps", "  a, 3 steps: it is new", follows]
 
 

@@ -83,5 +83,10 @@ def given_measurement(wildcards, input):
     return [word for file in input.measurement for word in ("--measurement", file)]
 
 
+def further_plans(wildcards):
+    """The plans of chains and pipelines that the configuration asks for."""
+    return [*FURTHER_PLANS, *(f"{folder}/plan/plan.json" for folder in PLAN_FOLDERS)]
+
+
 FURTHER_PAGES += [f"{folder}/report.html" for folder in PLAN_FOLDERS]
 FURTHER_PAGES += compared_pipelines()

@@ -58,12 +58,13 @@ rule index:
         folder=subpath(output.page, parent=True),
         models=list(SETTINGS.models),
         shown=plans_only,
+        planned=further_plans,
         code=code_of("report"),
     message:
         "writing the index"
     shell:
         "python -m tightfit report --index {params.folder:q} --models {params.models:q} {params.shown:q}"
-        " --out {output.page:q} --error-file {log:q}"
+        " --planned {params.planned:q} --out {output.page:q} --error-file {log:q}"
 
 
 # What failed has a page too, without the mark that it is done: the next run tries again.
@@ -89,7 +90,6 @@ onerror:
                 for name in SETTINGS.models
                 for path in of_plans(name, "plan.json")
             ),
-            *FURTHER_PLANS,
-            *(folder / "plan/plan.json" for folder in PLAN_FOLDERS),
+            *further_plans(None),
         ]
     )

@@ -19,7 +19,7 @@ TRACE_RULES = ("trace", "trace_eager")
 REPORT_RULES = ("report", "chain_report", "index")
 """The rules whose input are plans: others read other files where their settings ask for that."""
 SETTINGS_CHANGED = "its settings in the configuration changed"
-FOLLOWS_INPUTS = "made again, since what it is made of is"
+FOLLOWS_INPUTS = "its inputs are made again"
 STAGE_CODE = r"code of (\w+) [0-9a-f]{16}"
 MAX_VALUE_CHARACTERS = 60
 """Characters that a parameter has at most that is shown."""
