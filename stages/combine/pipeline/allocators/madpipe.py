@@ -182,7 +182,7 @@ class Madpipe:
     def _best(self, instance: AllocationProblem) -> AllocationResult | None:
         layers, memory = instance.layers, instance.memory
         limits = replace(SCHEDULE_LIMITS, engine=instance.engine)
-        contiguous = CONTIGUOUS.allocate(replace(instance, period=None))
+        contiguous = CONTIGUOUS.allocate(instance)
         best = None if contiguous is None else (contiguous.allocation, contiguous.timing)
         below = max(layers.max_ticks, 1) + 1 if best is None else best[1].period
         if instance.period is not None:
@@ -198,7 +198,7 @@ class Madpipe:
             clock = clock or found.clock
             if found.timing is not None:
                 best, below = (allocation, found.timing), found.timing.period
-        if best is None or (instance.period is not None and best[1].period > instance.period):
+        if best is None:
             return None
         solver = f"dynamic program, {ENGINE_TITLES[instance.engine] if seen else '1F1B*'}"
         return AllocationResult(*best, instance.lower_bound, solver, clock)
