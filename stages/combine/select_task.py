@@ -74,12 +74,11 @@ class SelectionRequest:
 
     def joint_total(self) -> int | None:
         """The bytes of the budget of all samples, None for the budget of this one alone."""
-        from tightfit.schemas.plan import read_plan
+        from tightfit.schemas.plan import joint_budget_total, read_plan
 
         if not self.joint:
             return None
-        budget, plans = parse_budget(self.budget), map(read_plan, self.joint)
-        return max(budget.total(plan.baseline.floor, plan.full_budget_bytes) for plan in plans)
+        return joint_budget_total(parse_budget(self.budget), map(read_plan, self.joint))
 
     def read_frontier(self) -> Frontier:
         """The frontier of the file. Raises ConfigError where it is of another graph, ArtifactError
