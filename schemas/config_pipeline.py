@@ -27,7 +27,7 @@ class PipelineConfig:
     `microbatches` of a step, how many times a device stores its parameters (`weight_copies`), and
     whether `buffers` at cuts count. A strategy that can has its stages recompute
     (`stage_recompute`: "rotor" or "rockmate", "" for none), or leaves out every (k+1)-th batch.
-    `period` is the seconds that a batch may take, None for as few as possible. Where all devices
+    `period` is the seconds that a batch may take at most, None for no limit. Where all devices
     are CPUs (`on_cpus`) it can run on this machine. `machine_name` is in the description."""
 
     machine: Path
