@@ -39,9 +39,9 @@ class PipelineSettings:
     """What a user may set.
 
     A batch may take the seconds of `period` at most, None for no limit. The parameters are stored
-    as many times as `weight_copies` say (3 as in M, 1 with a flush). Cuts may take `buffers`. `k` is
-    that of k-periodic patterns. `inside` is how stages compute again: not at all (""), by blocks that
-    keep everything or nothing ("rotor"), or by `options` of blocks ("rockmate"). The `engine`
+    as many times as `weight_copies` say (3 as in M, 1 with a flush). Cuts may take `buffers`. `k`
+    is that of k-periodic patterns. `inside` is how stages compute again: not at all (""), by blocks
+    that keep everything or nothing ("rotor"), or by `options` of blocks ("rockmate"). The `engine`
     solves the allocator's integer programs. `microbatches` are the batches between two flushes of
     an allocator that flushes, None for as many as it takes."""
 

@@ -139,7 +139,7 @@ def test_the_gradient_of_a_sum_arrives_as_in_one_process(
     strides = [graph.values[output.tangent].strides for output in graph.outputs]
     assert strides == [[0, 0], [8, 1]]
     package = package_of(graph, found, tmp_path / "module")
-    calls = [((torch.randn(4, 8),), {}) for _ in range(2)]
+    calls: list[Any] = [((torch.randn(4, 8),), {}) for _ in range(2)]
     losses, models = run_in_turn(package, model, calls, loss, monkeypatch)
     expected = [loss(model(*args)) for args, _ in calls]
     for each in expected:
