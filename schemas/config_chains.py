@@ -49,7 +49,7 @@ OPTION_TAKERS: dict[str, Callable[[StrategyInfo], bool]] = {
     "buffers": _is_allocator,
     "stage_recompute": lambda about: about.inside,
     "k": lambda about: about.turns,
-    "microbatches": lambda about: about.uses_microbatches,
+    "microbatches": _is_allocator,
     "engine": lambda about: about.solves,
 }
 """Which strategies take a key of a chain; each is given those that it takes."""

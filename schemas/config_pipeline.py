@@ -27,8 +27,8 @@ class PipelineConfig:
     `microbatches` of a step, how many times a device stores its parameters (`weight_copies`), and
     whether `buffers` at cuts count. A strategy that can has its stages recompute
     (`stage_recompute`: "rotor" or "rockmate", "" for none), or leaves out every (k+1)-th batch.
-    `period` is the seconds that a batch may take, None for as few as possible. Where all devices
-    are CPUs (`on_cpus`) it can run on this machine."""
+    `period` is the seconds that a batch may take at most, None for no limit. Where all devices
+    are CPUs (`on_cpus`) it can run on this machine. `machine_name` is in the description."""
 
     machine: Path
     strategies: tuple[str, ...]
@@ -39,6 +39,7 @@ class PipelineConfig:
     period: float | None = None
     k: int | None = None
     on_cpus: bool = True
+    machine_name: str = ""
 
     @classmethod
     def of_model(cls, model: Mapping[str, Any]) -> PipelineConfig | None:
@@ -47,9 +48,10 @@ class PipelineConfig:
         if (given := model.get("pipeline")) is None:
             return None
         path = Path(given["machine"])
-        on_cpus = all(device.kind == "cpu" for device in read_machine(path).devices)
+        machine = read_machine(path)
+        on_cpus = all(device.kind == "cpu" for device in machine.devices)
         known = {**given, "machine": path, "strategies": tuple(given["strategies"])}
-        return cls(**known, on_cpus=on_cpus)
+        return cls(**known, on_cpus=on_cpus, machine_name=machine.name)
 
     def recompute_of(self, strategy: str) -> str:
         """How the stages of a strategy recompute, "" where they do not."""
@@ -60,7 +62,7 @@ class PipelineConfig:
         about, options = ALLOCATORS[strategy], ["--weight-copies", str(self.weight_copies)]
         options += ["--buffers"] if self.buffers else []
         options += ["--period", repr(self.period)] if self.period is not None else []
-        options += ["--microbatches", str(self.microbatches)] if about.uses_microbatches else []
+        options += ["--microbatches", str(self.microbatches)]
         options += ["--k", str(self.k)] if about.turns and self.k is not None else []
         options += ["--solver", engine] if about.solves else []
         recompute = self.recompute_of(strategy)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from tightfit.schemas import store
+from tightfit.util.budget import Budget
 from tightfit.util.errors import ArtifactError
 
 _T = TypeVar("_T")
@@ -185,6 +186,12 @@ class Plan:
     def feasible(self) -> bool:
         """True when there is a schedule to run."""
         return self.status != "infeasible"
+
+
+def joint_budget_total(budget: Budget, plans: Iterable[Plan]) -> int:
+    """The bytes of a budget that the samples of these plans share: a share of what is not fixed is
+    that of the sample for which it is the most."""
+    return max(budget.total(plan.baseline.floor, plan.full_budget_bytes) for plan in plans)
 
 
 def optimality_gap(time: float, lower_bound: float) -> float:

@@ -8,7 +8,7 @@ into the folder of each plan, and errors into logs/ beside these.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tightfit.schemas.config import Config
@@ -20,11 +20,13 @@ PLAN_PATH = ("plan", "plan.json")
 
 @dataclass(frozen=True)
 class PlanFolder:
-    """The folder of one plan: its `model`, the `kind` of plan, and the `strategy`."""
+    """The folder of one plan: its `model`, the `kind` of plan, and the `strategy`; `target` says in
+    a word what a configuration plans it for, "" if it is known from the plan alone."""
 
     model: str
     kind: str
     strategy: str
+    target: str = field(default="", compare=False)
 
     @classmethod
     def of_plan(cls, path: Path) -> PlanFolder | None:
@@ -40,8 +42,9 @@ class PlanFolder:
 
 def _pipeline_folders(config: Config) -> Iterator[PlanFolder]:
     for name, model in config.models.items():
-        for strategy in model.pipeline.strategies if model.pipeline else ():
-            yield PlanFolder(name, PIPELINE_FOLDER, strategy)
+        if (pipeline := model.pipeline) is not None:
+            for strategy in pipeline.strategies:
+                yield PlanFolder(name, PIPELINE_FOLDER, strategy, pipeline.machine_name)
 
 
 PLAN_KINDS: dict[str, Callable[[Config], Iterator[PlanFolder]]] = {

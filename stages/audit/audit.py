@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tightfit.schemas import store
+from tightfit.schemas.error_logs import failed_step_logs, read_error
 from tightfit.schemas.frontier import TIME_TOLERANCE, read_frontier
 from tightfit.schemas.lineage import (
     LINEAGE_FOLDER,
@@ -152,7 +153,8 @@ class AuditResult:
 
 
 def audit(folder: Path, left_over: Collection[Path] = ()) -> AuditResult:
-    """Checks every artifact, plan, module, measurement and record below a folder.
+    """Checks every artifact, plan, module, measurement and record below a folder, and names each
+    step that failed.
 
     A damaged file is told once: what depends on it is not looked at. Nor are the folders that are
     `left_over`. Raises ArtifactError where
@@ -161,7 +163,7 @@ def audit(folder: Path, left_over: Collection[Path] = ()) -> AuditResult:
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: there is no such directory of results")
     found = _RunFiles.of(folder, [path.resolve() for path in left_over])
-    if not found.artifacts and not found.plans:
+    if not found.artifacts and not found.plans and not found.failed_steps:
         raise ArtifactError(f"{folder}: holds no results of a run")
     complaints: dict[Path, str] = {}
     for path, read in found.readers():
@@ -170,7 +172,7 @@ def audit(folder: Path, left_over: Collection[Path] = ()) -> AuditResult:
         except ArtifactError as error:
             complaints[path] = str(error)
     damaged = set(complaints)
-    sentences = list(complaints.values())
+    sentences = [*complaints.values(), *map(_describe_failed_step, found.failed_steps)]
     plans = [
         PlanFiles.of(plan, damaged)
         for plan in found.plans
@@ -200,6 +202,7 @@ class _RunFiles:
     pipelines: list[Path]
     measured: list[Path]
     documents: list[Path]
+    failed_steps: list[Path]
 
     @classmethod
     def of(cls, folder: Path, left_over: list[Path]) -> _RunFiles:
@@ -226,6 +229,7 @@ class _RunFiles:
             documents=[
                 path for path in files if path.name in JSON_READERS and lineage_path(path).exists()
             ],
+            failed_steps=failed_step_logs(files),
         )
 
     def readers(self) -> Iterable[tuple[Path, Callable[[Path], object]]]:
@@ -258,6 +262,11 @@ def _failed_measurements(found: _RunFiles, damaged: Collection[Path]) -> Iterato
     for path, read in sources:
         if path not in damaged and (measured := read(path)).status == FAILED_STATUS:
             yield f"{path}: the plan failed: {measured.message}"
+
+
+def _describe_failed_step(log: Path) -> str:
+    """The log of a step that failed, with the first line of its error."""
+    return f"{log}: the step failed: {read_error(log).splitlines()[0]}"
 
 
 def _is_below(path: Path, folders: Collection[Path]) -> bool:

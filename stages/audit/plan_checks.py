@@ -27,6 +27,7 @@ from tightfit.schemas.schedule import (
     schedule_optimizer_plan,
 )
 from tightfit.schemas.sequence import read_sequence
+from tightfit.stages.audit.joint_budget import expected_budget_total
 from tightfit.stages.audit.module_checks import check_modules
 from tightfit.stages.simulate.caching_allocator import AllocatorBytes
 from tightfit.stages.simulate.cuda_memory import simulate_cuda_memory
@@ -187,7 +188,8 @@ def _check_budget(files: PlanFiles) -> Iterator[str]:
     if plan.strategy == OPTIMIZER_OFFLOAD:
         total = _step_budget_bytes(plan)
     elif plan.budget not in (NO_BUDGET, MIN_BUDGET):
-        total = parse_budget(plan.budget).total(fixed.floor, plan.full_budget_bytes)
+        known = expected_budget_total(files.path, plan)
+        total = plan.budget_total if known is None else known
     if plan.budget_total != total:
         yield f"{files.path}: the budget {plan.budget} is {total} bytes, not {plan.budget_total}"
     own = None if plan.budget_total is None else plan.budget_total - there

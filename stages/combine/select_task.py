@@ -75,18 +75,18 @@ class SelectionRequest:
     def joint_total(self) -> int | None:
         """The bytes of the budget of all samples, None for the budget of this one alone. Raises
         ConfigError if the samples are of models with other parameters."""
-        from tightfit.schemas.plan import read_plan
+        from tightfit.schemas.plan import joint_budget_total, read_plan
 
         if not self.joint:
             return None
-        budget, plans = parse_budget(self.budget), [*map(read_plan, self.joint)]
+        plans = [*map(read_plan, self.joint)]
         sizes = sorted({plan.baseline.parameters for plan in plans})
         if len(sizes) > 1:
             raise ConfigError(
                 f"samples of one joint budget are of one model, and these have {sizes[0]:,} and "
                 f"{sizes[-1]:,} bytes of parameters: leave out of samples what makes another model"
             )
-        return max(budget.total(plan.baseline.floor, plan.full_budget_bytes) for plan in plans)
+        return joint_budget_total(parse_budget(self.budget), plans)
 
     def read_frontier(self) -> Frontier:
         """The frontier of the file. Raises ConfigError where it is of another graph, ArtifactError

@@ -19,6 +19,7 @@ from tightfit.stages.profile.code_fingerprint import fingerprint_function
 from tightfit.stages.profile.measure import make_cost
 from tightfit.stages.profile.operands import fill_normal, make_tensor
 from tightfit.stages.runtime.call_context import default_torch_state
+from tightfit.stages.runtime.loss_outputs import LossOutputs
 from tightfit.stages.runtime.pytree import read_tree
 from tightfit.stages.torch_utils.devices import parse_device
 from tightfit.stages.torch_utils.memory_meter import CallTiming, memory_session, time_calls
@@ -122,22 +123,6 @@ def build_loss(
     return step_loss(graph, build(False))
 
 
-class _LossOutputs(torch.autograd.Function):
-    """Gives tensors on as outputs of one node, as those of a planned module are, which takes their
-    gradients as they arrive: what autograd adds to leaves may be a copy."""
-
-    @staticmethod
-    def forward(ctx: Any, taken: Callable[..., None], *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.taken = taken
-        ctx.set_materialize_grads(False)
-        return tuple(tensor.detach() for tensor in tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *tangents: Tensor | None) -> tuple[None, ...]:
-        ctx.taken(*tangents)
-        return (None, *(None for _ in tangents))
-
-
 class _LossRun:
     """Runs the loss on tensors that stand for the model's outputs."""
 
@@ -172,7 +157,7 @@ class _LossRun:
             if arrived is not None:
                 arrived()
 
-        outputs = _LossOutputs.apply(taken, *self.differentiable.values())
+        outputs = LossOutputs.apply(taken, *self.differentiable.values())
         given = dict(zip(self.differentiable, outputs, strict=True))
         self.output = self.tree.unflatten([given.get(id(leaf), leaf) for leaf in self.leaves])
 

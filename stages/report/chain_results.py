@@ -8,9 +8,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tightfit.schemas.config_chains import CHAINS_FOLDER
+from tightfit.schemas.error_logs import latest_error
 from tightfit.schemas.pipeline_plan import PipelinePlan, is_pipeline_plan, read_pipeline_plan
 from tightfit.schemas.plan import Plan, read_plan
-from tightfit.stages.report.error_logs import latest_error
 from tightfit.stages.report.index_page import IndexRow, format_budget_folder
 from tightfit.stages.report.load import (
     MODEL_PAGE_FILE,

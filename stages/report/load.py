@@ -15,6 +15,15 @@ from tightfit.schemas.blocks import Blocks, read_blocks
 from tightfit.schemas.config import EAGER_FOLDER
 from tightfit.schemas.config_chains import CHAINS_FOLDER
 from tightfit.schemas.costs import Costs, ProfileDevice, read_costs, read_profile_device
+from tightfit.schemas.error_logs import (
+    MODEL_STAGES,
+    STRATEGY_STAGES,
+    latest_error,
+    latest_error_log,
+    model_error_log,
+    read_error,
+    upstream_error,
+)
 from tightfit.schemas.frontier import Frontier, read_frontier
 from tightfit.schemas.graph.training_graph import Graph, has_fused_kernels, read_graph
 from tightfit.schemas.link import HostLink
@@ -34,15 +43,6 @@ from tightfit.schemas.schedule import (
     schedule_optimizer_plan,
 )
 from tightfit.schemas.sequence import ChainOperation, read_sequence
-from tightfit.stages.report.error_logs import (
-    MODEL_STAGES,
-    STRATEGY_STAGES,
-    latest_error,
-    latest_error_log,
-    model_error_log,
-    read_error,
-    upstream_error,
-)
 from tightfit.stages.report.result_files import (
     PlannedPoints,
     frontier_files,

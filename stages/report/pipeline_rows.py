@@ -6,6 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
+from tightfit.schemas.error_logs import MODEL_STAGES, latest_error_log, read_error
 from tightfit.schemas.pipeline import PIPELINE_FILE, PipelineSchedule, read_pipeline
 from tightfit.schemas.pipeline_measurement import (
     FAILED_STATUS,
@@ -14,7 +15,6 @@ from tightfit.schemas.pipeline_measurement import (
 )
 from tightfit.schemas.pipeline_plan import PipelinePlan, read_pipeline_plan
 from tightfit.schemas.plan_folders import PLAN_PATH, PlanFolder
-from tightfit.stages.report.error_logs import MODEL_STAGES, latest_error_log, read_error
 from tightfit.stages.report.load import (
     MODEL_PAGE_FILE,
     NOT_PLANNED_YET,
@@ -33,7 +33,7 @@ def read_pipeline_row(results: Path, folder: PlanFolder) -> PlanRow:
         said = read_error(log) or NOT_PLANNED_YET
         word = "failed" if log else "not planned"
         outcome = PlanOutcome("bad", word, said, None, None, False, False)
-        return PlanRow(folder, "", page, outcome, log=log)
+        return PlanRow(folder, folder.target, page, outcome, log=log)
     plan, ranks = read_pipeline_plan(path), place / "ranks" / PIPELINE_FILE
     if plan.stage_recompute != "rockmate":
         log = _pipeline_error_log(place, set(MODEL_STAGES) - {"solve"})

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from tightfit.schemas.config import Config, read_config
-from tightfit.schemas.measurement import Measurement
-from tightfit.schemas.plan import GpuMemory, Plan
-from tightfit.schemas.plan_folders import plan_folders
-from tightfit.stages.report.chain_results import NOT_RUN, ChainPlanResult, find_chain_plans
-from tightfit.stages.report.error_logs import (
+from tightfit.schemas.error_logs import (
     latest_error_log,
     model_error_log,
     read_error,
     upstream_error_log,
 )
+from tightfit.schemas.measurement import Measurement
+from tightfit.schemas.plan import GpuMemory, Plan
+from tightfit.schemas.plan_folders import plan_folders
+from tightfit.stages.report.chain_results import NOT_RUN, ChainPlanResult, find_chain_plans
 from tightfit.stages.report.formatting import (
     format_bytes,
     format_duration,
@@ -416,7 +416,7 @@ def _summarize_plan_row(row: PlanRow) -> SummaryRow:
     return SummaryRow(
         row.folder.model,
         row.folder.strategy,
-        row.target,
+        row.target or _format_budget(NO_BUDGET),
         RUNNING if runs else found.word,
         "" if row.predicted is None else format_bytes(row.predicted),
         format_bytes(found.peak) if found.measured and found.peak is not None else "",

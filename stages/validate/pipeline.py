@@ -26,6 +26,7 @@ from tightfit.schemas.pipeline_measurement import (
     measured_rank_from_row,
 )
 from tightfit.schemas.pipeline_plan import PipelinePlan
+from tightfit.schemas.store import write_bytes
 from tightfit.stages.runtime.pytree import flatten
 from tightfit.stages.torch_utils.memory_meter import memory_session
 from tightfit.stages.torch_utils.model_factory import BuiltModel, Sample, build_from_factory
@@ -33,6 +34,7 @@ from tightfit.stages.validate.load import describe_error, load_package
 from tightfit.stages.validate.measure import restore_buffers
 from tightfit.stages.validate.step_results import max_abs_difference, same_bits
 from tightfit.stages.validate.training_step import copy_sample, randomize_sample
+from tightfit.util.command_line import format_duration
 from tightfit.util.errors import ModelError
 from tightfit.util.progress import LabeledProgressCounter, ProgressCallback
 
@@ -51,17 +53,31 @@ class RankJob:
 
 
 def run_pipeline_rank(rank: int, count: int, job: RankJob) -> None:
-    """Runs a rank and writes what it measured into the folder."""
+    """Runs a rank and writes what it measured into the folder, or the error that ended it."""
+    try:
+        _run_rank(rank, count, job)
+    except Exception as error:
+        # A rank that loses this one does so later: this is written before the group ends.
+        found = {"nanoseconds": time.monotonic_ns(), "message": describe_error(error)}
+        write_bytes(_error_file(job, rank), json.dumps(found).encode())
+        raise
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def _error_file(job: RankJob, rank: int) -> Path:
+    return Path(job.folder) / f"error-{rank}.json"
+
+
+def _run_rank(rank: int, count: int, job: RankJob) -> None:
     torch.set_num_threads(job.threads)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{job.folder}/meet", rank=rank, world_size=count
     )
-    try:
-        found = _measure_rank(rank, job)
-        (Path(job.folder) / f"rank-{rank}.json").write_text(json.dumps(found))
-        torch.distributed.barrier()
-    finally:
-        torch.distributed.destroy_process_group()
+    found = _measure_rank(rank, job)
+    (Path(job.folder) / f"rank-{rank}.json").write_text(json.dumps(found))
+    torch.distributed.barrier()
 
 
 def _measure_rank(rank: int, job: RankJob) -> dict[str, Any]:
@@ -276,9 +292,9 @@ def _run_ranks(job: RankJob, pipeline: PipelineSchedule) -> list[MeasuredRank]:
     try:
         spawn(run_pipeline_rank, args=(count, job), nprocs=count, join=True)
     except ProcessException as error:
-        said = str(error).strip().splitlines()
-        last = said[-1] if said else describe_error(error)
-        raise ModelError(f"rank {error.error_index} of the pipeline ended: {last}") from error
+        last = str(error).strip().splitlines()[-1]
+        rank, message = _first_error(job, count) or (error.error_index, last)
+        raise ModelError(f"rank {rank} of the pipeline ended: {message}") from error
     ranks = []
     for rank in range(count):
         row = json.loads((Path(job.folder) / f"rank-{rank}.json").read_bytes())
@@ -290,6 +306,17 @@ def _run_ranks(job: RankJob, pipeline: PipelineSchedule) -> list[MeasuredRank]:
         }
         ranks.append(measured_rank_from_row({**row, **known}))
     return ranks
+
+
+def _first_error(job: RankJob, count: int) -> tuple[int, str] | None:
+    """The rank that failed first, by which others may have lost it, and its error; None if no rank
+    has written one."""
+    found = []
+    for rank in range(count):
+        if (path := _error_file(job, rank)).exists():
+            error = json.loads(path.read_bytes())
+            found.append((error["nanoseconds"], rank, error["message"]))
+    return min(found)[1:] if found else None
 
 
 def infeasible_measurement(pipeline: PipelineSchedule, plan: PipelinePlan) -> PipelineMeasurement:
@@ -306,7 +333,7 @@ def _build_measurement(
     step = max(rank.seconds for rank in ranks)
     said = (
         f"{len(ranks)} ranks compute what one process does, bit for bit, in the memory that was "
-        f"predicted, a step in {step:.4g} s where it takes {seconds:.4g}"
+        f"predicted; a step takes {format_duration(step)}, one process {format_duration(seconds)}"
     )
     return PipelineMeasurement(
         model=pipeline.model,

@@ -50,7 +50,8 @@ def problems(written: dict[str, Any]) -> list[str]:
 
 def test_a_pipeline_needs_a_machine_alone(machine: str) -> None:
     found = pipeline_of(machine=machine)
-    assert found == PipelineConfig(Path(machine), ("madpipe",), 4, 2, False)
+    expected = PipelineConfig(Path(machine), ("madpipe",), 4, 2, False, machine_name="three")
+    assert found == expected
     assert found.on_cpus
 
 
@@ -63,7 +64,8 @@ def test_a_model_with_a_pipeline_has_plans_for_one_device_where_it_asks_for_them
 ) -> None:
     def requests(**changes: Any) -> list[tuple[str, str]]:
         config = parse_config(document({"machine": machine}, **changes))
-        assert plan_folders(config) == [PlanFolder("gpt2", "pipeline", "madpipe")]
+        [folder] = plan_folders(config)
+        assert folder == PlanFolder("gpt2", "pipeline", "madpipe") and folder.target == "three"
         return [(asked.strategy, asked.budget) for asked in config.requests("gpt2")]
 
     assert requests() == []
@@ -77,12 +79,12 @@ def test_each_allocator_is_given_the_settings_that_it_takes(machine: str) -> Non
         machine=machine, strategies=strategies, stage_recompute="rotor", k=2, period=0.25,
         buffers=True, weight_copies=3,
     )  # fmt: skip
-    common = ["--weight-copies", "3", "--buffers", "--period", "0.25"]
+    common = ["--weight-copies", "3", "--buffers", "--period", "0.25", "--microbatches", "4"]
     recompute = ["--stage-recompute", "rotor"]
     assert {name: pipeline.plan_options(name, "cbc") for name in strategies} == {
         "pipedream": common,
         "k_periodic": [*common, "--k", "2", *recompute],
-        "madpipe": [*common, "--microbatches", "4", "--solver", "cbc", *recompute],
+        "madpipe": [*common, "--solver", "cbc", *recompute],
     }
 
 

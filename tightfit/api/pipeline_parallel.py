@@ -201,7 +201,7 @@ def _plan_stages(
             stage_recompute=stage_recompute,
             options=options,
             solver=runner.engine if about.solves else None,
-            microbatches=microbatches if about.uses_microbatches else None,
+            microbatches=microbatches,
         )
     )
     made = read_pipeline_plan(plan / "plan.json")

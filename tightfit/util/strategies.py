@@ -32,11 +32,10 @@ class StrategyInfo:
     compute again.
 
     A `contiguous` allocator gives each device one stage, so that only neighbors need a link. One
-    with `turns` makes k-periodic patterns and takes k. One that `flushes` has no batch under way
-    between two steps of some microbatches; one that `uses_microbatches` takes how many these are.
-    One with `inside` can compute again inside of stages. One that
-    `solves` integer programs takes the engine that does. A `blind` one looks at memory afterwards,
-    so that it may find nothing where something fits.
+    with `turns` makes k-periodic patterns and takes k. One that `flushes` makes patterns in which
+    no batch is under way between two steps. One with `inside` can compute again inside of stages.
+    One that `solves` integer programs takes the engine that does. A `blind` one looks at memory
+    afterwards, so that it may find nothing where something fits.
     """
 
     name: str
@@ -54,7 +53,6 @@ class StrategyInfo:
     contiguous: bool = False
     turns: bool = False
     flushes: bool = False
-    uses_microbatches: bool = False
     inside: bool = False
     solves: bool = False
     blind: bool = False
@@ -250,7 +248,6 @@ _ALLOCATORS = [
         "them at which they fit the memory (a baseline)",
         contiguous=True,
         flushes=True,
-        uses_microbatches=True,
         optimal_in="contiguous allocations with all forwards of a flush ahead of its backwards",
     ),
     StrategyInfo(
@@ -281,7 +278,6 @@ _ALLOCATORS = [
         "integer program; never slower than `one_f_one_b`, by the period or by a step of some "
         "microbatches",
         inside=True,
-        uses_microbatches=True,
         solves=True,
         optimal_in="all allocations",
     ),

@@ -16,9 +16,10 @@ from tightfit.util.strategies import ALLOCATORS, StrategyInfo, load_strategy_mod
 @dataclass(frozen=True)
 class AllocationProblem:
     """What is asked of an allocator: layers, the names of equal devices with `memory` bytes each,
-    the ticks that a batch is to take (`period`, None for the fewest), the k of k-periodic patterns
-    (None for any), the engine that solves its integer programs, and the batches between two flushes
-    (`microbatches`, None for what the allocator takes, or for as many that their period counts)."""
+    the ticks that a batch may take at most (`period`, None for no limit), by which an allocator may
+    shorten its search, the k of k-periodic patterns (None for any), the engine that solves its
+    integer programs, and the batches between two flushes (`microbatches`, None for what the
+    allocator takes, or for as many that their period counts)."""
 
     layers: PipelineLayers
     names: tuple[str, ...]
@@ -53,7 +54,7 @@ class AllocationResult:
 
 
 class Allocator(Protocol):
-    """A way to give layers to devices."""
+    """A way to give layers to devices: the one with the fewest ticks a batch that fits."""
 
     @property
     def about(self) -> StrategyInfo:
@@ -61,6 +62,16 @@ class Allocator(Protocol):
 
     def allocate(self, instance: AllocationProblem) -> AllocationResult | None:
         """The allocator's answer, None where there is none that fits."""
+
+
+def allocate_within_period(
+    allocator: Allocator, instance: AllocationProblem
+) -> AllocationResult | None:
+    """The allocator's answer, None if nothing fits, or nothing within the period."""
+    answer = allocator.allocate(instance)
+    if answer is None or instance.period is None or answer.ticks <= instance.period:
+        return answer
+    return None
 
 
 def load_allocator(name: str) -> Allocator:

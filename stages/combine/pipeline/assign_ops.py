@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tightfit.schemas.blocks import Blocks
 from tightfit.schemas.graph.ownership import partial_gradients_by_owner
-from tightfit.schemas.graph.training_graph import BASELINE_KINDS, Graph, Op
+from tightfit.schemas.graph.training_graph import BASELINE_KINDS, LOSS_TARGET, Graph, Op
 from tightfit.schemas.pipeline import (
     BACKWARD,
     FORWARD,
@@ -137,6 +137,11 @@ class _StepDivider:
             for other, op in self.maker.items()
             if graph.values[other].storage == storage and op.id not in self.views and other != value
         ]
+        if others and self.maker[value].target == LOSS_TARGET:
+            raise ModelError(
+                f"{graph.model}: the loss gives gradients of several outputs in one memory, as a "
+                "sum of sums does: let each have its own, as by mean() in place of sum()"
+            )
         if others or graph.values[value].offset or graph.values[value].device:
             raise ModelError(
                 f"{graph.model}: {self.maker[value].target} makes a tensor that is a part of "

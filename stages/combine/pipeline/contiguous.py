@@ -26,7 +26,7 @@ from tightfit.stages.combine.pipeline.contiguous_dp import (
     StageCosts,
     label_partition,
 )
-from tightfit.stages.combine.pipeline.layers import NO_LIMIT, PipelineLayers
+from tightfit.stages.combine.pipeline.layers import PipelineLayers
 
 T = TypeVar("T")
 
@@ -108,24 +108,6 @@ def min_device_memory(layers: PipelineLayers, names: tuple[str, ...]) -> int:
     return bisect_min(
         -1, most, whole, lambda memory: find_partition(layers, names, memory, longest)
     )[0]
-
-
-def min_peak_partition(
-    layers: PipelineLayers,
-    names: tuple[str, ...],
-    memory: int,
-    period: int,
-    kept: BatchFraction = ALL_BATCHES,
-) -> Allocation | None:
-    """The contiguous allocation whose fullest device has the fewest bytes with 1F1B*(period), None
-    where it has more than `memory`."""
-    found = find_partition(layers, names, memory, period, kept)
-    if found is None:
-        return None
-    most = min(memory, NO_LIMIT)
-    return bisect_min(
-        -1, most, found, lambda each: find_partition(layers, names, each, period, kept)
-    )[1]
 
 
 def assign_groups(loads: Sequence[int], period: int) -> list[int]:

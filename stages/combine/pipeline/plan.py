@@ -18,6 +18,7 @@ from tightfit.stages.combine.pipeline.allocator import (
     AllocationProblem,
     AllocationResult,
     Allocator,
+    allocate_within_period,
 )
 from tightfit.stages.combine.pipeline.contiguous import bisect_min, min_device_memory
 from tightfit.stages.combine.pipeline.layers import PipelineLayers, layers_of_chain
@@ -25,7 +26,7 @@ from tightfit.stages.combine.pipeline.stage_recompute import (
     StageRecomputePlanner,
     build_stage_options,
 )
-from tightfit.stages.simulate.pipeline_pattern import PatternResult, simulate_pattern
+from tightfit.stages.simulate.pipeline_pattern import PatternResult, simulate_pattern, step_seconds
 from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
 
 OPTIMALITY_TOLERANCE = 1e-5
@@ -37,10 +38,10 @@ tolerance of the solver of integer programs."""
 class PipelineSettings:
     """What a user may set.
 
-    A batch may take the seconds of `period`, None for the fewest. The parameters are stored as many
-    times as `weight_copies` say (3 as in M, 1 with a flush). Cuts may take `buffers`. `k` is that
-    of k-periodic patterns. `inside` is how stages compute again: not at all (""), by blocks that
-    keep everything or nothing ("rotor"), or by `options` of blocks ("rockmate"). The `engine`
+    A batch may take the seconds of `period` at most, None for no limit. The parameters are stored
+    as many times as `weight_copies` say (3 as in M, 1 with a flush). Cuts may take `buffers`. `k`
+    is that of k-periodic patterns. `inside` is how stages compute again: not at all (""), by blocks
+    that keep everything or nothing ("rotor"), or by `options` of blocks ("rockmate"). The `engine`
     solves the allocator's integer programs. `microbatches` are the batches between two flushes of
     an allocator that flushes, None for as many as it takes."""
 
@@ -70,7 +71,7 @@ def plan_pipeline(
     period = None if settings.period is None else layers.ticks(settings.period)
     asked = (period, settings.k, settings.engine, settings.microbatches)
     instance = AllocationProblem(layers, fleet.names, fleet.memory, *asked)
-    answer = allocator.allocate(instance)
+    answer = allocate_within_period(allocator, instance)
     if answer is None:
         return _infeasible_plan(instance, machine, allocator, settings), None, []
     pattern = build_pattern(answer.allocation, answer.timing)
@@ -130,7 +131,7 @@ class _PlanContext:
             self.allocator.about.name,
             self.machine,
             "optimal" if optimal else "feasible",
-            _plan_message(period, stages, gap, optimal_in),
+            _plan_message(period, stages, gap, optimal_in, self._step_message(pattern)),
             period=period,
             batches=pattern.batches,
             batch_periods=played.span,
@@ -146,14 +147,23 @@ class _PlanContext:
             timed_out=answer.clock,
         )
 
+    def _step_message(self, pattern: PipelinePattern) -> str:
+        """The time of a step, "" if it is not known of how many microbatches it is."""
+        count = self.settings.microbatches
+        if count is None:
+            return ""
+        return f", a step of {count} takes {step_seconds(pattern, count):.6g} s"
 
-def _plan_message(period: float, stages: list[PlannedStage], gap: float, optimal_in: str) -> str:
+
+def _plan_message(
+    period: float, stages: list[PlannedStage], gap: float, optimal_in: str, step: str
+) -> str:
     used = len({stage.device for stage in stages})
     where = "one device" if used == 1 else f"{used} devices"
-    said = f"A batch ends every {period:.6g} s on {where}"
+    said = f"A batch ends every {period:.6g} s on {where}{step}"
     if optimal_in:
         return f"{said}; none of {optimal_in} is faster."
-    return f"{said}; no plan is known to be impossible that is up to {gap:.1%} faster."
+    return f"{said}; a plan up to {gap:.1%} faster is not ruled out."
 
 
 def _infeasible_plan(

@@ -69,8 +69,6 @@ class PipelineTask:
             raise ConfigError(
                 f"--strategy {self.strategy} takes no --solver: it solves no integer program"
             )
-        if settings.microbatches is not None and not chosen.about.uses_microbatches:
-            raise ConfigError(f"--strategy {self.strategy} takes no --microbatches")
         if settings.inside and not chosen.about.inside:
             raise ConfigError(f"--strategy {self.strategy} takes no --stage-recompute")
         path = self.chain
@@ -87,6 +85,7 @@ class PipelineTask:
         """The settings of the planner; raises ConfigError where one is out of range, and
         ArtifactError where options cannot be read."""
         from tightfit.schemas.block_options import read_block_options
+        from tightfit.schemas.pipeline import MAX_MICROBATCHES
         from tightfit.stages.combine.pipeline.plan import PipelineSettings
 
         copies = 3 if self.weight_copies is None else self.weight_copies
@@ -100,8 +99,10 @@ class PipelineTask:
         inside = self.stage_recompute or ""
         blocks = None if self.options is None else read_block_options(self.options)
         engine = self.solver or HIGHS_ENGINE
-        if self.microbatches is not None and not 1 <= self.microbatches <= 1000:
-            raise ConfigError(f"--microbatches {self.microbatches}: expected 1 to 1000")
+        if self.microbatches is not None and not 1 <= self.microbatches <= MAX_MICROBATCHES:
+            raise ConfigError(
+                f"--microbatches {self.microbatches}: expected 1 to {MAX_MICROBATCHES}"
+            )
         return PipelineSettings(
             *(period, copies, bool(self.buffers), self.k, inside, blocks, engine),
             self.microbatches,

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..loss_outputs import LossOutputs
+from ..strides import has_layout
+
 if TYPE_CHECKING:
     from .rank import PipelineRank
 
@@ -146,36 +149,41 @@ class PipelineRankStep:
         leaves = [results[value].detach().requires_grad_() for value in facts["differentiable"]]
         plain = [results[value] for value in facts["plain"]]
         results.clear()
+        tangents: list[torch.Tensor | None] = []
         with torch.enable_grad():
-            output = self.pipeline.assemble(leaves, plain, self.tensors[microbatch])
+            given = LossOutputs.apply(lambda *found: tangents.extend(found), *leaves)
+            output = self.pipeline.assemble([*given], plain, self.tensors[microbatch])
+        leaves.clear()
         if self.outputs is not None:
             self.outputs.append(output)
         if self.loss_of is None:
-            [scalar] = [
-                leaf
-                for leaf, tangent in zip(leaves, facts["tangents"], strict=True)
-                if tangent != NONE
-            ]
-            scalar.grad = torch.ones_like(scalar)
-            self.losses.append(scalar.detach().clone())
-            del scalar
+            [at] = [at for at, tangent in enumerate(facts["tangents"]) if tangent != NONE]
+            self.losses.append(given[at].detach().clone())
+            tangents += [None] * len(given)
+            tangents[at] = torch.ones_like(given[at])
         else:
-            before = _peek_random_numbers()
-            with torch.enable_grad():
-                loss = self.loss_of(output)
-                self._check_reads(loss)
-                loss.backward()
-            if before != _peek_random_numbers():
-                raise RuntimeError(
-                    "the loss draws random numbers, which come to the rank of the last stage "
-                    "alone: draw them in the model's forward"
-                )
-            self.losses.append(loss.detach().clone())
-            del loss
-        del output, plain
-        for number, tangent in enumerate(facts["tangents"]):
-            self._tangent(number, tangent, leaves[number].grad, microbatch)
-            leaves[number].grad = None
+            self._run_loss(output)
+        del output, plain, given
+        tangents = tangents or [None] * len(facts["tangents"])
+        for number, value in enumerate(facts["tangents"]):
+            tangent, tangents[number] = tangents[number], None
+            self._tangent(number, value, tangent, microbatch)
+            del tangent
+
+    def _run_loss(self, output: Any) -> None:
+        """Computes the loss of an output and its gradients, and keeps the loss."""
+        assert self.loss_of is not None
+        before = _peek_random_numbers()
+        with torch.enable_grad():
+            loss = self.loss_of(output)
+            self._check_reads(loss)
+            loss.backward()
+        if before != _peek_random_numbers():
+            raise RuntimeError(
+                "the loss draws random numbers, which come to the rank of the last stage "
+                "alone: draw them in the model's forward"
+            )
+        self.losses.append(loss.detach().clone())
 
     def _check_reads(self, loss: torch.Tensor) -> None:
         """Raises RuntimeError where a loss has gradients for parameters of the model, beside those
@@ -202,7 +210,7 @@ class PipelineRankStep:
         if tangent is None:
             return
         _, strides, dtype = self.facts["layouts"][str(value)]
-        if list(tangent.stride()) != strides or str(tangent.dtype) != f"torch.{dtype}":
+        if not has_layout(tangent, strides) or str(tangent.dtype) != f"torch.{dtype}":
             raise RuntimeError(
                 f"the gradient of output {number} has other strides or another dtype than when the "
                 "pipeline was planned: give step the loss that it was planned with"

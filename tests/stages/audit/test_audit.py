@@ -14,14 +14,17 @@ from typing import Any
 
 import pytest
 
+from tests.stages.audit.test_stale_results import configure
 from tests.stages.audit.towers import MODEL, POINT
 from tightfit.__main__ import main
 from tightfit.schemas import store
 from tightfit.schemas.costs import read_costs, write_costs
 from tightfit.schemas.measurement import read_measurement, write_measurement
 from tightfit.schemas.package_manifest import module_digest
-from tightfit.schemas.plan import read_plan
+from tightfit.schemas.plan import read_plan, write_plan
 from tightfit.schemas.schedule import SCHEDULE, read_schedule, write_schedule
+from tightfit.util.budget import parse_budget
+from tightfit.util.processes import lock_file
 
 ROOT = Path(__file__).parents[3]
 
@@ -53,6 +56,31 @@ def test_nothing_is_wrong_with_a_run(
     assert share is not None and gap <= float(share[1]) / 100 <= gap + 1e-3
 
 
+def test_steps_that_failed_are_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of a plan without its result and of a model that has nothing else; not those that run,
+    or have nothing to say."""
+    ranks = "results/tower/pipeline/madpipe/logs/validate.txt"
+    logs = {
+        ranks: "validate: rank 1 of the pipeline ended: ValueError: 7\nmore\n\ndetails\n",
+        "results/house/logs/trace.txt": "trace: the factory raises\n",
+        f"{POINT}/logs/validate.txt": "",
+        f"{POINT}/logs/select.txt": "select: did not end\n",
+    }
+    for name, said in logs.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(said)
+    with lock_file(Path(POINT, "logs/select.txt")):
+        assert complaints(capsys) == [
+            "results/house/logs/trace.txt: the step failed: trace: the factory raises",
+            f"{ranks}: the step failed: validate: rank 1 of the pipeline ended: ValueError: 7",
+        ]
+        assert len(complaints(capsys, "results/house")) == 1
+        shutil.rmtree("results/house")
+        configure()
+        assert main(["audit", "results", "--configuration", "config.yaml"]) == 0
+        assert "results/tower/pipeline: is left over" in capsys.readouterr().out
+
+
 def test_a_plan_of_the_smallest_budget_is_as_good(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,6 +88,30 @@ def test_a_plan_of_the_smallest_budget_is_as_good(
     words += ["--frontier", f"{MODEL}/rockmate/frontier.arrow", "--budget", "min"]
     assert main(["select", *words, "--out", f"{MODEL}/rockmate/min"]) == 0
     assert read_plan(f"{MODEL}/rockmate/min/plan.json").feasible
+    assert complaints(capsys) == []
+
+
+def test_a_share_of_a_joint_budget_is_that_of_the_largest_sample(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the plans of the samples that the plan was made of, and of this one alone if it shares no
+    budget."""
+    Path("larger").mkdir()
+    own = read_plan(f"{POINT}/plan.json")
+    larger = replace(own, keep_all=replace(own.keep_all, peak=2 * own.keep_all.peak))
+    write_plan("larger/plan.json", larger)
+    words = ["--graph", f"{MODEL}/graph.arrow", "--costs", f"{MODEL}/costs.arrow", "--no-search"]
+    words += ["--frontier", f"{MODEL}/rockmate/frontier.arrow", "--budget", "60%"]
+    joint = ["--joint", f"{POINT}/plan.json", "larger/plan.json"]
+    path = f"{MODEL}/rockmate/60pct/plan.json"
+    assert main(["select", *words, *joint, "--out", str(Path(path).parent)]) == 0
+    shared = parse_budget("60%").total(larger.baseline.floor, larger.full_budget_bytes)
+    assert read_plan(path).budget_total == shared
+    assert complaints(capsys) == []
+    write_plan("larger/plan.json", replace(larger, keep_all=own.keep_all))
+    alone = parse_budget("60%").total(own.baseline.floor, own.full_budget_bytes)
+    assert f"{path}: the budget 60% is {alone} bytes, not {shared}" in complaints(capsys)
+    shutil.rmtree("larger")
     assert complaints(capsys) == []
 
 

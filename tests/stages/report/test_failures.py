@@ -11,9 +11,9 @@ import pytest
 
 from tests.stages.report.cases import small_graph
 from tests.stages.report.pages import Page, index_of, page_of, write_error
+from tightfit.schemas.error_logs import upstream_error
 from tightfit.schemas.graph.training_graph import write_graph
 from tightfit.stages.report import command
-from tightfit.stages.report.error_logs import upstream_error
 from tightfit.stages.report.index_page import build_run_index
 from tightfit.stages.report.load import (
     NOT_PLANNED_YET,

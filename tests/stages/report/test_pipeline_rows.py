@@ -86,6 +86,12 @@ def test_what_was_not_planned_says_why(tmp_path: Path) -> None:
     assert [row.folder for row in read_plan_rows(tmp_path)] == [FOLDER]
 
 
+def test_the_row_of_what_was_not_planned_names_its_machine(tmp_path: Path) -> None:
+    fail(FOLDER.path(tmp_path).parents[1], "trace", "trace: the factory raises")
+    [row] = read_plan_rows(tmp_path, [replace(FOLDER, target="three")])
+    assert (row.target, row.outcome.word) == ("three", "failed")
+
+
 def test_a_plan_goes_from_planned_to_measured(place: Path) -> None:
     row = row_of(place)
     assert (row.outcome.word, row.target, row.gap) == ("should fit", "two", 0.25)

@@ -61,6 +61,12 @@ def losing() -> tuple[Any, ...]:
     return Losing().train(), ((torch.randn(4, 8),), {}), lambda output: output[0]
 
 
+def summing() -> tuple[Any, ...]:
+    """A loss whose gradient repeats one number, with strides 0."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).train()
+    return model, ((torch.randn(4, 8),), {}), lambda output: output.sum()
+
+
 def machine(path: Path, count: int, memory: int) -> Path:
     """A machine of equal CPUs."""
     names = [f"cpu:{number}" for number in range(count)]

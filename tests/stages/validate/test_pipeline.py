@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +18,10 @@ from tightfit.schemas.pipeline import read_pipeline
 from tightfit.schemas.pipeline_measurement import read_pipeline_measurement
 from tightfit.schemas.pipeline_plan import read_pipeline_plan
 from tightfit.stages.audit.audit import audit
+from tightfit.stages.generate.package import write_directory
 from tightfit.stages.validate.load import load_package
+from tightfit.stages.validate.pipeline import ModelSource, RankJob, _run_ranks
+from tightfit.util.errors import ModelError
 
 
 def commands(
@@ -88,6 +94,49 @@ def test_a_rank_whose_peak_is_that_of_the_loss(tmp_path: Path) -> None:
     assert [row.measured_peak for row in measured.ranks] == pipeline.peaks
     last = pipeline.actions[-1]
     assert max(last, key=lambda action: action.peak).kind == "loss"
+
+
+def test_a_loss_whose_gradient_repeats_one_number(tmp_path: Path) -> None:
+    """The last rank takes it as one process does: the same bits, in the bytes that it has."""
+    torch.set_num_threads(1)
+    for command, words in commands(tmp_path, 10**7, 2, "summing", "pipedream").items():
+        assert main([command, *words]) == 0, command
+    pipeline = read_pipeline(tmp_path / "ranks" / "pipeline.json")
+    measured = read_pipeline_measurement(tmp_path / "measurement.json")
+    assert len(measured.ranks) == 2 and measured.status != "failed", measured.message
+    assert [row.measured_peak for row in measured.ranks] == pipeline.peaks
+    assert re.search(r"a step takes [0-9.]+ \w+, one process [0-9.]+ \w+$", measured.message)
+
+
+CHAIN_OF_ERRORS = """
+import atexit, time
+import torch
+
+class Pipeline:
+    interface = None
+
+    def step(self, calls, loss, outputs=None):
+        if torch.distributed.get_rank() == 1:
+            atexit.register(time.sleep, 3)
+            raise ValueError("layer 7 is broken\\nand more")
+        torch.distributed.recv(torch.empty(1), 1)
+
+def load_pipeline(model, rank):
+    return Pipeline()
+"""
+"""A package of which rank 1 fails, and ends long after rank 0, which loses it."""
+
+
+def test_the_rank_that_failed_first_is_named(tmp_path: Path) -> None:
+    module = tmp_path / "module"
+    write_directory(module, {"__init__.py": CHAIN_OF_ERRORS.encode()})
+    torch.save(([], {}), tmp_path / "reference.pt")
+    source = ModelSource("tests.stages.validate.pipelines:summing", {}, ())
+    job = RankJob(source, str(module), str(tmp_path), 0, 1, 1)
+    ranks: Any = SimpleNamespace(ranks=2)
+    with pytest.raises(ModelError) as caught:
+        _run_ranks(job, ranks)
+    assert str(caught.value) == "rank 1 of the pipeline ended: ValueError: layer 7 is broken"
 
 
 def _lose_a_rank(folder: Path) -> None:

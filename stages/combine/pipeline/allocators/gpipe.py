@@ -37,8 +37,6 @@ class GPipe:
             return None
         allocation = Allocation(instance.layers, stages, instance.names)
         timing = schedule_flush(allocation, batches)
-        if instance.period is not None and timing.period > instance.period * batches:
-            return None
         return AllocationResult(
             allocation, timing, timing.period / batches, f"labels, {batches} batches a flush"
         )

@@ -7,7 +7,6 @@ from tightfit.stages.combine.pipeline.allocator import AllocationProblem, Alloca
 from tightfit.stages.combine.pipeline.contiguous import (
     ALL_BATCHES,
     BatchFraction,
-    find_partition,
     min_period_partition,
     schedule_one_f_one_b,
 )
@@ -44,12 +43,7 @@ def _batch_fractions(instance: AllocationProblem) -> list[BatchFraction]:
 def _allocate_fraction(
     instance: AllocationProblem, kept: BatchFraction, bound: float
 ) -> AllocationResult | None:
-    if instance.period is None:
-        found = min_period_partition(instance.layers, instance.names, instance.memory, kept)
-    else:
-        period = instance.period * kept.kept // kept.turns
-        asked = find_partition(instance.layers, instance.names, instance.memory, period, kept)
-        found = None if asked is None else (period, asked)
+    found = min_period_partition(instance.layers, instance.names, instance.memory, kept)
     if found is None:
         return None
     period, allocation = found

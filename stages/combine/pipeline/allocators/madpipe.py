@@ -189,7 +189,7 @@ class Madpipe:
     def _best(self, instance: AllocationProblem) -> AllocationResult | None:
         layers, memory = instance.layers, instance.memory
         limits = replace(SCHEDULE_LIMITS, engine=instance.engine)
-        contiguous = CONTIGUOUS.allocate(replace(instance, period=None))
+        contiguous = CONTIGUOUS.allocate(instance)
         answers = [] if contiguous is None else [contiguous]
         best = None if contiguous is None else (contiguous.allocation, contiguous.timing)
         below = max(layers.max_ticks, 1) + 1 if best is None else best[1].period

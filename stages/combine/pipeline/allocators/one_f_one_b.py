@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from tightfit.stages.combine.pipeline.allocator import AllocationProblem, AllocationResult
-from tightfit.stages.combine.pipeline.contiguous import (
-    min_peak_partition,
-    min_period_partition,
-    schedule_one_f_one_b,
-)
+from tightfit.stages.combine.pipeline.contiguous import min_period_partition, schedule_one_f_one_b
 from tightfit.util.strategies import ALLOCATORS
 
 SOLVER = "dynamic program, 1F1B*"
 
 
 class OneFOneB:
-    """The contiguous allocation with the least period that fits; at a period that is asked, the one
-    whose fullest device stores the fewest bytes."""
+    """The contiguous allocation with the least period that fits."""
 
     about = ALLOCATORS["one_f_one_b"]
 
@@ -26,15 +21,6 @@ class OneFOneB:
             return None
         period, allocation = best
         bound = period if instance.layers.stage_options is None else instance.lower_bound
-        if instance.period is not None:
-            asked = min_peak_partition(
-                instance.layers, instance.names, instance.memory, instance.period
-            )
-            if asked is None:
-                return None
-            return AllocationResult(
-                asked, schedule_one_f_one_b(asked, instance.period), bound, SOLVER
-            )
         return AllocationResult(allocation, schedule_one_f_one_b(allocation, period), bound, SOLVER)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from tightfit.stages.combine.pipeline.allocation import Allocation
 from tightfit.stages.combine.pipeline.allocator import AllocationProblem, AllocationResult
 from tightfit.stages.combine.pipeline.contiguous import (
-    fits_memory,
     min_one_f_one_b_period,
     min_period_partition,
     schedule_one_f_one_b,
@@ -26,11 +25,7 @@ class Pipedream:
         assert found is not None, "one stage takes everything where memory has no limit"
         bound, blind = found
         allocation = Allocation(instance.layers, blind.stages, instance.names)
-        period = instance.period
-        if period is None:
-            period = min_one_f_one_b_period(allocation, instance.memory)
-        elif not fits_memory(allocation, instance.memory, period):
-            return None
+        period = min_one_f_one_b_period(allocation, instance.memory)
         if period is None:
             return None
         timing = schedule_one_f_one_b(allocation, period)

@@ -175,9 +175,6 @@ class PipelineIlp:
         bound, clock = float(below), False
         excluded: list[Allocation] = []
         while len(excluded) < MAX_ALLOCATIONS and below > instance.lower_bound:
-            if instance.period is not None and best and best[1].period <= instance.period:
-                bound = min(bound, instance.lower_bound)
-                break
             found = assign_layers(layers, names, memory, below, excluded, assigning)
             clock = clock or found.clock
             if found.allocation is None or found.bound >= below * (1 - 2 * BOUND_MARGIN):
@@ -195,7 +192,7 @@ class PipelineIlp:
             excluded.append(found.allocation)
         else:
             bound = min(bound, instance.lower_bound)
-        if best is None or (instance.period is not None and best[1].period > instance.period):
+        if best is None:
             return None
         bound = max(min(bound, best[1].period), instance.lower_bound)
         return AllocationResult(

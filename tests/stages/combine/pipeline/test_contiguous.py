@@ -21,10 +21,8 @@ from tightfit.stages.combine.pipeline.contiguous import (
     assign_groups,
     batches_in_flight,
     find_partition,
-    fits_memory,
     min_device_memory,
     min_one_f_one_b_period,
-    min_peak_partition,
     min_period_partition,
     schedule_one_f_one_b,
 )
@@ -100,26 +98,6 @@ def test_what_the_referee_says_of_1f1b_is_what_was_counted(
                 work = int(layers.work[stage.first : stage.last + 1].max())
                 assert counted == played.peaks[allocation.names[stage.device]]
                 assert counted - work >= 0
-
-
-@settings(deadline=None, max_examples=40)
-@given(pipelines())
-def test_the_fullest_device_has_the_fewest_bytes(pipeline: tuple[PipelineLayers, int, int]) -> None:
-    layers, devices, memory = pipeline
-    names = names_of(devices)
-    period = max(int(layers.load[-1]), 1)
-    peaks = []
-    for allocation in contiguous(layers, names):
-        loads = [task.load for task in allocation.tasks]
-        if max(loads) <= period:
-            groups = assign_groups(loads, period)
-            own = [g for g, task in zip(groups, allocation.tasks, strict=True) if not task.transfer]
-            stages = zip(allocation.stages, own, strict=True)
-            peaks.append(max(layers.memory(s.first, s.last, g) for s, g in stages))
-    found = min_peak_partition(layers, names, memory, period)
-    assert (found is None) == (min(peaks) > memory)
-    if found is not None:
-        assert fits_memory(found, min(peaks), period)
 
 
 @settings(deadline=None, max_examples=40)

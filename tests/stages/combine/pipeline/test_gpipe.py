@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -111,14 +112,17 @@ def test_a_flush_of_many_batches_comes_near_to_a_pipeline_without(tmp_path: Path
     assert period("pipedream") <= flushes[2] <= 1.3 * period("pipedream")
 
 
-def test_who_counts_none_takes_no_microbatches(
+def test_a_plan_tells_the_time_of_a_step_of_some_microbatches(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_chain(tmp_path / "chain.arrow", chain_of_case(CASES[0]))
     path = machine(tmp_path / "machine.json", 2)
     words = ["chain", "--chain", str(tmp_path / "chain.arrow"), "--machine", str(path)]
     words += ["--out", str(tmp_path), "--strategy"]
-    assert main([*words, "one_f_one_b", "--microbatches", "2"]) == 1
-    assert "--strategy one_f_one_b takes no --microbatches" in capsys.readouterr().err
     assert main([*words, "gpipe", "--microbatches", "0"]) == 1
-    assert "--microbatches 0: expected 1 to 1000" in capsys.readouterr().err
+    assert "--microbatches 0: expected 1 to 4096" in capsys.readouterr().err
+    assert main([*words, "one_f_one_b", "--microbatches", "2"]) == 0
+    said = re.search(
+        r"A batch ends every (\S+) s on .*, a step of 2 takes (\S+) s", capsys.readouterr().out
+    )
+    assert said is not None and float(said[1]) <= float(said[2])

@@ -98,10 +98,19 @@ def test_an_audit_reads_them(tmp_path: Path) -> None:
     assert "lacks or does not know the keys" in audit(tmp_path / "one_f_one_b").complaints[0]
 
 
+@pytest.mark.parametrize("strategy", ALLOCATORS)
+def test_a_period_is_an_upper_limit(tmp_path: Path, strategy: str) -> None:
+    """A longer one changes no plan, and one below the fastest plan's lets none fit."""
+    asked = (tmp_path, chain_of_case(CASE), strategy, 2, 1000)
+    fastest = plan_of(*asked).period
+    assert fastest is not None
+    assert plan_of(*asked, "--period", str(2 * fastest)).period == fastest
+    late = plan_of(*asked, "--period", str(0.9 * fastest))
+    assert late.status == "infeasible" and late.smallest_period == fastest
+
+
 def test_a_period_and_a_k_that_are_asked(tmp_path: Path) -> None:
     chain = chain_of_case(CASE)
-    plan = plan_of(tmp_path, chain, "one_f_one_b", 2, CASE["memory"], "--period", "50")
-    assert plan.period == pytest.approx(50) and plan.lower_bound == 42
     late = plan_of(tmp_path, chain, "one_f_one_b", 2, CASE["memory"], "--period", "41.5")
     assert late.status == "infeasible" and late.smallest_period == 42
     assert "least period known to work is 42 s" in late.message

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.stages.generate.plans import built_of
 from tests.stages.runtime.pipeline import single_process
@@ -23,9 +24,12 @@ from tests.stages.runtime.pipeline.single_process import (
     run_in_turn,
     split_by_hand,
 )
+from tightfit.schemas.graph.training_graph import Graph
 from tightfit.schemas.sequence import ChainOperation
+from tightfit.stages.combine.pipeline.split import SplitPipeline
 from tightfit.stages.generate.pipeline import build_pipeline_package
 from tightfit.stages.runtime.pipeline import step
+from tightfit.stages.runtime.pipeline.rank import MicrobatchLoss
 from tightfit.stages.torch_utils.memory_meter import measure_call_memory
 from tightfit.stages.trace.trace import trace
 from tightfit.util.errors import ModelError, ScheduleError
@@ -101,6 +105,56 @@ def test_ranks_compute_what_one_process_does(
     found = split_by_hand(graph, blocks_by_hand(graph, 6), devices, cuts, 3)
     package = package_of(graph, found, tmp_path / "module")
     check(package, calls_of(3), monkeypatch)
+
+
+class TwoOutputs(nn.Module):
+    """A small model with two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.tanh(self.first(x))
+        return self.second(y), y
+
+
+def split_two_outputs(loss: MicrobatchLoss) -> tuple[TwoOutputs, Graph, SplitPipeline]:
+    """The model, its graph with a loss, and two stages of it."""
+    torch.manual_seed(0)
+    model = TwoOutputs().train()
+    graph = trace(built_of((model, ((torch.randn(4, 8),), {}), loss)), "two outputs")
+    return model, graph, split_by_hand(graph, blocks_by_hand(graph, 3), [0, 1], [1, 4], 2)
+
+
+def test_the_gradient_of_a_sum_arrives_as_in_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With strides 0, though autograd would copy it for a leaf."""
+
+    def loss(output: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return output[0].sum() + output[1].mean()
+
+    model, graph, found = split_two_outputs(loss)
+    strides = [graph.values[output.tangent].strides for output in graph.outputs]
+    assert strides == [[0, 0], [8, 1]]
+    package = package_of(graph, found, tmp_path / "module")
+    calls: list[Any] = [((torch.randn(4, 8),), {}) for _ in range(2)]
+    losses, models = run_in_turn(package, model, calls, loss, monkeypatch)
+    expected = [loss(model(*args)) for args, _ in calls]
+    for each in expected:
+        each.backward()
+    assert all(map(torch.equal, losses, expected))
+    for name, parameter in model.named_parameters():
+        gradients = [dict(each.named_parameters())[name].grad for each in models]
+        known = [each for each in gradients if each is not None]
+        assert known and parameter.grad is not None, name
+        assert all(torch.equal(each, parameter.grad) for each in known), name
+
+
+def test_gradients_of_outputs_in_one_memory_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"let each have its own, as by mean\(\) in place of sum"):
+        split_two_outputs(lambda output: output[0].sum() + output[1].sum())
 
 
 def test_stages_that_compute_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

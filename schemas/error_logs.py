@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 from tightfit.schemas.config import EAGER_FOLDER
 from tightfit.schemas.optimizer_plan import SAMPLE_FOLDER
+from tightfit.util.processes import is_file_locked
 from tightfit.util.strategies import STRATEGIES
 
 ERROR_LOGS = "logs/*.txt"
@@ -93,3 +94,10 @@ def read_error(log: Path | None) -> str:
     """The error that a log has, without the details below a blank line; "" of none."""
     text = "" if log is None else log.read_text(encoding="utf-8", errors="replace")
     return text.strip().partition("\n\n")[0]
+
+
+def failed_step_logs(files: Iterable[Path]) -> list[Path]:
+    """Of files, the logs of steps that failed: those that have an error and that no running step
+    keeps locked."""
+    logs = [path for path in files if path.match(ERROR_LOGS)]
+    return [log for log in logs if read_error(log) and not is_file_locked(log)]
