@@ -127,5 +127,6 @@ def describe_cost_source(graph: Graph, costs: Costs) -> str:
 
 
 def describe_link_source(link: HostLink) -> str:
-    """Where the speed of a link is from."""
-    return f"; the link was {link.source}" if link.source.startswith("measured here") else ""
+    """When the speed of a link was measured, without its figures."""
+    measured = link.source.startswith("measured here")
+    return f"; the link was {link.source.partition(': ')[0]}" if measured else ""

@@ -196,9 +196,7 @@ def optimality_label(plan: Plan) -> str:
         return ""
     if plan.status == "optimal":
         return "optimal"
-    return (
-        f"within {format_percent(plan.gap)} of the bound" if plan.gap is not None else plan.status
-    )
+    return plan.status if plan.gap is None else f"at most {format_percent(plan.gap)} to gain"
 
 
 def describe_bound(result: PlanResult) -> str:
@@ -212,10 +210,10 @@ def describe_bound(result: PlanResult) -> str:
         return "No bound is known for this plan."
     if plan.time is None or plan.time <= plan.lower_bound:
         return "No plan of this step can be predicted faster."
-    more = format_percent(plan.time / plan.lower_bound - 1) if plan.lower_bound > 0 else "much"
+    gain = format_percent(1 - plan.lower_bound / plan.time)
     return (
         f"No plan can be predicted below {format_duration(plan.lower_bound)}; this one takes "
-        f"{format_duration(plan.time)}, {more} more."
+        f"{format_duration(plan.time)}, of which at most {gain} could be gained."
     )
 
 
