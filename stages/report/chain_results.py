@@ -118,7 +118,8 @@ class ChainPlanResult:
             return self.error
         if isinstance(self.plan, PipelinePlan) or self.infeasible:
             return self.plan.message
-        return f"{optimality_label(self.plan)}; {NOT_RUN}"
+        among = f" among {self.plan.optimal_in}" if self.plan.optimal_in else ""
+        return f"{optimality_label(self.plan)}{among}; {NOT_RUN}"
 
 
 def find_chain_plans(results: Path) -> list[Path]:
