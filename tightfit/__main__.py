@@ -47,6 +47,11 @@ _STAGES = (
         "combine.optimizer_offload.command",
         "plan a step with its optimizer, in two memories",
     ),
+    (
+        "batch-size",
+        "combine.optimizer_offload.batch_size_command",
+        "find the batch with which such a step trains the most samples a second",
+    ),
     ("pipeline", "combine.pipeline.command", "split a step over the ranks of a pipeline"),
     ("generate", "generate.command", "write the module that runs a plan"),
     ("reference", "validate.reference_command", "run a model and measure its own step"),

@@ -53,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="how many of each graph make a step, 1 unless given; gradients are added up",
     )
+    add_step_arguments(parser)
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write into")
+
+
+def add_step_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say what a step with its optimizer is planned for."""
     parser.add_argument(
         "--machine",
         type=machine_path,
@@ -98,7 +104,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=HIGHS_ENGINE,
         help="what solves the integer programs that plans start from (default: highs)",
     )
-    parser.add_argument("--out", type=Path, required=True, help="the folder to write into")
 
 
 def run(options: argparse.Namespace) -> None:
