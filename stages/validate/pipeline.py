@@ -36,6 +36,7 @@ from tightfit.stages.validate.step_results import max_abs_difference, same_bits
 from tightfit.stages.validate.training_step import copy_sample, randomize_sample
 from tightfit.util.command_line import format_duration
 from tightfit.util.errors import ModelError
+from tightfit.util.processes import usable_cores
 from tightfit.util.progress import LabeledProgressCounter, ProgressCallback
 
 
@@ -335,6 +336,8 @@ def _build_measurement(
         f"{len(ranks)} ranks compute what one process does, bit for bit, in the memory that was "
         f"predicted; a step takes {format_duration(step)}, one process {format_duration(seconds)}"
     )
+    if (cores := usable_cores()) < len(ranks):
+        said += f" ({len(ranks)} ranks share {cores} processors: this time does not compare plans)"
     return PipelineMeasurement(
         model=pipeline.model,
         strategy=plan.strategy,
