@@ -54,15 +54,18 @@ def main() -> int:
     if unknown := set(options.suites) - set(suites):
         parser.error(f"unknown suites {', '.join(sorted(unknown))}: choose of {', '.join(suites)}")
     chosen = [suites[name] for name in options.suites or suites]
-    results = run_suites(chosen, options)
+    settings: dict[str, object] = {key: str(value) for key, value in vars(options).items()}
+    results = run_suites(chosen, options, settings)
     print(describe_run(results))
-    settings = {key: str(value) for key, value in vars(options).items()}
     write_results(options.output, results, settings)
     return 1 if any(result.judgment.kind in BAD for result in results) else 0
 
 
-def run_suites(suites: list[Suite], options: argparse.Namespace) -> list[CaseResult]:
-    """Runs suites, and prints what is wrong or raw as it is found."""
+def run_suites(
+    suites: list[Suite], options: argparse.Namespace, settings: dict[str, object]
+) -> list[CaseResult]:
+    """Runs suites, and prints what is wrong or raw as it is found; results are written now and
+    then."""
     first, _, total = options.share.partition("/")
     selection = Selection(int(first) - 1, int(total), options.sample, options.seed)
     jobs, started = [], time.monotonic()
@@ -79,6 +82,7 @@ def run_suites(suites: list[Suite], options: argparse.Namespace) -> list[CaseRes
             results.append(result)
             if len(results) % REPORTED == 0:
                 print(f"{len(results)} cases in {time.monotonic() - started:.0f} s", flush=True)
+                write_results(options.output, results, settings)
             if result.judgment.kind in BAD:
                 where = f"{result.suite} | {result.group} | {result.case}"
                 print(f"{result.judgment.kind}: {where} | {result.judgment.detail}", flush=True)

@@ -10,6 +10,7 @@ LARGEST = 5_000_000
 
 _RULES: tuple[tuple[str, Any], ...] = (
     (r"(pad|bos|eos|sep|cls|mask|unk|decoder_start)_token_id|.*_token_(id|index)|.*_idx", None),
+    (r"num_feat_extract_layers|num_.*per_layer.*", None),
     (r".*layerdrop.*|.*drop_path.*", 0.0),
     (r"use_cache", False),
     (r"vocab_size|.*_vocab_size", 99),
@@ -26,12 +27,24 @@ _RULES: tuple[tuple[str, Any], ...] = (
     (r"max_position_embeddings|n_positions|max_source_positions|max_target_positions", 64),
     (r"image_size", 32),
     (r"patch_size", 8),
-    (r"num_mel_bins|feature_size", 16),
+    (r"num_mel_bins|feature_size|input_feat_per_channel", 16),
+    (r"rotary_dim", 8),
     (r"state_size|ssm_state_size|mamba_d_state", 8),
-    (r".*(hidden_size|d_model|n_embd|embed_dim|embedding_size|hidden_dim|model_dim|width)", 32),
+    (
+        r".*(hidden_size|hidden_sizes|hidden_channels|d_model|n_embd|embed_dim|embedding_size|hidden_dim|model_dim|width)",
+        32,
+    ),
     (r"dim|emb_dim|embed_size|projection_dim|classifier_proj_size", 32),
 )
 """Values by the name of a field, the first that fits; None leaves a field as it is."""
+_EQUAL_ENTRIES = {
+    "conv_dim": 32,
+    "num_heads": 2,
+    "num_attention_heads": 2,
+    "depths": 1,
+    "layers": 1,
+}
+"""Values of the entries of lists that have one for each stage."""
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
 
 
@@ -46,6 +59,8 @@ def tiny_config(kind: type[Any]) -> Any:
             values[name] = tiny_config(type(inner)).to_dict()
         elif (small := _tiny_value(name, value)) is not None:
             values[name] = small
+    if "kv_lora_rank" in values:
+        values["num_key_value_heads"] = values.get("num_attention_heads")
     return kind(**values)
 
 
@@ -53,6 +68,8 @@ def _tiny_value(name: str, value: Any) -> Any:
     """The small value of a field, None where it stays."""
     if name in _TOKENS and value is not None:
         return _TOKENS[name]
+    if name in _EQUAL_ENTRIES and isinstance(value, list | tuple):
+        return type(value)(_EQUAL_ENTRIES[name] for _ in value)
     for pattern, small in _RULES:
         if re.fullmatch(pattern, name):
             return _scaled(value, small)
@@ -70,12 +87,10 @@ def _scaled(value: Any, small: Any) -> Any:
 
 
 def _layer_list(name: str, value: Any) -> Any:
-    """Lists with an entry for each layer, and numbers of layers of each stage."""
+    """Lists with the kind of each layer."""
     if not isinstance(value, list | tuple) or not value:
         return None
     if name in ("layer_types", "layers_block_type", "mlp_layer_types"):
         kinds = list(dict.fromkeys(value))
         return (kinds * 2)[:2]
-    if name in ("depths", "layers", "num_layers"):
-        return type(value)(1 for _ in value)
     return None

@@ -50,8 +50,14 @@ def _images(config: Any) -> Inputs:
 
 
 def _speech(config: Any) -> Inputs:
-    if hasattr(config, "num_mel_bins") or hasattr(config, "feature_size"):
-        bins = getattr(config, "num_mel_bins", None) or config.feature_size
+    encoder = getattr(config, "encoder_config", config)
+    bins = getattr(encoder, "num_mel_bins", None)
+    if config.model_type == "whisper":
+        return {"input_features": torch.randn(BATCH, bins, 2 * config.max_source_positions)}
+    if config.model_type == "audio-spectrogram-transformer":
+        return {"input_values": torch.randn(BATCH, config.max_length, bins)}
+    if bins or config.model_type == "wav2vec2-bert":
+        bins = bins or config.feature_projection_input_dim
         return {"input_features": torch.randn(BATCH, 64, bins)}
     return {"input_values": torch.randn(BATCH, SAMPLES)}
 
@@ -96,7 +102,9 @@ def architecture_cases(
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = getattr(transformers, class_name)
-    config = tiny_config(CONFIG_MAPPING[architecture])
+    config = tiny_config(getattr(kind, "config_class", None) or CONFIG_MAPPING[architecture])
+    if getattr(config, "decoder_start_token_id", 0) is None or "t5" in architecture:
+        config.decoder_start_token_id = 0
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in kind(config).parameters())
     if count > LARGEST:
