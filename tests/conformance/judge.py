@@ -52,17 +52,18 @@ class Judgment:
     trace: str = ""
 
 
-def judge_case(case: Case, store: Path) -> Judgment:
+def judge_case(case: Case, store: Path, namespaces: tuple[str, ...] = ()) -> Judgment:
     """Plans a case at the smallest budget and at half, and compares outputs, gradients, buffers and
     random states of two steps with eager, and the peak with the predicted one. Where half is
     too small, the budget that the message names takes its place."""
     if skipped := _skipped(case):
         return Judgment(SKIPPED, skipped)
     peaks: dict[str, int | None] = {}
+    planner = _Planner(case, store, namespaces, peaks)
     for budget in BUDGETS:
-        found = _judge_budget(case, store, budget, peaks)
+        found = planner.judge(budget)
         if named := _SMALLEST.search(found.detail) if found.kind == UNSUPPORTED else None:
-            found = _judge_budget(case, store, named[1].replace(",", ""), peaks)
+            found = planner.judge(named[1].replace(",", ""))
             if found.kind == UNSUPPORTED:
                 found = Judgment(WRONG, f"{named[1]}, which was named, is refused: {found.detail}")
         if found.kind != EQUAL:
@@ -112,25 +113,35 @@ def _skipped(case: Case) -> str:
     return f"eager differs from itself: {differs}" if differs else ""
 
 
-def _judge_budget(case: Case, store: Path, budget: str, peaks: dict[str, int | None]) -> Judgment:
-    """What came of one budget; adds the peaks of its plan."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            load, plan = call_plan(case, store, budget, loss_room=0, progress=False)
-        except Exception as error:
-            return _refused(error, budget)
-        peaks |= {budget: plan.peak, "keep all": plan.keep_all.peak}
-        found = battery.judge(case, TWO_STEPS, load)
-        if found.kind != battery.EQUAL:
-            return Judgment(_KINDS.get(found.kind, WRONG), found.detail)
-        try:
-            measured = _measure_peak(case, load)
-        except Exception as error:
-            return _refused(error, budget)
-    if plan.peak is not None and measured > plan.peak:
-        return Judgment(WRONG, f"the step takes {measured} bytes, {plan.peak} were predicted")
-    return Judgment(EQUAL)
+@dataclass(frozen=True)
+class _Planner:
+    """Plans a case, with operators of some namespaces, and adds the `peaks` of its plans."""
+
+    case: Case
+    store: Path
+    namespaces: tuple[str, ...]
+    peaks: dict[str, int | None]
+
+    def judge(self, budget: str) -> Judgment:
+        """What came of one budget."""
+        options = {"loss_room": 0, "progress": False, "operators": self.namespaces}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                load, plan = call_plan(self.case, self.store, budget, **options)
+            except Exception as error:
+                return _refused(error, budget)
+            self.peaks.update({budget: plan.peak, "keep all": plan.keep_all.peak})
+            found = battery.judge(self.case, TWO_STEPS, load)
+            if found.kind != battery.EQUAL:
+                return Judgment(_KINDS.get(found.kind, WRONG), found.detail)
+            try:
+                measured = _measure_peak(self.case, load)
+            except Exception as error:
+                return _refused(error, budget)
+        if plan.peak is not None and measured > plan.peak:
+            return Judgment(WRONG, f"the step takes {measured} bytes, {plan.peak} were predicted")
+        return Judgment(EQUAL)
 
 
 def _refused(error: Exception, budget: str) -> Judgment:

@@ -7,7 +7,7 @@ their values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -57,15 +57,16 @@ def _case(info: Any, dtype: torch.dtype, number: int, sample: Any) -> Case:
     return Case(str(number), module, lambda _: copy_inputs(inputs))
 
 
-def groups_of(infos: Iterable[Any], dtypes: Sequence[torch.dtype] = DTYPES) -> list[Group]:
+def groups_of(infos: Iterable[Any], namespaces: tuple[str, ...] = ()) -> list[Group]:
     """A group for each operator and dtype in which the database has gradients."""
     return [
         Group(
             f"{info.name}{'.' if info.variant_test_name else ''}{info.variant_test_name} "
             f"{str(dtype).removeprefix('torch.')}",
             partial(operator_cases, info, dtype),
+            namespaces,
         )
-        for dtype in dtypes
+        for dtype in DTYPES
         for info in infos
         if info.supports_autograd and dtype in info.supported_backward_dtypes("cpu")
     ]
@@ -86,7 +87,7 @@ def _functions() -> list[Group]:
 def _custom_operators() -> list[Group]:
     from torch.testing._internal.custom_op_db import custom_op_db
 
-    return groups_of(custom_op_db)
+    return groups_of(custom_op_db, ("_torch_testing",))
 
 
 OPERATOR_SUITES = (

@@ -18,10 +18,12 @@ from tests.battery.case import Case
 
 @dataclass(frozen=True)
 class Group:
-    """The samples of one operator, layer or architecture; `cases` makes them all from a seed."""
+    """The samples of one operator, layer or architecture; `cases` makes them all from a seed. They
+    are planned with operators of these `namespaces`."""
 
     name: str
     cases: Callable[[int], Sequence[Case]]
+    namespaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

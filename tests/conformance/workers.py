@@ -187,7 +187,7 @@ def _run(job: Job, first: int, store: Path, send: Callable[[Any], None]) -> None
     for number in left[:CASES_OF_A_PROCESS]:
         case = cases[number]
         send(("begin", number, case.name))
-        send(("result", case.name, judge_case(case, store)))
+        send(("result", case.name, judge_case(case, store, job.group.namespaces)))
     send(("pause",) if len(left) > CASES_OF_A_PROCESS else ("end",))
 
 
