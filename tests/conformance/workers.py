@@ -188,6 +188,7 @@ def _run(job: Job, first: int, store: Path, send: Callable[[Any], None]) -> None
         case = cases[number]
         send(("begin", number, case.name))
         send(("result", case.name, judge_case(case, store, job.group.namespaces)))
+        gc.freeze()  # each case collects garbage many times, which looks through all the rest
     send(("pause",) if len(left) > CASES_OF_A_PROCESS else ("end",))
 
 
@@ -202,7 +203,7 @@ def prepare_process() -> None:
     from tightfit.util.code_cache import compile_cached
 
     gc.collect()
-    gc.freeze()  # each collection would look through PyTorch's databases
+    gc.freeze()
     torch.set_num_threads(1)
     child_process.USE_CHILD_PROCESSES = False
     timing.THREADS_FOLDER = Path("/nowhere")
