@@ -149,15 +149,17 @@ def _order_partial_gradients(
     after: int,
     ordered: bool,
 ) -> None:
-    """Lets the makers of two storages run once, the first one first where they are `ordered`."""
+    """Lets the makers of two storages run once, and what reads the first storage, too. Where they
+    are `ordered`, the second storage, which is added to the first one, is made last."""
     earlier, later = storages[before].producer, storages[after].producer
     if not NO_VALUE < earlier <= later:
         raise ArtifactError("the contributions to a gradient are not made in their order")
     if earlier < later:
-        for position in (earlier, later):
+        readers = [place for place, node in enumerate(nodes[:later]) if before in node.inputs]
+        for position in (earlier, *readers, later):
             nodes[position] = replace(nodes[position], repeatable=False)
-        if ordered:
-            _add_order_edge(nodes, storages, earlier, later)
+        for position in (earlier, *readers) if ordered else ():
+            _add_order_edge(nodes, storages, position, later)
 
 
 def _forbid_overwrites(nodes: list[PlanningNode], storages: set[int]) -> None:

@@ -21,7 +21,7 @@ from tests.battery.use_context import Run, differentiable, tangent, tensors
 from tightfit.stages.runtime.pytree import flatten
 from tightfit.stages.validate.measure import measure_memory
 from tightfit.stages.validate.training_step import StepRunner, detach_sample
-from tightfit.util.errors import ConfigError
+from tightfit.util.errors import ConfigError, ScheduleError
 
 EQUAL, UNSUPPORTED, WRONG, RAW, SKIPPED = "equal", "unsupported", "wrong", "raw", "skipped"
 KINDS = (EQUAL, UNSUPPORTED, WRONG, RAW, SKIPPED)
@@ -150,6 +150,8 @@ def _refused(error: Exception, budget: str) -> Judgment:
     kind = _KINDS[found.kind]
     if budget == BUDGETS[0] and isinstance(error, ConfigError) and _SMALLEST.search(str(error)):
         kind = WRONG
+    if isinstance(error, ScheduleError):  # which says nothing to people
+        kind = RAW
     lines = traceback.format_exception(error)[-TRACE_LINES:] if kind == RAW else []
     return Judgment(kind, found.detail, trace="".join(lines))
 
