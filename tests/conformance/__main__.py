@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.conformance.judge import BAD
 from tests.conformance.suite import Selection, Suite
-from tests.conformance.summary import describe_run, write_results
+from tests.conformance.summary import describe_run, unequal_groups, write_results
 from tests.conformance.workers import CASE_SECONDS, CaseResult, Job, WorkerPool
 
 REPORTED = 50
@@ -46,6 +46,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="decides sample and contents")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--only", default="", help="groups whose name has this in it")
+    parser.add_argument("--again", type=Path, help="groups with a case that was not equal, of this")
     parser.add_argument("--seconds", type=float, default=CASE_SECONDS, help="limit of a case")
     parser.add_argument(
         "--output", type=Path, default=Path("build/conformance.json"), help="results"
@@ -69,12 +70,17 @@ def run_suites(
     first, _, total = options.share.partition("/")
     selection = Selection(int(first) - 1, int(total), options.sample, options.seed)
     jobs, started = [], time.monotonic()
+    again = unequal_groups(options.again) if options.again else None
     for suite in suites:
         if missing := suite.missing():
             print(f"{suite.name}: skipped, {missing}")
             continue
         groups = [group for group in suite.groups() if options.only in group.name]
-        jobs += [Job(suite.name, group, selection) for group in groups]
+        jobs += [
+            Job(suite.name, group, selection)
+            for group in groups
+            if again is None or (suite.name, group.name) in again
+        ]
     results = []
     with tempfile.TemporaryDirectory() as folder:
         pool = WorkerPool(jobs, Path(folder) / "store", options.jobs, options.seconds)

@@ -75,7 +75,7 @@ def groups_of(infos: Iterable[Any], namespaces: tuple[str, ...] = ()) -> list[Gr
 def _opinfo() -> list[Group]:
     from torch.testing._internal.common_methods_invocations import op_db
 
-    return groups_of(op_db)
+    return groups_of(op_db, ("torch_nn",))
 
 
 def _functions() -> list[Group]:

@@ -66,3 +66,10 @@ def write_results(path: Path, results: Sequence[CaseResult], settings: dict[str,
     rows = [asdict(result) for result in results]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"settings": settings, "results": rows}, indent=1) + "\n")
+
+
+def unequal_groups(path: Path) -> set[tuple[str, str]]:
+    """Suites and groups of earlier results with a case that is neither equal nor skipped."""
+    rows = json.loads(path.read_text())["results"]
+    bad = [row for row in rows if row["judgment"]["kind"] not in (EQUAL, SKIPPED)]
+    return {(row["suite"], row["group"]) for row in bad}

@@ -21,7 +21,13 @@ from tests.conformance.judge import EQUAL, RAW, SKIPPED, UNSUPPORTED, Judgment, 
 from tests.conformance.module_suite import module_cases
 from tests.conformance.operator_suites import operator_cases
 from tests.conformance.suite import Group, Selection, copy_inputs
-from tests.conformance.summary import describe_run, sentence_key, suite_table, write_results
+from tests.conformance.summary import (
+    describe_run,
+    sentence_key,
+    suite_table,
+    unequal_groups,
+    write_results,
+)
 from tests.conformance.workers import CaseResult, Job, WorkerPool
 
 
@@ -143,6 +149,7 @@ def test_the_table_counts_kinds(tmp_path: Path) -> None:
     write_results(tmp_path / "out" / "found.json", results, {"seed": 0})
     read = json.loads((tmp_path / "out" / "found.json").read_text())
     assert [each["judgment"]["kind"] for each in read["results"]] == [kind for kind, _ in kinds]
+    assert unequal_groups(tmp_path / "out" / "found.json") == {("opinfo", "add")}
 
 
 def test_each_suite_has_groups() -> None:
