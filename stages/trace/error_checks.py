@@ -62,9 +62,9 @@ def check_errors_in_operators() -> Iterator[None]:
     try:
         yield
     finally:
-        for overload, kernel in before.items():
-            if kernel is None:
+        for overload, known in before.items():
+            if known is None:
                 del overload.py_kernels[key]
             else:
-                overload.py_kernels[key] = kernel
+                overload.py_kernels[key] = known
             overload._dispatch_cache.clear()

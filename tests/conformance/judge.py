@@ -90,12 +90,14 @@ TWO_STEPS = Use("two steps", "conformance", two_steps, fast=False)
 
 
 def _send_back(run: Run, output: Any) -> None:
-    """Sends a gradient back from each output that takes one."""
+    """Sends a gradient back from each output that takes one, in the strides of the output."""
     roots = differentiable(output)
     run.need(roots)
-    torch.autograd.backward(
-        roots, [tangent(root.detach(), seed) for seed, root in enumerate(roots)]
-    )
+    given = [
+        torch.empty_like(root).copy_(tangent(root.detach(), seed))
+        for seed, root in enumerate(roots)
+    ]
+    torch.autograd.backward(roots, given)
 
 
 def _skipped(case: Case) -> str:
@@ -124,7 +126,9 @@ class _Planner:
 
     def judge(self, budget: str) -> Judgment:
         """What came of one budget."""
-        options = {"loss_room": 0, "progress": False, "operators": self.namespaces}
+        options: dict[str, Any] = {"progress": False, "operators": self.namespaces}
+        if self.case.loss is None:
+            options["loss_room"] = 0
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:

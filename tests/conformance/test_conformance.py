@@ -97,7 +97,11 @@ def test_a_crash_and_a_hang_end_one_case(tmp_path: Path) -> None:
         raise AssertionError
 
     def cases(seed: int) -> Sequence[Case]:
-        forwards = [("crash", die), ("hang", hang), ("integers", Tensor.argmax)]
+        forwards: list[tuple[str, Any]] = [
+            ("crash", die),
+            ("hang", hang),
+            ("integers", Tensor.argmax),
+        ]
         return [only_case(name, forward) for name, forward in forwards]
 
     jobs = [Job("suite", Group("group", cases), Selection())]

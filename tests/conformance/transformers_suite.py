@@ -51,7 +51,7 @@ def _images(config: Any) -> Inputs:
 
 def _speech(config: Any) -> Inputs:
     encoder = getattr(config, "encoder_config", config)
-    bins = getattr(encoder, "num_mel_bins", None)
+    bins: Any = getattr(encoder, "num_mel_bins", None)
     if config.model_type == "whisper":
         return {"input_features": torch.randn(BATCH, bins, 2 * config.max_source_positions)}
     if config.model_type == "audio-spectrogram-transformer":

@@ -208,7 +208,7 @@ def prepare_process() -> None:
     child_process.USE_CHILD_PROCESSES = False
     timing.THREADS_FOLDER = Path("/nowhere")
     os.fsync = lambda _: None  # type: ignore[assignment]
-    option_store._Workers.solve = _solve_here  # type: ignore[method-assign]
+    option_store._Workers.solve = _solve_here  # type: ignore[method-assign, assignment]
     compiled = importlib.machinery.SourceFileLoader.source_to_code
 
     def code_of(loader: Any, data: Any, path: Any, **given: Any) -> Any:
@@ -216,7 +216,7 @@ def prepare_process() -> None:
             return compile_cached(data, os.fspath(path))
         return compiled(loader, data, path, **given)
 
-    importlib.machinery.SourceFileLoader.source_to_code = code_of  # type: ignore[method-assign]
+    importlib.machinery.SourceFileLoader.source_to_code = code_of  # type: ignore[method-assign, assignment]
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
