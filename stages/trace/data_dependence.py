@@ -30,11 +30,11 @@ def data_dependence_message(model: nn.Module, error: BaseException) -> str:
         or averaging_norm_message(model)
         or _message_of_layerdrop(codes)
         or _message_of_function(frames)
-        or _message_of_question(*_question(error))
+        or _message_of_question(*_find_asked(error))
     )
 
 
-def _question(error: BaseException) -> tuple[str, str]:
+def _find_asked(error: BaseException) -> tuple[str, str]:
     """What was asked of a tensor, as `_find_question` gives it; also inside of PyTorch if that was
     the NumPy array."""
     return ("numpy", "") if ".numpy() is not supported" in str(error) else _find_question(error)

@@ -18,35 +18,35 @@ from torch._C import DispatchKey
 aten = torch.ops.aten
 
 
-def _cholesky(matrix: Tensor, *, upper: bool = False) -> Tensor:
+def _checked_cholesky(matrix: Tensor, *, upper: bool = False) -> Tensor:
     return aten.linalg_cholesky_ex.default(matrix, upper=upper, check_errors=True)[0]
 
 
-def _inverse(matrix: Tensor) -> Tensor:
+def _checked_inverse(matrix: Tensor) -> Tensor:
     return aten.linalg_inv_ex.default(matrix, check_errors=True)[0]
 
 
-def _solution(matrix: Tensor, right: Tensor, *, left: bool = True) -> Tensor:
+def _checked_solution(matrix: Tensor, right: Tensor, *, left: bool = True) -> Tensor:
     return aten.linalg_solve_ex.default(matrix, right, left=left, check_errors=True)[0]
 
 
-def _lu_factors(matrix: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor]:
+def _checked_lu_factors(matrix: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor]:
     factors, pivots, _ = aten.linalg_lu_factor_ex.default(matrix, pivot=pivot, check_errors=True)
     return factors, pivots
 
 
-def _tensor_inverse(tensor: Tensor, ind: int = 2) -> Tensor:
+def _checked_tensor_inverse(tensor: Tensor, ind: int = 2) -> Tensor:
     rows, columns = tensor.shape[:ind], tensor.shape[ind:]
     size = math.prod(columns)
-    return _inverse(tensor.reshape(size, size)).reshape(*columns, *rows)
+    return _checked_inverse(tensor.reshape(size, size)).reshape(*columns, *rows)
 
 
 _CHECKING: dict[torch._ops.OpOverload, Callable[..., Any]] = {
-    aten.linalg_cholesky.default: _cholesky,
-    aten.linalg_inv.default: _inverse,
-    aten.linalg_solve.default: _solution,
-    aten.linalg_lu_factor.default: _lu_factors,
-    aten.linalg_tensorinv.default: _tensor_inverse,
+    aten.linalg_cholesky.default: _checked_cholesky,
+    aten.linalg_inv.default: _checked_inverse,
+    aten.linalg_solve.default: _checked_solution,
+    aten.linalg_lu_factor.default: _checked_lu_factors,
+    aten.linalg_tensorinv.default: _checked_tensor_inverse,
 }
 """What runs in place of operators that are two in eager, one of which raises errors."""
 

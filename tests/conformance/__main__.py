@@ -9,7 +9,9 @@ hang. What eager itself raises for, or gives otherwise when it is repeated, is `
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import re
 import sys
 import tempfile
 import time
@@ -22,6 +24,8 @@ from tests.conformance.workers import CASE_SECONDS, CaseResult, Job, WorkerPool
 
 REPORTED = 50
 """After so many cases a line says how far the run is."""
+WRITTEN = 10.0
+"""Seconds between two times that results are written."""
 OUTPUT = Path("build/conformance.json")
 
 
@@ -45,7 +49,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="so many cases of each group, at random")
     parser.add_argument("--seed", type=int, default=0, help="decides sample and contents")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--only", default="", help="groups whose name has this in it")
+    parser.add_argument("--only", default="", help="groups in whose name this pattern is found")
     parser.add_argument("--again", type=Path, help="groups with a case that was not equal, of this")
     parser.add_argument("--seconds", type=float, default=CASE_SECONDS, help="limit of a case")
     parser.add_argument(
@@ -65,30 +69,32 @@ def main() -> int:
 def run_suites(
     suites: list[Suite], options: argparse.Namespace, settings: dict[str, object]
 ) -> list[CaseResult]:
-    """Runs suites, and prints what is wrong or raw as it is found; results are written now and
-    then."""
+    """Runs suites, and prints what is wrong or raw as it is found; results are written now
+    and then. An interruption ends the run with the results so far."""
     first, _, total = options.share.partition("/")
     selection = Selection(int(first) - 1, int(total), options.sample, options.seed)
-    jobs, started = [], time.monotonic()
+    jobs, started, written = [], time.monotonic(), 0.0
     again = unequal_groups(options.again) if options.again else None
     for suite in suites:
         if missing := suite.missing():
             print(f"{suite.name}: skipped, {missing}")
             continue
-        groups = [group for group in suite.groups() if options.only in group.name]
+        groups = [group for group in suite.groups() if re.search(options.only, group.name)]
         jobs += [
             Job(suite.name, group, selection)
             for group in groups
             if again is None or (suite.name, group.name) in again
         ]
-    results = []
-    with tempfile.TemporaryDirectory() as folder:
+    results: list[CaseResult] = []
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(KeyboardInterrupt):
         pool = WorkerPool(jobs, Path(folder) / "store", options.jobs, options.seconds)
         for result in pool.results():
             results.append(result)
+            if time.monotonic() - written > WRITTEN:
+                write_results(options.output, results, settings)
+                written = time.monotonic()
             if len(results) % REPORTED == 0:
                 print(f"{len(results)} cases in {time.monotonic() - started:.0f} s", flush=True)
-                write_results(options.output, results, settings)
             if result.judgment.kind in BAD:
                 where = f"{result.suite} | {result.group} | {result.case}"
                 print(f"{result.judgment.kind}: {where} | {result.judgment.detail}", flush=True)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.battery.case import Case
-from tests.conformance.__main__ import all_suites
 from tests.conformance.judge import EQUAL, RAW, SKIPPED, UNSUPPORTED, Judgment, judge_case
-from tests.conformance.module_suite import module_cases
-from tests.conformance.operator_suites import operator_cases
 from tests.conformance.suite import Group, Selection, copy_inputs
 from tests.conformance.summary import (
     describe_run,
@@ -28,7 +25,10 @@ from tests.conformance.summary import (
     unequal_groups,
     write_results,
 )
+from tests.conformance.transformers_suite import TRANSFORMERS_SUITES
 from tests.conformance.workers import CaseResult, Job, WorkerPool
+
+ROOT = Path(__file__).parents[2]
 
 
 def only_case(name: str, forward: Callable[[Tensor], Any]) -> Case:
@@ -39,29 +39,18 @@ def only_case(name: str, forward: Callable[[Tensor], Any]) -> Case:
     return Case(name, Module, lambda _: ((torch.ones(4, requires_grad=True),), {}))
 
 
-@pytest.fixture(scope="module")
-def databases() -> Iterator[tuple[Any, Any]]:
-    """PyTorch's databases, which collections of garbage leave out."""
-    from torch.testing._internal.common_methods_invocations import op_db
-    from torch.testing._internal.common_modules import module_db
-
-    gc.collect()
-    gc.freeze()
-    yield op_db, module_db
-    gc.unfreeze()
-
-
-def test_an_operator_is_equal(databases: tuple[Any, Any], tmp_path: Path) -> None:
-    info = next(info for info in databases[0] if info.name == "softmax")
-    found = judge_case(operator_cases(info, torch.float32, 0)[0], tmp_path)
-    assert (found.kind, found.detail) == (EQUAL, "")
-    assert set(found.peaks) >= {"min", "keep all"}
-
-
-def test_a_layer_is_equal(databases: tuple[Any, Any], tmp_path: Path) -> None:
-    info = next(info for info in databases[1] if info.name == "nn.BatchNorm1d")
-    found = judge_case(module_cases(info, True, 0)[0], tmp_path)
-    assert (found.kind, found.detail) == (EQUAL, "")
+def test_an_operator_and_a_layer_are_equal(tmp_path: Path) -> None:
+    """In a process of its own: PyTorch's databases change settings of PyTorch."""
+    only = "^hypot float32|nn.Tanh training|^NumpyMulCustomOp float32"
+    suites = ["opinfo", "moduleinfo", "custom_op_db"]
+    command = [sys.executable, "-m", "tests.conformance", *suites, "--only", only]
+    command += ["--sample", "1", "--jobs", "1", "--output", str(tmp_path / "found.json")]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads((tmp_path / "found.json").read_text())["results"]
+    kinds = {each["suite"]: each["judgment"]["kind"] for each in found}
+    assert kinds == dict.fromkeys(suites, EQUAL), ended.stdout
+    assert all(set(each["judgment"]["peaks"]) >= {"min", "keep all"} for each in found)
 
 
 def test_a_branch_by_data_is_unsupported(tmp_path: Path) -> None:
@@ -156,6 +145,11 @@ def test_the_table_counts_kinds(tmp_path: Path) -> None:
     assert unequal_groups(tmp_path / "out" / "found.json") == {("opinfo", "add")}
 
 
-def test_each_suite_has_groups() -> None:
-    for suite in all_suites().values():
-        assert suite.missing() or suite.groups(), suite.name
+def test_architectures_are_found_and_made() -> None:
+    (suite,) = TRANSFORMERS_SUITES
+    groups = {group.name: group for group in suite.groups()}
+    assert len(groups) > 100
+    (case,) = groups["causal gpt2"].cases(0)
+    first, second = case.sample(0), case.sample(0)
+    assert torch.equal(first[1]["input_ids"], second[1]["input_ids"])
+    assert torch.isfinite(case.loss(case.make()(*first[0], **first[1])))  # type: ignore[misc]

@@ -101,6 +101,7 @@ def architecture_cases(
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    transformers.logging.set_verbosity_error()
     kind = getattr(transformers, class_name)
     config = tiny_config(getattr(kind, "config_class", None) or CONFIG_MAPPING[architecture])
     if getattr(config, "decoder_start_token_id", None) is None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib.machinery
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -24,6 +26,7 @@ CASE_SECONDS = 300.0
 """The longest that a case may take."""
 CASES_OF_A_PROCESS = 40
 """After so many cases a process ends and another one goes on: each leaves a package behind."""
+_PR_SET_PDEATHSIG = 1
 SAMPLES = "its samples"
 """The name of what runs before the first case of a group."""
 
@@ -164,7 +167,9 @@ class WorkerPool:
 
 
 def _serve(jobs: Sequence[Job], store: Path, connection: Connection, other: Connection) -> None:
-    """What a process does: it runs jobs until it is ended."""
+    """What a process does: it runs jobs until it is ended, or its parent is."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     other.close()
     prepare_process()
     with contextlib.suppress(EOFError, ConnectionError), tempfile.TemporaryDirectory() as folder:
@@ -179,7 +184,8 @@ def _run(job: Job, first: int, store: Path, send: Callable[[Any], None]) -> None
         cases = job.group.cases(job.selection.seed)
     except Exception as error:
         said = f"its samples cannot be made: {type(error).__name__}: {' '.join(str(error).split())}"
-        send(("result", SAMPLES, Judgment(SKIPPED, said[:300])))
+        if job.selection.numbers(job.group.name, 1):
+            send(("result", SAMPLES, Judgment(SKIPPED, said[:300])))
         send(("end",))
         return
     numbers = job.selection.numbers(job.group.name, len(cases))

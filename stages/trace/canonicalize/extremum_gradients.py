@@ -27,7 +27,7 @@ def match_eager_extremum_gradients(program: CapturedProgram) -> None:
         share = _share_of_mask(call, makers)
         if share in gradients:
             assert share is not None
-            calls.append(_zeros(call, share, program))
+            calls.append(_make_zeros(call, share, program))
             call.target = aten.masked_fill.Tensor
             call.args = (calls[-1].made()[0], call.args[0], share)
             call.forget_inputs()
@@ -56,7 +56,7 @@ def _made_by(
     return maker if maker is not None and maker.target is target else None
 
 
-def _zeros(call: OperatorCall, share: Variable, program: CapturedProgram) -> OperatorCall:
+def _make_zeros(call: OperatorCall, share: Variable, program: CapturedProgram) -> OperatorCall:
     """The call that makes the zeros of a gradient."""
     mask = call.args[0]
     result = Variable("intermediate", mask.fake)
