@@ -123,7 +123,11 @@ def _groups() -> list[Group]:
     from transformers.models.auto import modeling_auto
 
     return [
-        Group(f"{task} {architecture}", partial(architecture_cases, architecture, each, inputs))
+        Group(
+            f"{task} {architecture}",
+            partial(architecture_cases, architecture, each, inputs),
+            ("transformers",),
+        )
         for task, (mapping, inputs) in MAPPINGS.items()
         for architecture, names in getattr(modeling_auto, mapping).items()
         for each in ([names] if isinstance(names, str) else names[:1])
