@@ -11,6 +11,8 @@ REMEASURE ?=
 CASES ?= 1000
 MUTANTS ?= 100
 SEED ?= 0
+SUITES ?=
+SAMPLE ?=
 
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest -n logical --dist loadscope --no-loadscope-reorder --max-worker-restart 0 \
@@ -26,7 +28,7 @@ RUN = exec $(BIN)/python -m tightfit run --profile "$(PROFILE)" $(addprefix --co
 
 CLUSTER := $(if $(filter-out default,$(PROFILE)),$(VENV)/cluster.done)
 
-.PHONY: plan zoo prune test tests test-long check lint types battery fuzz mutate bench crash pipelines slurm docs clean
+.PHONY: plan zoo prune test tests test-long check lint types battery fuzz conformance mutate bench crash pipelines slurm docs clean
 
 plan: $(VENV)/plan.done $(CLUSTER)
 	@$(RUN) "$(CONFIG)"
@@ -63,6 +65,10 @@ battery: $(VENV)/test.done
 
 fuzz: $(VENV)/test.done
 	$(BIN)/python -m tests.fuzz --cases $(CASES) --seed $(SEED)
+
+# PyTorch's and the field's own suites: hours for all cases, SAMPLE=1 takes one of each group.
+conformance: $(VENV)/test.done
+	$(BIN)/python -m tests.conformance $(SUITES) $(addprefix --sample ,$(SAMPLE)) --seed $(SEED)
 
 mutate: $(VENV)/test.done
 	$(BIN)/python -m tests.mutate --mutants $(MUTANTS) --seed $(SEED)

@@ -54,9 +54,10 @@ def build_planning_graph(graph: Graph, costs: Costs, ordered: bool = True) -> Pl
         for storage, size in enumerate(graph.storages)
     ]
     _append_loss_remainder(graph, costs, nodes, storages)
+    readers = _readers(nodes, {graph.values[before].storage for before in further.values()})
     for value, before in further.items():
         made, after = (graph.values[each].storage for each in (before, value))
-        _order_partial_gradients(nodes, storages, made, after, ordered)
+        _order_partial_gradients(nodes, storages, made, after, ordered, readers[made])
     _forbid_overwrites(nodes, {graph.values[value].storage for value in further})
     alternatives = _alternatives(graph, costs, nodes, storages, fixed)
     return PlanningGraph(nodes, storages, costs.random_state().net, alternatives)
@@ -142,22 +143,34 @@ def _append_loss_remainder(
         storages.append(PlanningStorage(remainder, position, held=True, gradient=False))
 
 
+def _readers(nodes: list[PlanningNode], storages: set[int]) -> dict[int, list[int]]:
+    """The positions of the nodes that read each of some storages."""
+    readers: dict[int, list[int]] = {storage: [] for storage in storages}
+    for position, node in enumerate(nodes):
+        for storage in storages.intersection(node.inputs):
+            readers[storage].append(position)
+    return readers
+
+
 def _order_partial_gradients(
     nodes: list[PlanningNode],
     storages: list[PlanningStorage],
     before: int,
     after: int,
     ordered: bool,
+    readers: list[int],
 ) -> None:
-    """Lets the makers of two storages run once, the first one first where they are `ordered`."""
+    """Lets the makers of two storages run once, and the `readers` of the first one, too. Where they
+    are `ordered`, the second storage, which is added to the first one, is made last."""
     earlier, later = storages[before].producer, storages[after].producer
     if not NO_VALUE < earlier <= later:
         raise ArtifactError("the contributions to a gradient are not made in their order")
     if earlier < later:
-        for position in (earlier, later):
+        first = [earlier, *(position for position in readers if position < later)]
+        for position in (*first, later):
             nodes[position] = replace(nodes[position], repeatable=False)
-        if ordered:
-            _add_order_edge(nodes, storages, earlier, later)
+        for position in first if ordered else ():
+            _add_order_edge(nodes, storages, position, later)
 
 
 def _forbid_overwrites(nodes: list[PlanningNode], storages: set[int]) -> None:

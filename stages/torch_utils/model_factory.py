@@ -197,6 +197,7 @@ def check_factory_result(result: Any, spec: str, label: str = "") -> BuiltModel:
             f"{label} returns {_describe_type(loss)} as its loss instead of a function"
         )
     built = BuiltModel(model, _samples(samples, label), loss, None, label)
+    check_dense_tensors(label, model, built.samples)
     _check_same_shapes(built)
     if any(tensor.device.type == "meta" for tensor in all_tensors(built)):
         raise ModelError(
@@ -240,6 +241,26 @@ def _samples(samples: Any, label: str) -> list[Sample]:
                 f"{label} returns samples that are not (args tuple, kwargs dict) or a list of such"
             )
     return [(tuple(args), dict(kwargs)) for args, kwargs in several]
+
+
+def check_dense_tensors(label: str, model: nn.Module, samples: Iterable[Any]) -> None:
+    """Raises ModelError for a parameter, a buffer or an input whose memory is not that of an
+    ordinary tensor."""
+    own = (*model.named_parameters(), *model.named_buffers())
+    given = (("an input", leaf) for leaf in _tensor_leaves(list(samples)))
+    for name, tensor in (*own, *given):
+        kinds = {
+            "nested": tensor.is_nested,
+            "quantized": tensor.is_quantized,
+            f"of the layout {tensor.layout}": tensor.layout != torch.strided,
+        }
+        kind = next((kind for kind, holds in kinds.items() if holds), None)
+        if kind is not None:
+            raise ModelError(
+                f"{label}: {name} is {kind}, which a plan does not hold: make it an ordinary "
+                "tensor (to_dense(), dequantize(), torch.nested.to_padded_tensor()), or compute "
+                "with it outside of the model"
+            )
 
 
 def _check_same_shapes(built: BuiltModel) -> None:

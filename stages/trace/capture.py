@@ -55,6 +55,7 @@ from tightfit.stages.trace.capture_patches import (
 from tightfit.stages.trace.captured_gradients import annotate_backward, partial_gradients
 from tightfit.stages.trace.code_inspection import error_location, node_source_line
 from tightfit.stages.trace.effect_errors import checkpointed_effect_error, repeated_effect_error
+from tightfit.stages.trace.error_checks import check_errors_in_operators
 from tightfit.stages.trace.forward import CapturedLeaf, FakeConstantError, FunctionalForward
 from tightfit.stages.trace.guards.guard_recorder import GuardRecorder, record_guards
 from tightfit.stages.trace.guards.guard_source import preserve_scalar_tensors
@@ -275,6 +276,7 @@ def _fake_execution(built: BuiltModel, forward: FunctionalForward) -> Iterator[F
         patch_is_tracing(forward.follower.known.can_answer),
         patch_is_compiling(),
         disable_associative_scans(),
+        check_errors_in_operators(),
         torch.compiler.set_stance("fail_on_recompile"),
         patch_attribute(torch.autograd, "grad", forward.watched),
         patch_attribute(FunctionalTensor, "tolist", forward.follower.known.wrap_tolist),

@@ -32,7 +32,7 @@ from tightfit.util.errors import ModelError
 
 _DATA_DEPENDENT_ERRORS = (
     *("data-dependent", "DataDependent", "GuardOnDataDependent", "_local_scalar_dense"),
-    ".numpy() is not supported",
+    *(".numpy() is not supported", "data is not allocated yet"),
 )
 _DYNAMIC_SHAPE_ERRORS = ("DynamicOutputShape",)
 _SHAPE_REMEDY = (

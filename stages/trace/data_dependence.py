@@ -30,8 +30,14 @@ def data_dependence_message(model: nn.Module, error: BaseException) -> str:
         or averaging_norm_message(model)
         or _message_of_layerdrop(codes)
         or _message_of_function(frames)
-        or _message_of_question(*_find_question(error))
+        or _message_of_question(*_find_asked(error))
     )
+
+
+def _find_asked(error: BaseException) -> tuple[str, str]:
+    """What was asked of a tensor, as `_find_question` gives it; also inside of PyTorch if that was
+    the NumPy array."""
+    return ("numpy", "") if ".numpy() is not supported" in str(error) else _find_question(error)
 
 
 def _message_of_library(codes: list[types.CodeType]) -> str:
@@ -153,7 +159,8 @@ def _message_of_question(name: str, line: str) -> str:
     if name in _ARRAYS:
         return (
             "a NumPy array (numpy()) depends on the data of a tensor: compute with PyTorch's "
-            "functions, or outside of the model with what it returns"
+            "functions, with an operator of your own (torch.library.custom_op) that you name in "
+            "operators, or outside of the model with what it returns"
         )
     return (
         "what it calls there depends on the data of a tensor, for a check, a shape or a number: "

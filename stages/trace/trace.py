@@ -22,6 +22,7 @@ from tightfit.stages.trace.canonicalize.eager_kernels import (
     match_eager_dropout,
     use_cudnn_batch_norm,
 )
+from tightfit.stages.trace.canonicalize.extremum_gradients import match_eager_extremum_gradients
 from tightfit.stages.trace.canonicalize.gradients import insert_gradient_copies
 from tightfit.stages.trace.canonicalize.layout import propagate_layouts
 from tightfit.stages.trace.canonicalize.op_order import order_calls, place_buffer_writes
@@ -121,6 +122,7 @@ def _build_graph(
     program = build_program(captured, _tensor_names(built.model))
     if kind == "cpu":
         match_eager_dropout(program)
+        match_eager_extremum_gradients(program)
     use_cudnn_batch_norm(program)
     order_calls(program)
 

@@ -16,6 +16,7 @@ import tightfit
 from tests.battery.case import Case
 from tests.battery.outcome import Load
 from tests.stages.generate.plans import generated, recompute
+from tightfit.api.plan_result import ChosenPlan
 from tightfit.stages.trace.trace import trace
 from tightfit.stages.validate.validate import check_planned_module
 from tightfit.util.errors import ConfigError, ModelError
@@ -49,28 +50,32 @@ def _random(seed: int, share: float, in_place: bool) -> Callable[[Case, Path], L
     return lambda case, folder: planned_at_random(case, folder, seed, share, in_place)
 
 
+def call_plan(
+    case: Case, store: Path, budget: str, strategy: str = "auto", **options: Any
+) -> tuple[Load, ChosenPlan]:
+    """What the one call makes of a case: the `load` of its package, and the plan."""
+    built = case.built()
+    args, kwargs = built.samples[0]
+    solver = tightfit.SolverOptions(peak_levels=2, save_levels=2, jobs=1)
+    with contextlib.redirect_stdout(io.StringIO()), case.around():
+        module, plan = tightfit.plan(
+            built.model, args, kwargs, budget=budget, strategy=strategy, loss=built.loss,
+            solver=solver, store=store, **options,
+        )  # fmt: skip
+    reduced: Any = module.__reduce_ex__(4)
+    again, (place, digest, files, _, otherwise) = reduced
+    return lambda model: cast(nn.Module, again(place, digest, files, model, otherwise)), plan
+
+
 def _called(strategy: str, *budgets: str) -> Callable[[Case, Path], Load]:
     """The one call; the first of the budgets that is not too small."""
 
     def plan(case: Case, folder: Path) -> Load:
-        built = case.built()
-        args, kwargs = built.samples[0]
-        solver = tightfit.SolverOptions(peak_levels=2, save_levels=2, jobs=1)
-        settings: dict[str, Any] = {"solver": solver, "store": folder / "store"}
-        for number, budget in enumerate(budgets, 1):
-            try:
-                with contextlib.redirect_stdout(io.StringIO()), case.around():
-                    module, _ = tightfit.plan(
-                        built.model, args, kwargs, budget=budget, strategy=strategy,
-                        loss=built.loss, **settings,
-                    )  # fmt: skip
-                break
-            except ConfigError:
-                if number == len(budgets):
-                    raise
-        reduced: Any = module.__reduce_ex__(4)
-        again, (place, digest, files, _, otherwise) = reduced
-        return lambda model: cast(nn.Module, again(place, digest, files, model, otherwise))
+        *first, last = budgets
+        for budget in first:
+            with contextlib.suppress(ConfigError):
+                return call_plan(case, folder / "store", budget, strategy)[0]
+        return call_plan(case, folder / "store", last, strategy)[0]
 
     return plan
 

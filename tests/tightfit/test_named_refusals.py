@@ -57,6 +57,23 @@ def makes_a_list(y: torch.Tensor) -> torch.Tensor:
     return y[y.argmax(-1).tolist()]
 
 
+class Cube(torch.autograd.Function):
+    """A function of NumPy with a derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return torch.from_numpy(x.cpu().numpy() ** 3)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return 3 * ctx.saved_tensors[0] ** 2 * gradients[0]
+
+
+def cubes_an_array(y: torch.Tensor) -> Any:
+    return Cube.apply(y)
+
+
 def makes_an_array(y: torch.Tensor) -> torch.Tensor:
     return y + float(np.mean(y.detach().numpy()))
 
@@ -76,6 +93,7 @@ CAUSES = [
     (takes_lengths, r"a Python number \(item.* depends on the data of a tensor: compute with"),
     (makes_a_list, r"a Python list \(tolist.* index by the tensor itself"),
     (makes_an_array, r"a NumPy array .* compute with PyTorch's functions"),
+    (cubes_an_array, r"a NumPy array .* an operator of your own \(torch\.library\.custom_op\)"),
     (draws_from_a_distribution, "torch.distributions checks.* validate_args=False"),
     (nests, "makes a nested tensor .* padded tensors and a mask"),
 ]

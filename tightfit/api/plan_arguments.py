@@ -48,6 +48,7 @@ def group_samples(
     and the device. With `ones`, or where that is left open (None), those together have the same
     inputs of nothing but ones, unless they are not taken `apart`."""
     from tightfit.stages.torch_utils.model_factory import (
+        check_dense_tensors,
         check_factory_result,
         move_built_model,
         require_device,
@@ -55,6 +56,7 @@ def group_samples(
 
     for args, kwargs in samples:
         check_call(model, args, kwargs)
+    check_dense_tensors(type(model).__name__, model, samples)
     if loss is not None and not callable(loss):
         raise ModelError(
             f"plan: loss is a {type(loss).__name__}, expected a function of the output"

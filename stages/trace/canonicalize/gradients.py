@@ -25,7 +25,8 @@ aten = torch.ops.aten
 def insert_gradient_copies(program: CapturedProgram) -> None:
     """Inserts copies where a gradient shares its storage with what the caller holds or with another
     gradient, is part of a larger storage, or has other strides than its parameter. A gradient is
-    copied, too, where it is a view of what was made before the part of the sum that it is added to.
+    copied, too, where it is a view of what was made before the part of the sum that it is added to,
+    or is read when the next part, which is added to it, is there.
     """
     held = [*program.fixed, *program.inputs.values(), *program.tangents.values(), *program.outputs]
     taken = {storage_key(variable.fake) for variable in held}
@@ -38,6 +39,7 @@ def insert_gradient_copies(program: CapturedProgram) -> None:
                 and fills_storage(gradient.fake)
                 and obeys_layout_contract(gradient.fake, owner.fake)
                 and (number == 0 or makers.storage_position(gradient) >= before)
+                and not makers.is_read_behind(gradient, parts[number + 1 : number + 2])
             )
             if not steals:
                 gradient = parts[number] = _copy_gradient(makers, gradient, owner, before)
@@ -46,13 +48,15 @@ def insert_gradient_copies(program: CapturedProgram) -> None:
 
 
 class _ProducerIndex:
-    """The calls of a program that make its variables, and their positions while it grows."""
+    """The calls of a program that make and read its variables, and their positions while it
+    grows."""
 
     def __init__(self, program: CapturedProgram) -> None:
         self.program = program
         self._of: dict[Variable, OperatorCall] = {}
         self._of_storage: dict[Any, OperatorCall] = {}
         self._places: dict[OperatorCall, int] = {}
+        self._readers: dict[Any, list[OperatorCall]] = {}
         self._note(program.calls)
 
     def of(self, variable: Variable) -> OperatorCall | None:
@@ -69,6 +73,16 @@ class _ProducerIndex:
         """The position of the call that makes a variable's storage."""
         return self.place(self._of_storage.get(storage_key(variable.fake)))
 
+    def is_read_behind(self, variable: Variable, following: list[Variable]) -> bool:
+        """Whether calls read a variable's storage behind the one that makes another variable's; not
+        if there is no other."""
+        key = storage_key(variable.fake)
+        return any(
+            self.place(call) > self.storage_position(other)
+            for other in following
+            for call in self._readers.get(key, ())
+        )
+
     def insert(self, place: int, calls: list[OperatorCall]) -> None:
         """Puts calls into the program."""
         self.program.calls[place:place] = calls
@@ -80,6 +94,8 @@ class _ProducerIndex:
             for output in call.made():
                 self._of.setdefault(output, call)
                 self._of_storage.setdefault(storage_key(output.fake), call)
+            for read in call.inputs():
+                self._readers.setdefault(storage_key(read.fake), []).append(call)
 
 
 def obeys_layout_contract(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:

@@ -317,7 +317,7 @@ def _probe(call: OperatorCall) -> list[StoragePlacement | None] | None:
             (size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True)
         )
         one = like.is_floating_point() or like.is_complex()
-        memory = torch.full((last + 1,), int(one), dtype=like.dtype, device=like.device)
+        memory = torch.full((max(last + 1, 0),), int(one), dtype=like.dtype, device=like.device)
         return memory.as_strided(like.shape, like.stride())
 
     args, kwargs = pytree.tree_map(operand, (call.args, call.kwargs))

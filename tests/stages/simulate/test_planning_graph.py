@@ -79,6 +79,24 @@ def test_further_contributions_are_not_tied_where_they_need_no_order() -> None:
     assert [node.outputs for node in problem.nodes[2:]] == [[2], [3], [4]]
 
 
+def test_what_reads_a_contribution_runs_before_the_next_one_is_made() -> None:
+    nodes = [
+        PlanningNode(0, "forward", 1.0, 4, [], [0], [], False, True),
+        PlanningNode(1, "loss", 0.0, 4, [0], [1], [], False, False),
+        PlanningNode(2, "backward", 1.0, 4, [1], [2], [], False, True),
+        PlanningNode(3, "backward", 1.0, 4, [2], [3], [], False, True),
+        PlanningNode(4, "backward", 1.0, 4, [1], [4], [], False, True),
+    ]
+    storages = [PlanningStorage(4, index, index in (0, 1), index > 1) for index in range(5)]
+    graph, costs = graph_of(PlanningGraph(nodes, storages, 0), views=False)
+    owner, other = (graph.gradients[place].value for place in (0, 1))
+    parts = [OwnedGradient(owner, 2), OwnedGradient(other, 3), OwnedGradient(owner, 4)]
+    problem = build_planning_graph(with_fields(graph, gradients=parts), costs)
+    waits = {problem.storages[storage].producer for storage in problem.nodes[4].inputs}
+    assert waits == {1, 2, 3}
+    assert not problem.nodes[3].repeatable
+
+
 def test_one_op_may_make_several_contributions() -> None:
     nodes = [
         PlanningNode(0, "forward", 1.0, 4, [], [0], [], False, True),

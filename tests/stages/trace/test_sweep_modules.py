@@ -24,9 +24,6 @@ REFUSED = {
     "GaussianNLLLoss sum": "gaussian_nll_loss.* looks at the data of a tensor",
     "CTC": "_ctc_loss.* depends on the data of a tensor: leave this loss out of the model",
     "prod": "looks for zeros",
-    "solve": "solve_ex",
-    "chol": "cholesky_ex",
-    "inv": "inv_ex",
     "unique": "_unique2.* depends on the data of a tensor",
     "nonzero": "nonzero.* depends on the data of a tensor: indexing by a mask",
 }
