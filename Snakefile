@@ -23,6 +23,7 @@ rule all:
     default_target: True
     input:
         DONE,
+        kept_files,
 
 
 # While jobs wait, a limit on jobs a second has Snakemake look for jobs to start once more a second

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -173,9 +173,13 @@ class Config(PlanSettings):
 
 
 def parse_config(
-    document: Mapping[str, Any], source: str = "config.yaml", folder: Path = Path()
+    document: Mapping[str, Any],
+    source: str = "config.yaml",
+    folder: Path = Path(),
+    found_before: Sequence[str] = (),
 ) -> Config:
-    """Checks a configuration and fills in its defaults. Its relative paths start at a folder.
+    """Checks a configuration and fills in its defaults. Its relative paths start at a folder. What
+    was `found_before` is wrong with its text is told with the rest.
 
     Raises ConfigError with one line for each error, naming its path and what was expected.
     """
@@ -183,6 +187,7 @@ def parse_config(
 
     schema = _load_schema()
     plain, problems = to_json_values(document)
+    problems += found_before
     errors = list(Draft202012Validator(schema).iter_errors(plain))
     problems += map(describe_schema_error, errors)
     found = resolve_config_paths(plain, schema, folder)
@@ -240,7 +245,8 @@ def _plan_settings(document: dict[str, Any], model: dict[str, Any]) -> dict[str,
 def read_config(path: Path | str) -> Config:
     """Reads a configuration file, in whose folder its relative paths start; raises ConfigError when
     it is absent, no YAML or not valid."""
-    return parse_config(read_yaml(path), str(path), Path(path).parent)
+    document, twice = read_yaml(path)
+    return parse_config(document, str(path), Path(path).parent, twice)
 
 
 def require_folders(config: Config, source: str = "config.yaml") -> None:

@@ -77,7 +77,8 @@ def format_key_path(parts: Iterable[str | int]) -> str:
     text = ""
     for part in parts:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text or "the configuration"
+    shown = text if text.isprintable() else json.dumps(text, ensure_ascii=False)[1:-1]
+    return shown or "the configuration"
 
 
 def format_config_errors(source: str, problems: list[str]) -> str:

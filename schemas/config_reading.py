@@ -7,27 +7,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tightfit.schemas.config_errors import format_config_errors, format_key_path
+from tightfit.schemas.config_errors import format_key_path
 from tightfit.util.errors import ConfigError
 
 RECURSIVE_VALUE = "a value that contains itself"
 
 
-def read_yaml(path: Path | str) -> Any:
-    """The document of a YAML file.
+def read_yaml(path: Path | str) -> tuple[Any, list[str]]:
+    """The document of a YAML file, with a sentence for each key that it has twice.
 
-    Raises ConfigError when the file cannot be read, is no YAML, or has a key twice.
+    Raises ConfigError when the file cannot be read or is no YAML.
     """
     import yaml
 
     try:
         text = Path(path).read_text()
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        if root is not None and (twice := _repeated_keys(root, [], set())):
-            raise ConfigError(format_config_errors(str(path), twice))
-        return yaml.safe_load(text)
+        twice = [] if root is None else _repeated_keys(root, [], set())
+        return yaml.safe_load(text), twice
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: is nested too deeply") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is not YAML ({_describe_yaml_error(error)})") from error
 

@@ -31,6 +31,7 @@ SERVERS = {
 }
 """The stages that each server takes jobs of. What is traced depends on the modules that are loaded:
 `trace` has a server to itself, as the only other one with PyTorch. What measures has none."""
+SERVER_MODULE = "tightfit.job_server"
 PROCESS_SUFFIX = ".pid"
 """How the names of files end that hold the process of a server."""
 LENGTH_BYTES = 4
@@ -52,10 +53,28 @@ def offer_job_servers() -> Iterator[tuple[dict[str, str], int]]:
         try:
             yield {FOLDER_VARIABLE: folder}, pipe
         finally:
+            files = path.parent.glob(f"*{PROCESS_SUFFIX}")
+            servers = [int(text) for file in files if (text := file.read_text()).isdigit()]
+            for server in servers:
+                _end_session(server)
             os.close(pipe)
-            for file in path.parent.glob(f"*{PROCESS_SUFFIX}"):
-                with contextlib.suppress(ChildProcessError, ValueError):
-                    os.waitpid(int(file.read_text()), 0)
+            for server in servers:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(server, 0)
+
+
+def _end_session(server: int) -> None:
+    """Ends what jobs of a server have begun and left, such as a program that a factory started,
+    whether or not the server is still there."""
+    with contextlib.suppress(OSError):
+        command = Path(f"/proc/{server}/cmdline").read_bytes()
+        if command and SERVER_MODULE.encode() not in command:
+            return  # a process that came later has the number of the server
+    for path in Path("/proc").iterdir():
+        with contextlib.suppress(ValueError, ProcessLookupError, PermissionError):
+            process = int(path.name)
+            if process != server and os.getsid(process) == server:
+                os.kill(process, signal.SIGKILL)
 
 
 def run_on_server(words: Sequence[str]) -> int | None:
@@ -94,6 +113,9 @@ def run_on_server(words: Sequence[str]) -> int | None:
                 code = connection.makefile().read()
     if code == "":
         print(f"tightfit {words[0]}: {LOST_JOB}", file=sys.stderr)
+        if "--error-file" in words[:-1]:
+            log = Path(words[words.index("--error-file") + 1])
+            log.write_text(f"{words[0]}: {LOST_JOB}\n")
         return 1
     if code is None:
         for number in came:
@@ -134,7 +156,7 @@ def start_server(address: Path, name: str) -> None:
         finally:
             ours.unlink()
         server = subprocess.Popen(
-            [sys.executable, "-m", "tightfit.job_server", name, str(calls.fileno())],
+            [sys.executable, "-m", SERVER_MODULE, name, str(calls.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -16,6 +16,7 @@ import io
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -25,9 +26,14 @@ from pathlib import Path
 
 from tightfit.__main__ import STAGES, main
 from tightfit.job_client import FOLDER_VARIABLE, LENGTH_BYTES, RUN_PIPE, SERVERS
+from tightfit.stages.trace.command import CAPTURE_MODULES
 
 MODULES = {
-    "trace": ("tightfit.stages.torch_utils.model_factory", "tightfit.stages.trace.trace"),
+    "trace": (
+        "tightfit.stages.torch_utils.model_factory",
+        "tightfit.stages.trace.trace",
+        *CAPTURE_MODULES,
+    ),
     "generate": ("tightfit.stages.generate.package",),
     "planning": (
         "tightfit.stages.combine.frontier",
@@ -179,6 +185,8 @@ def run_server(name: str, calls: socket.socket) -> int:
     gc.enable()
     words = JobServer(calls, run_pipe).serve()
     if words is None:
+        # A run that was killed removes no folder.
+        shutil.rmtree(os.environ[FOLDER_VARIABLE], ignore_errors=True)
         return 0
     sys.argv[1:] = words
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -254,10 +254,20 @@ def issue_order(pattern: PipelinePattern, batches: int) -> list[tuple[PatternKin
 
 
 def step_seconds(pattern: PipelinePattern, microbatches: int) -> float:
-    """The seconds of a step of some microbatches, after which none is under way."""
-    return max(
-        start + operation.duration for start, _, operation in unroll_pattern(pattern, microbatches)
-    )
+    """The seconds of a step of some microbatches, after which none is under way. Devices and links
+    keep to the order of the pattern, and begin each operation as soon as they are free and what it
+    needs is there, as the ranks of a pipeline do."""
+    way = {step: place for place, step in enumerate(_OperationTimes.of(pattern).way())}
+    rows = [
+        (start, batch, way[operation.operation, operation.stage], operation)
+        for start, batch, operation in unroll_pattern(pattern, microbatches)
+    ]
+    free: dict[str, float] = {}
+    through = [0.0] * microbatches
+    for _, batch, _, operation in sorted(rows, key=lambda row: row[:3]):
+        begin = max(free.get(operation.device, 0.0), through[batch])
+        free[operation.device] = through[batch] = begin + operation.duration
+    return max(through)
 
 
 def unroll_pattern(

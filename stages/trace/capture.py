@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._decomp.decompositions_for_rng import PhiloxStateTracker
-from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 
@@ -190,6 +188,8 @@ def _capture_first_pass(
 
 
 def _capture(built: BuiltModel, forward: FunctionalForward) -> Capture:
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
     register_key_value_caches()
     python = PythonBackwardDetector()
     with (
@@ -232,6 +232,8 @@ def _capture(built: BuiltModel, forward: FunctionalForward) -> Capture:
 def _release_rng_references() -> Iterator[None]:
     """Afterwards PyTorch's record of random numbers holds nothing of the capture: by it weak
     references to the model's tensors stay, which nobody can then swap for others."""
+    from torch._decomp.decompositions_for_rng import PhiloxStateTracker
+
     try:
         yield
     finally:

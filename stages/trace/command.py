@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tightfit.stages.torch_utils.operators_option import add_operators_argument, operators_setting
@@ -15,6 +16,13 @@ from tightfit.util.errors import ConfigError
 if TYPE_CHECKING:
     from tightfit.schemas.graph.training_graph import Graph
     from tightfit.stages.torch_utils.model_factory import BuiltModel
+
+CAPTURE_MODULES = (
+    "torch._functorch.aot_autograd",
+    "torch._decomp.decompositions_for_rng",
+)
+"""What a capture loads of PyTorch. What is traced depends on the modules that are loaded: `trace`
+loads these first, whether its process is new or that of a job server."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +62,8 @@ def run(options: argparse.Namespace) -> None:
     from tightfit.stages.torch_utils.model_factory import build_from_factory
     from tightfit.stages.trace.program import FakeConstantError
 
+    for module in CAPTURE_MODULES:
+        import_module(module)
     arguments = parse_arguments(options.arguments)
     where = (options.search_path, options.device)
     with register_operators(options.operators, options.search_path):

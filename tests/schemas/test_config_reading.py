@@ -24,11 +24,23 @@ def told(tmp_path: Path, text: str) -> list[str]:
 
 
 def test_a_key_that_is_there_twice_is_named_with_its_lines(tmp_path: Path) -> None:
-    text = "models:\n  a: {factory: 'm:f'}\n  a: {factory: 'm:g', ones: true, ones: false}\n"
+    text = (
+        "models:\n  a: {factory: 'm:f'}\n  a: {factory: 'm:g', ones: true, ones: false}\npair: 1\n"
+    )
     assert told(tmp_path, text) == [
-        "models.a: is there twice, in lines 2 and 3, expected it once",
         "models.a.ones: is there twice, in lines 3 and 3, expected it once",
+        "models.a: is there twice, in lines 2 and 3, expected it once",
+        "pair: is no known key, did you mean pairs",
     ]
+
+
+def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    assert told(tmp_path, f"models: {'[' * 3000}")[0] == "is nested too deeply"
+
+
+def test_an_unprintable_name_stays_on_its_line(tmp_path: Path) -> None:
+    [said] = problems({"models": {"a\nb": {"factory": "m:f"}}})
+    assert said.startswith("models.a\\nb: is no name to use")
 
 
 def test_a_value_within_itself_is_refused(tmp_path: Path) -> None:

@@ -40,6 +40,13 @@ def ending():
     os._exit(7)
 
 
+def leaving():
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    Path("left.part").write_text(str(subprocess.Popen(["sleep", "1000"], **quiet).pid))
+    Path("left.part").rename("left.txt")
+    return tower()
+
+
 def waiting():
     family = os.getpid(), subprocess.Popen(["sleep", "1000"]).pid, os.getppid()
     Path("family.part").write_text(" ".join(map(str, family)))
@@ -256,3 +263,28 @@ def test_what_measures_has_no_server(
     with offer_job_servers() as (offered, _):
         run_job(words, folder, {**variables, **changed, **offered})
         assert servers({**variables, **changed, **offered}) == ["run"]
+
+
+def test_what_a_factory_leaves_ends_with_the_run(folder: Path) -> None:
+    with offer_job_servers() as (offered, _):
+        alone = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        done = run_job(tracing("leaving"), folder, {**alone, **offered})
+        assert done.returncode == 0, done.stderr
+        left = int((folder / "left.txt").read_text())
+        assert Path(f"/proc/{left}").exists()
+    await_true(lambda: not is_running(left))
+
+
+def test_a_killed_run_leaves_no_folder(folder: Path) -> None:
+    with offer_job_servers() as (offered, pipe):
+        alone = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        assert run_job(tracing("tower"), folder, {**alone, **offered}).returncode == 0
+        (place,) = map(Path, offered.values())
+        read = os.dup(pipe)
+        os.close(pipe)  # as the end of the run's process does
+        os.close(read)
+        deadline = time.monotonic() + 20
+        while place.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not place.exists()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), pipe)

@@ -177,7 +177,7 @@ def test_what_is_no_call_of_a_model(arguments: Any, words: str, store: Path) -> 
         ({"cuda_graphs": "yes"}, "cuda_graphs is 'yes', expected True or False"),
         ({"store": "/proc/none"}, "cannot be made"),
         ({"store": __file__}, "is a file, expected a folder"),
-        ({"store": "a\0b"}, "cannot be made"),
+        ({"store": "a\0b"}, "store: has the character NUL, expected none"),
         ({"store": "x" * 300}, "cannot be made"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -22,6 +23,11 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _children(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Threads of what earlier tests dropped end when it is collected.
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join(10)
     monkeypatch.setattr(child_process, "USE_CHILD_PROCESSES", True)
 
 

@@ -19,6 +19,7 @@ from tests.stages.combine.persistent import chain_of_case
 from tests.stages.combine.pipeline.pipelines import cases as pipeline_cases
 from tests.stages.combine.pipeline.pipelines import chain_of_case as pipeline_of_case
 from tests.workflow.conftest import Workplace
+from tightfit.schemas.block_options import write_block_options
 from tightfit.schemas.chain import write_chain
 from tightfit.schemas.pipeline_plan import read_pipeline_plan
 from tightfit.schemas.plan import Plan, read_plan
@@ -222,6 +223,32 @@ def test_a_changed_machine_redoes_the_plans_that_use_it(finished: Finished) -> N
     assert "the description of its machine was edited" in why(place)[0]
     path.write_text(before)
     assert todo(place) == set()
+
+
+def test_a_lost_file_is_made_again(finished: Finished) -> None:
+    place, _ = finished
+    results = place.folder / "results/chains"
+    lost = {
+        "offload/pofo/16B/streams.arrow": "chains/offload: planning with pofo for 16B",
+        "pipeline/one_f_one_b/none/pattern.arrow": "chains/pipeline: planning with one_f_one_b",
+        "remat/rotor/15B/sequence.arrow": "chains/remat: planning with rotor for 15B",
+    }
+    for name in lost:
+        (results / name).rename(results / f"{name}.kept")
+    assert {step for step in todo(place) if "planning" in step} == set(lost.values())
+    for name in lost:
+        (results / f"{name}.kept").rename(results / name)
+    assert todo(place) == set()
+
+
+def test_options_of_files_are_given_to_what_takes_them(finished: Finished) -> None:
+    place, _ = finished
+    write_block_options(place.folder / "options.arrow", [])
+    own = {"files": ["left.arrow"], "strategies": ["rockmate"], "options": "options.arrow"}
+    place.configure({"chains": {"own": own}})
+    result = place.snakemake("--dry-run", "--printshellcmds", logger="")
+    assert "--chain left.arrow --options options.arrow --strategy rockmate" in result.stdout
+    place.configure(configuration())
 
 
 def test_a_changed_file_redoes_its_chain(finished: Finished) -> None:

@@ -68,7 +68,7 @@ use rule chain as chain_pipeline with:
 rule chain_report:
     input:
         plans=chain_plans,
-        sequences=chain_sequences,
+        files=lambda wildcards: chain_plan_files(chain_of(wildcards)),
     output:
         f"{CHAIN}/report.html",
     log:

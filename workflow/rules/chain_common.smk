@@ -36,7 +36,11 @@ def chain_options(wildcards):
     chain = chain_of(wildcards)
     if not chain.needs_options(wildcards.strategy):
         return []
-    return chain.options or expand(f"{MODEL}/options.arrow", model=chain.model)
+    return (
+        [chain.options]
+        if chain.options
+        else expand(f"{MODEL}/options.arrow", model=chain.model)
+    )
 
 
 def given_files(wildcards, input):
@@ -87,15 +91,13 @@ def chain_plans(wildcards):
     ]
 
 
-def chain_sequences(wildcards):
-    """What the plans of a chain do: their sequences, and the streams of those with a link."""
-    plans = [
-        (request.strategy, f"{SETTINGS.results}/{request.folder}")
-        for request in chain_of(wildcards).requests()
-    ]
-    sequences = [
-        f"{plan}/sequence.arrow" for name, plan in plans if name not in ALLOCATORS
-    ]
-    return sequences + [
-        f"{plan}/streams.arrow" for name, plan in plans if name in OFFLOADERS
-    ]
+def chain_plan_files(chain):
+    """What the plans of a chain do: their sequences, the streams of those with a link, and the
+    patterns of pipelines."""
+    files = []
+    for request in chain.requests():
+        plan = f"{SETTINGS.results}/{request.folder}"
+        files.append(f"{plan}/sequence.arrow")
+        files += [f"{plan}/streams.arrow"] if request.strategy in OFFLOADERS else []
+        files += [f"{plan}/pattern.arrow"] if request.strategy in ALLOCATORS else []
+    return files

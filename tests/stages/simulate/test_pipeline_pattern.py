@@ -16,7 +16,13 @@ from tightfit.schemas.pipeline_pattern import (
     PipelinePattern,
     check_pipeline_pattern,
 )
-from tightfit.stages.simulate.pipeline_pattern import DeviceCapacity, StageMemory, simulate_pattern
+from tightfit.stages.simulate.pipeline_pattern import (
+    DeviceCapacity,
+    StageMemory,
+    simulate_pattern,
+    step_seconds,
+    unroll_pattern,
+)
 from tightfit.util.errors import ScheduleError
 
 CASES = Path(__file__).parents[2] / "cases" / "pipeline_patterns.json"
@@ -84,6 +90,17 @@ def test_two_stages_over_a_link() -> None:
     assert played.in_flight == [2, 1]
     assert played.peaks == {"a": 120, "b": 7}
     assert played.span == 2
+
+
+def test_a_step_begins_each_operation_as_soon_as_it_can() -> None:
+    """In the order of the pattern: the second forward waits for the link, and no gap of the warm-up
+    stays."""
+    ends = [
+        max(start + operation.duration for start, _, operation in unroll_pattern(TWO, count))
+        for count in (1, 2)
+    ]
+    assert ends == [11.0, 17.0]
+    assert [step_seconds(TWO, count) for count in (1, 2)] == [8.0, 13.0]
 
 
 @pytest.mark.parametrize(

@@ -259,4 +259,4 @@ def test_a_step_of_some_microbatches_is_no_slower_than_a_contiguous_one(
         step_seconds(build_pattern(each.allocation, each.timing), microbatches)
         for each in (found, contiguous)
     )
-    assert ours <= theirs
+    assert ours <= theirs * (1 + 1e-12)
