@@ -26,13 +26,11 @@ from pathlib import Path
 
 from tightfit.__main__ import STAGES, main
 from tightfit.job_client import FOLDER_VARIABLE, LENGTH_BYTES, RUN_PIPE, SERVERS
-from tightfit.stages.trace.command import CAPTURE_MODULES
 
 MODULES = {
     "trace": (
         "tightfit.stages.torch_utils.model_factory",
         "tightfit.stages.trace.trace",
-        *CAPTURE_MODULES,
     ),
     "generate": ("tightfit.stages.generate.package",),
     "planning": (
@@ -178,6 +176,8 @@ def run_server(name: str, calls: socket.socket) -> int:
     gc.disable()
     stages = [STAGES[stage][0] for stage in SERVERS[name]]
     for module in (*stages, *MODULES[name], "tightfit.schemas.lineage"):
+        importlib.import_module(module)
+    for module in getattr(sys.modules[stages[0]], "CAPTURE_MODULES", ()):
         importlib.import_module(module)
     if name == "planning":
         importlib.import_module(SEARCH_MODULE).load_compiled_search()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -23,11 +22,12 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _children(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Threads of what earlier tests dropped end when it is collected.
-    gc.collect()
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread() and not thread.daemon:
-            thread.join(10)
+    # Threads that other tests of this process have left are not looked at.
+    enumerate_threads = threading.enumerate
+    others = {*enumerate_threads()} - {threading.main_thread()}
+    monkeypatch.setattr(
+        threading, "enumerate", lambda: [each for each in enumerate_threads() if each not in others]
+    )
     monkeypatch.setattr(child_process, "USE_CHILD_PROCESSES", True)
 
 

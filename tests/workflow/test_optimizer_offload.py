@@ -153,8 +153,7 @@ def test_parameters_that_stay_on_the_device_leave_the_disk_to_states(place: Work
 
 def test_a_budget_that_is_too_small_is_a_verdict(place: Workplace) -> None:
     plan = read_plan(point(place, "whole", "1MB") / "plan.json")
-    assert plan.status == "infeasible" and plan.smallest_budget is not None
-    assert f"smallest budget known to work is {plan.smallest_budget:,} bytes" in plan.message
+    assert plan.status == "infeasible" and "the budget min takes the least" in plan.message
     found = read_measurement(point(place, "whole", "1MB") / "measurement.arrow")
     assert found.status == "infeasible"
 

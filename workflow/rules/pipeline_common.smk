@@ -90,3 +90,25 @@ def further_plans(wildcards):
 
 FURTHER_PAGES += [f"{folder}/report.html" for folder in PLAN_FOLDERS]
 FURTHER_PAGES += compared_pipelines()
+
+
+def kept_files(wildcards):
+    """What a run leaves of each plan. A file that is lost is made again: a job that has nothing to
+    do does not look at what its inputs are made of."""
+    if APART:
+        return []
+    files = [
+        FURTHER_PAGES,
+        further_plans(wildcards),
+        expand(f"{MODEL}/report.html", model=PAGED),
+    ]
+    for name in PAGED:
+        further = ["microbatch.arrow"] if name in STEPS else ["sequence.arrow"]
+        made = measured(name, "module", *MEASURED)
+        files.append(of_plans(name, "schedule.arrow", "plan.json", *further, *made))
+    files += [
+        expand(ALLOCATION_FILES, model=folder.model, allocator=folder.strategy)
+        for folder in plan_folders(SETTINGS)
+    ]
+    files += [chain_plan_files(chain) for chain in SETTINGS.chains.values()]
+    return [path for paths in files for path in paths]

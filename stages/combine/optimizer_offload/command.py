@@ -4,6 +4,7 @@ memories."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -184,8 +185,9 @@ def plan_step(
     """The plan with the fewest states in the memory `beyond` the other one, and its task, with the
     budget as written (else that of the task); raises ConfigError where none is found, and
     BudgetTooSmallError where none is known to fit, which names the least budget that one is known
-    for."""
+    for, unless none can fit, which takes no search."""
     from tightfit.stages.combine.optimizer_offload.budget_search import plan_for_budget as within
+    from tightfit.stages.combine.optimizer_offload.min_memory import BudgetTooSmallError
     from tightfit.stages.combine.optimizer_offload.state_placement import candidate_problems
 
     refused: list[ConfigError] = []
@@ -194,6 +196,10 @@ def plan_step(
             return within(each, budget or str(task.budget))
         except ConfigError as error:
             refused.append(error)
+    if all(isinstance(error, BudgetTooSmallError) for error in refused):
+        raise BudgetTooSmallError(
+            f"{refused[0]}; the budget min takes the least that a plan is known for"
+        )
     return _plan_known_min_budget(task, beyond, budget or str(task.budget), refused[0])
 
 
@@ -235,17 +241,12 @@ def _plan_known_min_budget(
     from tightfit.stages.combine.optimizer_offload.min_memory import BudgetTooSmallError
     from tightfit.stages.combine.optimizer_offload.state_placement import candidate_problems
 
-    reasons: list[ConfigError] = []
     for each in candidate_problems(task, beyond):
-        try:
+        with contextlib.suppress(ConfigError):
             sized, found = plan_for_min_budget(each)
             break
-        except ConfigError as error:
-            reasons.append(error)
     else:
-        if not isinstance(refused, BudgetTooSmallError):
-            raise refused
-        raise BudgetTooSmallError(f"{refused}; nor is another budget known: {reasons[0]}")
+        raise refused
     total = parse_total_bytes(task, budget) if budget != SMALLEST else sized.budget
     if sized.budget <= total:
         return replace(sized, budget=total), found

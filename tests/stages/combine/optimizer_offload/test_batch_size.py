@@ -56,7 +56,9 @@ def test_no_batch_of_a_grid_is_better(budget: int, bandwidth: float) -> None:
     assert found.traced_rate == pytest.approx(grid[BATCH])
 
 
-def test_a_budget_that_fits_no_batch_is_refused() -> None:
+def test_a_budget_that_fits_no_batch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "tightfit.stages.combine.optimizer_offload.batch_size"
+    monkeypatch.setattr(f"{module}.SCALE_TOLERANCE", 100.0)
     with pytest.raises(ConfigError, match="nothing fits 1kB, with a batch of 8 or any other"):
         choose_batch_size(task(9_000_000), None, "1kB", BATCH)
 

@@ -269,8 +269,7 @@ def test_the_command_writes_a_plan_and_its_schedule(
         assert "less than the budget" in capsys.readouterr().err
         assert main(["optimizer-offload", *given, "--budget", "50"]) == 0
         plan = read_plan(files / "plan/plan.json")
-        assert (plan.status, plan.budget_total) == ("infeasible", 50)
-        assert plan.smallest_budget is not None and plan.smallest_budget > 4_000_000
+        assert (plan.status, plan.budget_total, plan.smallest_budget) == ("infeasible", 50, None)
         assert capsys.readouterr().out == f"{plan.message}\n"
         assert plan.message.startswith("infeasible: no plan fits in 50 bytes: ")
         assert read_schedule(files / "plan/schedule.arrow") == []

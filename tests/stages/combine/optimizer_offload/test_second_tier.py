@@ -73,6 +73,7 @@ def test_states_without_room_are_in_the_third_memory(short: int) -> None:
     assert streams >= {"host/from-disk", "host/to-disk"}
 
 
+@pytest.mark.long
 def test_a_budget_too_small_names_the_least_that_states_behind_allow() -> None:
     tight = task(9_000_000, room=PARAMETERS + STATES * 2 // 3)
     least, _ = plan_step(tight, DISK, "min")
