@@ -10,8 +10,6 @@ from typing import Any
 from tightfit.schemas.config_errors import format_key_path
 from tightfit.util.errors import ConfigError
 
-RECURSIVE_VALUE = "a value that contains itself"
-
 
 def read_yaml(path: Path | str) -> tuple[Any, list[str]]:
     """The document of a YAML file, with a sentence for each key that it has twice.
@@ -21,10 +19,12 @@ def read_yaml(path: Path | str) -> tuple[Any, list[str]]:
     import yaml
 
     try:
-        text = Path(path).read_text()
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        twice = [] if root is None else _repeated_keys(root, [], set())
-        return yaml.safe_load(text), twice
+        loader = yaml.SafeLoader(Path(path).read_text())
+        root = loader.get_single_node()
+        if root is None:
+            return None, []
+        twice = _repeated_keys(root, [], set())
+        return loader.construct_document(root), twice
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     except RecursionError as error:
@@ -70,7 +70,9 @@ def to_json_values(document: Any) -> tuple[Any, list[str]]:
     def convert(value: Any, path: list[str | int], around: frozenset[int]) -> Any:
         inner = around | {id(value)}
         if isinstance(value, Mapping | list | tuple) and id(value) in around:
-            problems.append(f"{format_key_path(path)}: is {RECURSIVE_VALUE}, expected none")
+            problems.append(
+                f"{format_key_path(path)}: is a value that contains itself, expected none"
+            )
             return None
         if isinstance(value, Mapping):
             for key in value:

@@ -248,19 +248,24 @@ def _interrupted() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+def begin_run(workplace: Workplace, config: str) -> subprocess.Popen[str]:
+    """A run in a session of its own, whose lines can be read."""
+    return subprocess.Popen(
+        command(config),
+        cwd=workplace.checkout,
+        env=environment(workplace),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
 @contextlib.contextmanager
 def waiting_run(workplace: Workplace, config: str) -> Iterator[subprocess.Popen[str]]:
     """A run that waits for another one, which goes on within this block."""
     with held_folder(workplace):
-        waiting = subprocess.Popen(
-            command(config),
-            cwd=workplace.checkout,
-            env=environment(workplace),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        waiting = begin_run(workplace, config)
         assert waiting.stdout is not None
         assert waiting.stdout.readline() == "Waiting for another run in this folder to end ...\n"
         assert waiting.poll() is None
@@ -305,15 +310,7 @@ def test_an_interrupted_run_leaves_no_job_and_no_server(workplace: Workplace) ->
     document = {**CONFIGURATION, "device": "h100", "search_path": ["."], "models": {"a": model}}
     (workplace.checkout / "sleeping.yaml").write_text(yaml.safe_dump(document))
     told = workplace.checkout / "family.txt"
-    with subprocess.Popen(
-        command("sleeping.yaml"),
-        cwd=workplace.checkout,
-        env=environment(workplace),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as run:
+    with begin_run(workplace, "sleeping.yaml") as run:
         while not told.exists():
             assert run.poll() is None
             time.sleep(0.05)

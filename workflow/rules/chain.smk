@@ -67,7 +67,7 @@ use rule chain as chain_pipeline with:
 
 rule chain_report:
     input:
-        plans=chain_plans,
+        plans=lambda wildcards: plans_of_chain(chain_of(wildcards)),
         files=lambda wildcards: chain_plan_files(chain_of(wildcards)),
     output:
         f"{CHAIN}/report.html",

@@ -9,11 +9,17 @@ WITHOUT_LINK = [
     name for name in CHAIN_STRATEGIES if name not in {*ALLOCATORS, *OFFLOADERS}
 ]
 FURTHER_PAGES += expand(f"{CHAIN}/report.html", chain=SETTINGS.chains)
-FURTHER_PLANS += [
-    f"{SETTINGS.results}/{request.folder}/plan.json"
-    for chain in SETTINGS.chains.values()
-    for request in chain.requests()
-]
+
+
+def plans_of_chain(chain):
+    """The plans of a chain."""
+    return [
+        f"{SETTINGS.results}/{request.folder}/plan.json" for request in chain.requests()
+    ]
+
+
+for each in SETTINGS.chains.values():
+    FURTHER_PLANS += plans_of_chain(each)
 
 
 wildcard_constraints:
@@ -81,14 +87,6 @@ def chain_file_digests(wildcards):
     chain = chain_of(wildcards)
     options = [chain.options] if chain.options and chain_options(wildcards) else []
     return [f"chain file {file_digest(path)}" for path in [*chain.files, *options]]
-
-
-def chain_plans(wildcards):
-    """The plans of a chain."""
-    return [
-        f"{SETTINGS.results}/{request.folder}/plan.json"
-        for request in chain_of(wildcards).requests()
-    ]
 
 
 def chain_plan_files(chain):

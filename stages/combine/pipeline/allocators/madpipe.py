@@ -17,7 +17,11 @@ from tightfit.stages.combine.pipeline.allocation import (
     build_pattern,
     select_stage_options,
 )
-from tightfit.stages.combine.pipeline.allocator import AllocationProblem, AllocationResult
+from tightfit.stages.combine.pipeline.allocator import (
+    AllocationProblem,
+    AllocationResult,
+    allocate_within_period,
+)
 from tightfit.stages.combine.pipeline.allocators.one_f_one_b import STRATEGY as CONTIGUOUS
 from tightfit.stages.combine.pipeline.layers import PipelineLayers, StageOption
 from tightfit.stages.combine.pipeline.madpipe_dp import LabelLimits, LayerSizes, label_stages
@@ -189,10 +193,9 @@ class Madpipe:
     def _best(self, instance: AllocationProblem) -> AllocationResult | None:
         layers, memory = instance.layers, instance.memory
         limits = replace(SCHEDULE_LIMITS, engine=instance.engine)
-        contiguous = CONTIGUOUS.allocate(instance)
+        contiguous = allocate_within_period(CONTIGUOUS, instance)
         answers = [] if contiguous is None else [contiguous]
-        best = None if contiguous is None else (contiguous.allocation, contiguous.timing)
-        below = max(layers.max_ticks, 1) + 1 if best is None else best[1].period
+        below = max(layers.max_ticks, 1) + 1 if contiguous is None else contiguous.timing.period
         if instance.period is not None:
             below = min(below, instance.period + 1)
         clock = False
@@ -205,17 +208,13 @@ class Madpipe:
             found = schedule_periodic(allocation, memory, below, limits)
             clock = clock or found.clock
             if found.timing is not None:
-                best, below = (allocation, found.timing), found.timing.period
-                answers.append(AllocationResult(*best, instance.lower_bound, ""))
-        within = [
-            answer
-            for answer in answers
-            if instance.period is None or answer.timing.period <= instance.period
-        ]
-        if not within:
+                below = found.timing.period
+                bound = instance.lower_bound
+                answers.append(AllocationResult(allocation, found.timing, bound, ""))
+        if not answers:
             return None
         solver = f"dynamic program, {ENGINE_TITLES[instance.engine] if seen else '1F1B*'}"
-        chosen = min(within, key=lambda answer: _answer_cost(instance, answer))
+        chosen = min(answers, key=lambda answer: _answer_cost(instance, answer))
         return replace(chosen, bound=instance.lower_bound, solver=solver, clock=clock)
 
 
