@@ -32,6 +32,10 @@ WRITE_LOCK = "lock"
 locked that is named by the machine besides."""
 
 
+MEASUREMENT_VERSION = 2
+"""Raised if ops are measured in another way: libraries of earlier versions are not used then."""
+
+
 class CostLibrary:
     """The costs of one device that are known so far; `open_cost_library` gives one."""
 
@@ -92,8 +96,9 @@ def _require_regular_file(path: Path) -> Path:
 
 
 def device_digest(device: ProfileDevice) -> str:
-    """The first 32 hex digits of the SHA-256 of what costs depend on beyond the op."""
-    text = json.dumps(asdict(device), sort_keys=True)
+    """The first 32 hex digits of the SHA-256 of what costs depend on beyond the op: the device, and
+    how ops are measured."""
+    text = json.dumps({**asdict(device), "measurement": MEASUREMENT_VERSION}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

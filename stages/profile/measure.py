@@ -43,6 +43,7 @@ from tightfit.stages.torch_utils.operators import (
     resolve,
     training_operator,
 )
+from tightfit.util.allocators import MAPPED_BLOCK_BYTES, HeapPages
 from tightfit.util.errors import ModelError
 
 MAX_FLUSH_BYTES = 32 << 20
@@ -74,6 +75,11 @@ def cache_bytes(device: torch.device) -> int:
             return os.sysconf(name)
     return 32 << 20
 
+
+HEAP_SLACK_BYTES = 64 << 10
+"""Bytes of the heap beyond those of an op's blocks, for their alignment."""
+MIN_HEAP_BYTES = 64 << 10
+"""Calls that take less of the heap find it in memory."""
 
 HOST_TRIAL_BYTES = 64 << 20
 """Ops of a GPU that take no more than this are tried on the CPU first."""
@@ -182,7 +188,10 @@ class _OpRun:
         sweep = make_cache_flush(self.device, self.limit - allocated - usage.peak)
         renew = None if in_place in (NO_VALUE, RECOMPUTE_VARIANT) else self.make_refill(in_place)
 
+        heap = HeapPages(self.heap_bytes(usage.peak))
+
         def before() -> None:
+            heap.touch()
             if renew is not None:
                 renew()
             if sweep is not None:
@@ -194,6 +203,16 @@ class _OpRun:
         if self.device.type != "cuda":
             return cost
         return replace(cost, allocations=OpAllocations(usage.moves, lasting))
+
+    def heap_bytes(self, peak: int) -> int:
+        """Bytes of the heap that a call takes which has a peak: none on a GPU, and none of results
+        that get pages of their own."""
+        made = {self.graph.values[value].storage for value in self.op.outputs if value != NO_VALUE}
+        sizes = [self.graph.storages[storage] for storage in made]
+        below = peak - sum(size for size in sizes if size >= MAPPED_BLOCK_BYTES)
+        if self.device.type != "cpu" or below < MIN_HEAP_BYTES:
+            return 0
+        return below + HEAP_SLACK_BYTES
 
     def lasting(self, call: Callable[[], Any]) -> list[int]:
         """Runs a call that warms up; returns the bytes, each, that libraries keep of it on CUDA."""

@@ -15,6 +15,7 @@ from tightfit.stages.profile.measure import measure_op, measure_random_state, op
 from tightfit.stages.torch_utils.custom_operators import is_custom_operator
 from tightfit.stages.torch_utils.devices import enter_device, parse_device, preserve_random_states
 from tightfit.stages.torch_utils.fused_group_operators import register_groups
+from tightfit.util.allocators import hold_heap_pages
 from tightfit.util.errors import ConfigError, ModelError
 from tightfit.util.progress import ProgressCallback
 
@@ -59,7 +60,7 @@ def profile(
     limit = max(op_footprint(graph, op) for op in graph.ops)
     measured: list[OpCost] = []
     rows: list[OpCost] = []
-    with enter_device(place), preserve_random_states():
+    with enter_device(place), preserve_random_states(), hold_heap_pages():
         torch.manual_seed(0)
         try:
             for done, (op_id, values) in enumerate(by_op.items()):

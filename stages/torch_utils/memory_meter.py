@@ -30,6 +30,8 @@ AllocationTimeline = list[tuple[float, int]]
 
 _MARK_PREFIX = "tightfit mark "
 
+FAULT_TOLERANCE, FEW_FAULTS = 1.1, 16
+"""New pages of a call by which it may exceed, as a factor and a number, the one with the fewest."""
 FEW_REPEATS = 3
 """Repeated calls that are enough where these take long."""
 
@@ -272,19 +274,23 @@ def _time_repeatedly(
     steady: float,
 ) -> tuple[CallTiming, bool]:
     """The timing of the calls that were not disturbed, and True, where these are enough; else that
-    of all of them."""
-    seconds: list[float] = []
-    calm: list[float] = []
+    of all of them. Calls that took more new pages than others do not count: a step that follows
+    others finds its pages in memory."""
+    samples: list[_CallSample] = []
     started = time.perf_counter()
     while True:
         if before is not None:
             before()
-        seconds.append(clock(call))
-        if not clock.preempted:
-            calm.append(seconds[-1])
-        spent, count = time.perf_counter() - started, len(seconds)
+        samples.append(_CallSample(clock(call), clock.faults, clock.preempted))
+        spent, count = time.perf_counter() - started, len(samples)
         over = spent > 3 * limit or count >= 3 * most
-        enough = len(calm) >= min(least, count)
+        most_faults = min(each.faults for each in samples) * FAULT_TOLERANCE + FEW_FAULTS
+        steady_calls = [each for each in samples if each.faults <= most_faults]
+        calm = [each.seconds for each in steady_calls if not each.preempted]
+        seconds = [each.seconds for each in steady_calls]
+        enough = len(calm) >= min(least, len(seconds))
+        if count < 3 * most and len(seconds) < (FEW_REPEATS if over else least):
+            continue
         if FEW_REPEATS <= count < least and over:
             timing = summarize_timings(calm if enough else seconds)
             if timing.spread <= steady / 2:
@@ -293,6 +299,15 @@ def _time_repeatedly(
             timing = summarize_timings(calm if enough else seconds)
             if over or timing.spread <= steady:
                 return timing, enough
+
+
+@dataclass(frozen=True)
+class _CallSample:
+    """One call that was timed."""
+
+    seconds: float
+    faults: int
+    preempted: bool
 
 
 def summarize_timings(seconds: list[float]) -> CallTiming:

@@ -12,6 +12,7 @@ events, and what the events tell is the time of the device alone.
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -82,19 +83,22 @@ def host_seconds(call: TimedCall) -> float:
 @dataclass
 class HostClock:
     """Times calls on the host, without what other work took of them. `spent` are the seconds of all
-    calls with that, `lost` what it took; `disturbed` says whether it took some of the last call,
-    after which caches have other contents."""
+    calls with that, `lost` what it took; `preempted` says whether it took some of the last call,
+    after which caches have other contents, and `faults` how many pages the last call took anew."""
 
     spent: float = 0.0
     lost: float = 0.0
     preempted: bool = False
+    faults: int = 0
 
     def __call__(self, call: TimedCall) -> float:
         """The seconds of one call; its result is dropped outside of them."""
         before, own = thread_delays(), time.thread_time()
+        faults = _page_faults()
         start = time.perf_counter()
         result = call()
         seconds = time.perf_counter() - start
+        self.faults = _page_faults() - faults
         own = time.thread_time() - own
         ran, waited = longest_run_and_delay(before, thread_delays())
         # What a thread was delayed by another one may have been waited for meanwhile, and not all
@@ -110,6 +114,10 @@ class HostClock:
     def share(self) -> float:
         """The part of all calls that other work took."""
         return self.lost / self.spent if self.spent else 0.0
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def is_machine_idle() -> bool:
@@ -139,7 +147,8 @@ class CudaClock:
     launch: float = 0.0
     runs: int = 0
     preempted: ClassVar[bool] = False
-    """Never: the device's own clock knows no other work of the host."""
+    faults: ClassVar[int] = 0
+    """The device's own clock knows neither other work nor pages of the host."""
 
     def __call__(self, call: TimedCall) -> float:
         """The seconds of the device for one call; waits until it is done."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import gc
+import resource
 import weakref
 from pathlib import Path
 
 import pytest
+import torch
 
 from tightfit.util import allocators
 from tightfit.util.allocators import (
     GLIBC,
+    HeapPages,
     describe_preload,
     find_tcmalloc,
+    hold_heap_pages,
     preload_settings,
     release_free_memory,
     running_allocator,
@@ -73,3 +77,29 @@ def test_garbage_goes_before_its_pages() -> None:
     finally:
         gc.enable()
     assert gone() is None
+
+
+def new_pages(size: int) -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.empty(size, dtype=torch.uint8).fill_(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(running_allocator() != GLIBC, reason="is about the heap of glibc")
+def test_a_call_behind_its_heap_pages_takes_hardly_any_new_ones() -> None:
+    """As a call of a step does: 4,096 pages where the heap is as an earlier call leaves it."""
+    size = 16 << 20
+    with hold_heap_pages():
+        heap = HeapPages(size + (64 << 10))
+        found = []
+        for _ in range(20):
+            heap.touch()
+            found.append(new_pages(size))
+    assert sorted(found)[len(found) // 2] < 32, found
+
+
+def test_heap_pages_of_other_allocators_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocators, "running_allocator", lambda: "tcmalloc")
+    monkeypatch.setattr(allocators.ctypes, "CDLL", lambda _: pytest.fail("the allocator is set"))
+    with hold_heap_pages():
+        HeapPages(1 << 20).touch()

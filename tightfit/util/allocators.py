@@ -13,13 +13,23 @@ import ctypes.util
 import gc
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 """Allocators that take the place of that of glibc, by what their libraries' names contain."""
 GLIBC = "glibc"
 """The allocator of a process that has none of these."""
+MAPPED_BLOCK_BYTES = 32 << 20
+"""Blocks of so many bytes and more get pages of their own from glibc, anew each time. It begins
+with a lower threshold, which rises to this one once a block of that size has been freed."""
+_RELEASED_BYTES = 2 * MAPPED_BLOCK_BYTES
+"""Free bytes at the end of the heap from which on glibc returns them, with the threshold above."""
+MAX_FREE_BYTES = 128 << 20
+"""Bytes of free blocks that measuring may leave in the heap."""
+_DEFAULT_MAPPED_BLOCKS = 65536
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
+"""Parameters of mallopt(3)."""
 _NAMES = ("tcmalloc_minimal", "tcmalloc")
 _FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
 
@@ -82,3 +92,57 @@ def release_free_memory() -> None:
     for name, given in zip(names, ((0,), ()), strict=True):
         with contextlib.suppress(OSError, AttributeError):
             getattr(ctypes.CDLL(None), name)(*given)
+
+
+@contextlib.contextmanager
+def hold_heap_pages() -> Iterator[None]:
+    """glibc's heap keeps its pages meanwhile, and has the thresholds of a process that has trained
+    for some steps; other allocators are left as they are."""
+    if not _has_heap():
+        yield
+        return
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(_M_MMAP_THRESHOLD, MAPPED_BLOCK_BYTES)
+    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    try:
+        yield
+    finally:
+        mallopt(_M_TRIM_THRESHOLD, _RELEASED_BYTES)
+
+
+class HeapPages:
+    """Keeps pages of glibc's heap in memory for a call, as a step finds those that the steps before
+    it have used: its blocks below `MAPPED_BLOCK_BYTES` then take no new ones.
+
+    Until 2.37 glibc cannot give a free block to an aligned request of the same size, so that an op
+    that is called again and again would take new pages each time. Free blocks that this leaves are
+    returned when they have `MAX_FREE_BYTES`. Other allocators are left as they are.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size if _has_heap() else 0
+        self._taken = 0
+
+    def touch(self) -> None:
+        """Leaves `size` bytes of the heap free, in one piece, with their pages in memory."""
+        if not self.size:
+            return
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+        libc.free.restype, libc.free.argtypes = None, (ctypes.c_void_p,)
+        if self._taken + self.size > MAX_FREE_BYTES:
+            libc.malloc_trim(0)
+            self._taken = 0
+        libc.mallopt(_M_MMAP_MAX, 0)
+        try:
+            block = libc.malloc(self.size)
+        finally:
+            libc.mallopt(_M_MMAP_MAX, _DEFAULT_MAPPED_BLOCKS)
+        if block:
+            ctypes.memset(block, 0, self.size)
+            libc.free(block)
+            self._taken += self.size
+
+
+def _has_heap() -> bool:
+    return sys.platform.startswith("linux") and running_allocator() == GLIBC

@@ -86,6 +86,23 @@ def test_calls_that_other_work_disturbs_count_only_where_there_are_few_others(
     assert (found.median, found.repeats) == (3.0, 10) and found.lost == pytest.approx(0.7)
 
 
+def test_calls_that_take_more_new_pages_than_others_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps find the pages of their heap in memory, and take new ones for large blocks."""
+    now, pages, calls = [0.0], [0], itertools.count()
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing, "_page_faults", lambda: pages[0])
+
+    def call() -> None:
+        fresh = next(calls) % 3 != 0
+        now[0] += 9.0 if fresh else 1.0
+        pages[0] += 7000 if fresh else 1000
+
+    found = time_calls("cpu", call, limit=0.0, least=5, most=15)
+    assert (found.median, found.repeats) == (1.0, 3)
+
+
 def test_long_calls_that_agree_are_timed_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(
