@@ -231,7 +231,7 @@ class Comparer:
         if equal and not has_nan(reference):
             return Comparison(NO_DIFFERENCE, NO_DIFFERENCE, "")
         release_device_memory(self.device)
-        return self.compare(planned)
+        return self.compare(planned, told=told)
 
     def _loss_only_scenarios(self) -> list[Scenario]:
         """The round for a first output that is one number, where others receive gradients, too."""

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from tightfit.api.check_clock import CheckClock
 from tightfit.api.plan_options import DEFAULT_SOLVER, FusedKernelOptions, SolverOptions
 from tightfit.api.progress_bar import ProgressReporter
 from tightfit.schemas.lineage import is_up_to_date, write_lineage
@@ -275,18 +276,20 @@ class StageRunner:
         self.run(task, reuse=True)
         return point / name
 
-    def check(self, graph: Path, built: BuiltModel, planned: nn.Module) -> None:
-        """Raises ModelError where the planned module does not do what the original does, in two
-        steps of both or, with `full_check`, in all ways to run them."""
+    def check(self, graph: Path, built: BuiltModel, planned: nn.Module) -> str:
+        """How long the two steps of a check took beside those of the original, for people; "" with
+        `full_check`, which has steps of many kinds, and for steps that are too short to tell.
+        Raises ModelError where the planned module does not do what the original does, in two steps
+        of both or, with `full_check`, in all ways to run them."""
         from tightfit.schemas.graph.training_graph import read_graph
         from tightfit.stages.validate.validate import check_planned_module
 
         self.progress.stage("check")
-        said = check_planned_module(
-            read_graph(graph), built, planned, self.progress.report, self.full_check
-        )
+        clock = CheckClock(self.progress.report, self.device)
+        said = check_planned_module(read_graph(graph), built, planned, clock, self.full_check)
         if said:
             raise ModelError(said)
+        return "" if self.full_check else clock.describe_ratio()
 
     def check_transfers(
         self, graph: Path, built: BuiltModel, planned: nn.Module, plan: Plan

@@ -80,19 +80,19 @@ def check_captured(runner: StageRunner, built: BuiltModel, graph: Path) -> None:
 def check_plan(
     runner: StageRunner, variant: InputSpecialization, made: ChosenPlan, load: LoadPlanned
 ) -> ChosenPlan:
-    """The plan, compared with its model; one of fused kernels says in its sentence how far these
-    are from eager's.
+    """The plan, compared with its model, with what its steps took beside the model's; one of fused
+    kernels says in its sentence how far these are from eager's.
 
     Raises ModelError where it does not do what it should."""
     built = variant.built
     planned = load(built.model, "error")
     with _preserve_side_effects(variant.graph, built.model):
         if runner.fused_kernels is None:
-            runner.check(variant.graph, built, planned)
+            said = runner.check(variant.graph, built, planned)
         else:
             keep_all = _keep_all_loader(runner, variant)(built.model, "error")
             said = runner.check_fused(variant.graph, built, planned, keep_all)
-            made = made.with_note(said)
+        made = made.with_note(said) if said else made
         if said := runner.check_transfers(variant.graph, built, planned, made):
             made = made.with_note(said)
     own = runner.self_checkpointing_peak(variant.graph, built)

@@ -1,0 +1,168 @@
+"""`python -m tests.benchmarks.predicted_times`: times of plans as predicted, and as they come true.
+
+Each step runs in a process of its own with one thread; a round runs the model's own step and all
+its plans one after the other. Times are CPU seconds of forward and backward without a loss, each
+the median of a process, and the ratio is the median of those of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Case = tuple[Any, tuple[Any, ...]]
+"""A model and its arguments."""
+BUDGETS = ("50%", "20%")
+WARM_STEPS = 2
+EAGER = "eager"
+HEAD = (
+    "| model | budget | predicted time / eager | measured | predicted / measured |\n"
+    "|---|---|---|---|---|"
+)
+
+
+def _gpt2(batch: int, tokens: int) -> Case:
+    from data.models import gpt2
+
+    model, (args, _) = gpt2(batch=batch, tokens=tokens)
+    return model, args
+
+
+def _resnet50(batch: int) -> Case:
+    from data.models import resnet50
+
+    model, (args, _) = resnet50(batch)
+    return model, args
+
+
+def _vit(batch: int) -> Case:
+    import torch
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=1000
+    )  # fmt: skip
+    return ViTForImageClassification(config).train(), (torch.randn(batch, 3, 224, 224),)
+
+
+def _lstm(batch: int) -> Case:
+    """A language model whose layers are run by one operator each."""
+    import torch
+    from torch import nn
+
+    class LanguageModel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(10000, 256)
+            self.lstm = nn.LSTM(256, 256, 2, batch_first=True)
+            self.head = nn.Linear(256, 10000)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            hidden, _ = self.lstm(self.embedding(tokens))
+            return self.head(hidden).log_softmax(-1)
+
+    return LanguageModel().train(), (torch.randint(10000, (batch, 64)),)
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "GPT-2, 4 x 256": lambda: _gpt2(4, 256),
+    "GPT-2, 8 x 512": lambda: _gpt2(8, 512),
+    "ViT-Base, 8 images": lambda: _vit(8),
+    "ResNet-50, 4 images": lambda: _resnet50(4),
+    "ResNet-50, 16 images": lambda: _resnet50(16),
+    "LSTM": lambda: _lstm(16),
+}
+
+
+def build_case(name: str) -> Case:
+    """A case with random weights, in a process of one thread."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    return CASES[name]()
+
+
+def plan_case(name: str, budget: str, store: Path) -> dict[str, Any]:
+    """The package of a plan and the predicted ratio of its time to that of the model's own step."""
+    import tightfit
+
+    model, args = build_case(name)
+    _, plan = tightfit.plan(
+        model, args, budget=budget, store=store, check=False, progress=False, loss_room=0
+    )
+    return {"package": str(plan.package), "ratio": plan.time / plan.keep_all.time}
+
+
+def time_case(name: str, package: str, steps: int) -> float:
+    """CPU seconds of a step of the model, or of its plan in a package."""
+    import torch
+
+    import tightfit
+
+    model, args = build_case(name)
+    module = model if package == EAGER else tightfit.load(package, model)
+    seconds = []
+    for _ in range(WARM_STEPS + steps):
+        started = time.process_time()
+        output = module(*args)
+        output = output if isinstance(output, torch.Tensor) else output.logits
+        output.backward(torch.ones_like(output))
+        del output
+        seconds.append(time.process_time() - started)
+        model.zero_grad()
+    return statistics.median(seconds[WARM_STEPS:])
+
+
+def table_rows(name: str, store: Path, rounds: int, steps: int) -> None:
+    """Prints the rows of a case."""
+    plans = {budget: _call("--plan", name, budget, "--store", str(store)) for budget in BUDGETS}
+    ratios: dict[str, list[float]] = {budget: [] for budget in BUDGETS}
+    for _ in range(rounds):
+        eager = _call("--time", name, EAGER, "--steps", str(steps))
+        for budget, plan in plans.items():
+            taken = _call("--time", name, plan["package"], "--steps", str(steps))
+            ratios[budget].append(taken / eager)
+    for budget, plan in plans.items():
+        measured = statistics.median(ratios[budget])
+        figures = (plan["ratio"], measured, plan["ratio"] / measured)
+        print(f"| {name} | {budget} |", *(f"{each:.3f} |" for each in figures), flush=True)
+
+
+def _call(*words: str) -> Any:
+    command = [sys.executable, "-m", "tests.benchmarks.predicted_times", *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cases", nargs="*", default=list(CASES), metavar="CASE")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--store", type=Path)
+    parser.add_argument("--plan", nargs=2, metavar=("CASE", "BUDGET"), help=argparse.SUPPRESS)
+    parser.add_argument("--time", nargs=2, metavar=("CASE", "PACKAGE"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.plan:
+        print(json.dumps(plan_case(*options.plan, options.store)))
+        return
+    if options.time:
+        print(json.dumps(time_case(*options.time, options.steps)))
+        return
+    print(HEAD, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.cases:
+            table_rows(name, options.store or Path(folder), options.rounds, options.steps)
+
+
+if __name__ == "__main__":
+    main()
