@@ -47,29 +47,31 @@ def _vit(batch: int) -> Case:
     import torch
     from transformers import ViTConfig, ViTForImageClassification
 
-    config = ViTConfig(
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=1000
-    )  # fmt: skip
+    settings: dict[str, Any] = {"hidden_dropout_prob": 0.0, "num_labels": 1000}
+    config = ViTConfig(attention_probs_dropout_prob=0.0, **settings)
     return ViTForImageClassification(config).train(), (torch.randn(batch, 3, 224, 224),)
 
 
-def _lstm(batch: int) -> Case:
-    """A language model whose layers are run by one operator each."""
+def _lstm(batch: int, tokens: int) -> Case:
+    """A classifier of sequences, whose cell runs once a token."""
     import torch
     from torch import nn
 
-    class LanguageModel(nn.Module):
+    class Classifier(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embedding = nn.Embedding(10000, 256)
-            self.lstm = nn.LSTM(256, 256, 2, batch_first=True)
-            self.head = nn.Linear(256, 10000)
+            self.embedding = nn.Embedding(1000, 256)
+            self.cell = nn.LSTMCell(256, 256)
+            self.head = nn.Linear(256, 10)
 
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            hidden, _ = self.lstm(self.embedding(tokens))
-            return self.head(hidden).log_softmax(-1)
+        def forward(self, words: torch.Tensor) -> torch.Tensor:
+            state = None
+            for word in self.embedding(words).unbind(1):
+                state = self.cell(word, state)
+            assert state is not None
+            return self.head(state[0])
 
-    return LanguageModel().train(), (torch.randint(10000, (batch, 64)),)
+    return Classifier().train(), (torch.randint(1000, (batch, tokens)),)
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -78,7 +80,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "ViT-Base, 8 images": lambda: _vit(8),
     "ResNet-50, 4 images": lambda: _resnet50(4),
     "ResNet-50, 16 images": lambda: _resnet50(16),
-    "LSTM": lambda: _lstm(16),
+    "LSTM, 128 x 48": lambda: _lstm(128, 48),
 }
 
 
@@ -99,6 +101,7 @@ def plan_case(name: str, budget: str, store: Path) -> dict[str, Any]:
     _, plan = tightfit.plan(
         model, args, budget=budget, store=store, check=False, progress=False, loss_room=0
     )
+    assert plan.time is not None and plan.keep_all.time is not None
     return {"package": str(plan.package), "ratio": plan.time / plan.keep_all.time}
 
 
@@ -153,10 +156,12 @@ def main() -> None:
     parser.add_argument("--time", nargs=2, metavar=("CASE", "PACKAGE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.plan:
-        print(json.dumps(plan_case(*options.plan, options.store)))
+        name, budget = options.plan
+        print(json.dumps(plan_case(name, budget, options.store)))
         return
     if options.time:
-        print(json.dumps(time_case(*options.time, options.steps)))
+        name, package = options.time
+        print(json.dumps(time_case(name, package, options.steps)))
         return
     print(HEAD, flush=True)
     with tempfile.TemporaryDirectory() as folder:
