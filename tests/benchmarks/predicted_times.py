@@ -94,15 +94,20 @@ def build_case(name: str) -> Case:
 
 
 def plan_case(name: str, budget: str, store: Path) -> dict[str, Any]:
-    """The package of a plan and the predicted ratio of its time to that of the model's own step."""
+    """The package of a plan and the predicted ratio of its time to that of the model's own step;
+    the plan for the least budget, which is named, if no plan fits the given one."""
     import tightfit
+    from tightfit.util.errors import ConfigError
 
     model, args = build_case(name)
-    _, plan = tightfit.plan(
-        model, args, budget=budget, store=store, check=False, progress=False, loss_room=0
-    )
+    options: dict[str, Any] = {"store": store, "check": False, "progress": False, "loss_room": 0}
+    try:
+        _, plan = tightfit.plan(model, args, budget=budget, **options)
+    except ConfigError:
+        _, plan = tightfit.plan(model, args, budget="min", **options)
     assert plan.time is not None and plan.keep_all.time is not None
-    return {"package": str(plan.package), "ratio": plan.time / plan.keep_all.time}
+    ratio = plan.time / plan.keep_all.time
+    return {"package": str(plan.package), "ratio": ratio, "budget": plan.budget}
 
 
 def time_case(name: str, package: str, steps: int) -> float:
@@ -137,7 +142,7 @@ def table_rows(name: str, store: Path, rounds: int, steps: int) -> None:
     for budget, plan in plans.items():
         measured = statistics.median(ratios[budget])
         figures = (plan["ratio"], measured, plan["ratio"] / measured)
-        print(f"| {name} | {budget} |", *(f"{each:.3f} |" for each in figures), flush=True)
+        print(f"| {name} | {plan['budget']} |", *(f"{each:.3f} |" for each in figures), flush=True)
 
 
 def _call(*words: str) -> Any:
