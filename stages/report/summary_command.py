@@ -161,7 +161,8 @@ STATE_COLORS = {"good": "green", "warning": "yellow", "bad": "red"}
 class SummaryRow:
     """One line of the table, as text; `gap` is that of the plan to its bound, `state` is "good",
     "warning" or "bad", `note` a message that belongs below the table. `kernels` are told where a
-    model's are fused, and `judged` is the status of the plan itself, as it was measured."""
+    model's are fused, `microbatches` of a whole step where any step has several, and `plan_status`
+    is the status of the plan itself, as it was measured."""
 
     model: str
     strategy: str
@@ -178,6 +179,7 @@ class SummaryRow:
     slow: OffloadRow | None = None
     kernels: str = ""
     plan_status: str = ""
+    microbatches: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -219,6 +221,7 @@ def print_summary(lines: list[SummaryRow], folder: Path) -> None:
         return
     table = Table(header_style="bold", title="Plans, by peak of the step without parameters")
     told = [("kernels", "left")] if any(line.kernels for line in lines) else []
+    several = any(line.microbatches not in ("", "1") for line in lines)
     for name, justify in [
         ("model", "left"),
         ("strategy", "left"),
@@ -229,6 +232,7 @@ def print_summary(lines: list[SummaryRow], folder: Path) -> None:
         ("measured peak", "right"),
         ("time", "right"),
         ("gap", "right"),
+        *([("microbatches", "right")] if several else []),
         ("report", "left"),
     ]:
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
@@ -247,6 +251,7 @@ def print_summary(lines: list[SummaryRow], folder: Path) -> None:
             line.measured,
             line.time,
             line.gap,
+            *([line.microbatches] if several else []),
             line.report if line.report not in shown else "",
         )
         before = line.model
@@ -404,6 +409,7 @@ def _plan_summary(folder: Path, result: PlanResult, report: str) -> SummaryRow:
         slow,
         _kernel_kind(plan),
         plan.status if validated is None else validated.status,
+        str(plan.microbatches or ""),
     )
 
 
