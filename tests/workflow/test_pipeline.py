@@ -224,6 +224,42 @@ def test_strategies_and_pipelines_that_left_the_configuration_are_removed(
     ]
 
 
+RANKS = "the ranks of one_f_one_b"
+LOST = {
+    "graph.arrow": "tracing the training step",
+    "costs.arrow": "measuring each distinct op",
+    "pipeline/one_f_one_b/ranks/stage-1/schedule.arrow": f"splitting the step over {RANKS}",
+    "pipeline/one_f_one_b/module/stage_1.py": f"writing the programs of {RANKS}",
+    "pipeline/one_f_one_b/trace.json": "writing the report of one_f_one_b",
+}
+"""Files of a finished run, and the step that makes each again."""
+RUN_AGAIN = [f"ran: running {RANKS} against one process"]
+"""What follows a module that is made again, the same or not."""
+
+
+def test_what_was_lost_is_named_and_made_again_alone(copied: Workplace) -> None:
+    model = copied.folder / "results/ran"
+    for file in LOST:
+        (model / file).unlink()
+    told = copied.plan("--dry-run")
+    assert told.returncode == 0, told.stderr
+    for file in LOST:
+        assert f"results/ran/{file}" in told.stdout
+        assert not (model / file).exists()
+    done = copied.plan()
+    assert done.returncode == 0, done.stderr
+    made = {step for step in steps(done) if step.startswith("ran: ")}
+    assert made == {*map("ran: {}".format, LOST.values()), *RUN_AGAIN}
+    checked = copied.stage("audit", "results", "--configuration", "config.yaml")
+    assert checked.returncode == 0, checked.stdout
+    assert copied.plan("--dry-run").stdout.startswith("Nothing to be done")
+
+
+def test_a_measurement_that_was_lost_is_made_again(copied: Workplace) -> None:
+    (copied.folder / "results/ran/pipeline/one_f_one_b/measurement.json").unlink()
+    assert "ran: running the ranks of one_f_one_b against one process" in todo(copied)
+
+
 REDONE = {
     f"ran: {what}"
     for what in (

@@ -15,7 +15,7 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 
-from snakemake_logger_plugin_tightfit.rerun_reasons import WorkflowJob, describe_jobs
+from snakemake_logger_plugin_tightfit.rerun_reasons import WorkflowJob, describe_jobs, has_error
 
 
 @dataclass
@@ -92,8 +92,10 @@ class LogHandler(LogHandlerBase):
             self.done, self.total = data["done"], data["total"] - self.targets
         elif event == LogEvent.JOB_INFO and self.why:
             logs = tuple(map(str, data.get("log") or ()))
+            outputs = tuple(map(str, data.get("output") or ()))
             wildcards = dict(data.get("wildcards") or {})
-            self.jobs.append(WorkflowJob(data["rule_name"], wildcards, data["reason"], logs))
+            job = WorkflowJob(data["rule_name"], wildcards, data["reason"], logs, outputs)
+            self.jobs.append(job)
         elif event == LogEvent.JOB_INFO:
             message = _without_budget(data)
             self.messages[data.get("jobid", 0)] = message or data.get("rule_name", "")
@@ -113,7 +115,7 @@ class LogHandler(LogHandlerBase):
 
     def _failure(self, data: dict[str, Any]) -> str:
         """Which step failed, and where its log is."""
-        logs = [str(log) for log in data.get("log") or () if Path(str(log)).is_file()]
+        logs = [*filter(has_error, map(str, data.get("log") or ()))]
         if not logs:
             self.unlogged.add(data["jobid"])
         why = f"{Path(self.folder, logs[0])} says why" if logs else "it has left no log"
