@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tightfit.__main__ import UNFINISHED_ERROR
 from tightfit.job_client import LOST_JOB, SERVERS, offer_job_servers
 from tightfit.schemas.machine import MACHINES
 
@@ -20,6 +21,7 @@ FACTORIES = """
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -38,6 +40,15 @@ def broken():
 
 def ending():
     os._exit(7)
+
+
+def pretending():
+    os._exit(0)
+
+
+def lingering():
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    return tower()
 
 
 def leaving():
@@ -164,6 +175,22 @@ def test_a_job_that_fails_says_what_it_says_alone(
     )
     assert served.returncode == alone.returncode == code
     assert (served.stdout, served.stderr) == (alone.stdout, alone.stderr)
+
+
+def test_a_factory_that_ends_its_process_well_has_failed(
+    folder: Path, variables: dict[str, str]
+) -> None:
+    run = run_job(tracing("pretending"), folder, variables)
+    assert (run.returncode, run.stderr) == (1, f"tightfit trace: {UNFINISHED_ERROR}\n")
+
+
+def test_a_thread_that_a_factory_leaves_holds_no_job(
+    folder: Path, variables: dict[str, str]
+) -> None:
+    for given in (variables, without_servers(variables)):
+        run = run_job(tracing("lingering", "lingering.arrow"), folder, given)
+        assert (run.returncode, run.stdout, run.stderr) == (0, "a tower\n", "")
+        (folder / "lingering.arrow").unlink()
 
 
 def test_a_module_that_a_user_changes_is_seen(folder: Path, variables: dict[str, str]) -> None:

@@ -121,9 +121,13 @@ def named_files():
         made = ["trace.json", *measured(name, "module", *MEASURED)]
         files.append(of_plans(name, "schedule.arrow", "plan.json", *further, *made))
         files.append(frontiers_of(name))
-        own_line = [] if name in STEPS else measured(name, f"{MODEL}/memory_timeline.arrow")
+        own_line = (
+            [] if name in STEPS else measured(name, f"{MODEL}/memory_timeline.arrow")
+        )
         files.append(expand(own_line, model=name))
-    files += [pipeline_files(each.model, each.strategy) for each in plan_folders(SETTINGS)]
+    files += [
+        pipeline_files(each.model, each.strategy) for each in plan_folders(SETTINGS)
+    ]
     files += [chain_plan_files(chain) for chain in SETTINGS.chains.values()]
     return [path for paths in files for path in paths]
 
