@@ -304,7 +304,7 @@ def test_each_document_of_a_run_is_printed(run: Path, capsys: pytest.CaptureFixt
         ),
         ({"guards": {}, "written": []}, "guards of a package"),
         (
-            dict.fromkeys(("model", "tensors", "needed", "programs", "offsets", "layouts"), []),
+            {name: [] for name in ("tensors", "needed", "programs", "offsets", "layouts")},
             "pipeline of a package",
         ),
     ],
