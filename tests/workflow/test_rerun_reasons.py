@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from pathlib import Path
@@ -256,3 +257,29 @@ def test_a_strategy_without_a_budget_is_named_alone(
     wildcards = {"strategy": "keep_all", "budget": budget}
     record = {"event": LogEvent.JOB_INFO, "rule_msg": message, "wildcards": wildcards}
     assert handler.line(logging.makeLogRecord(record)) == f"[0/0] a: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "plan", "output"),
+    [
+        ("generate", "plan.json", "module"),
+        ("validate", "plan.json", "measurement.arrow"),
+        ("split", "plan/plan.json", "ranks/pipeline.json"),
+        ("validate_pipeline", "plan/plan.json", "measurement.json"),
+    ],
+)
+def test_a_job_of_an_infeasible_plan_says_so(
+    rule: str, plan: str, output: str, tmp_path: Path
+) -> None:
+    handler = LogHandler.__new__(LogHandler)
+    handler.settings = None
+    handler.__post_init__()
+    path = tmp_path / plan
+    path.parent.mkdir(exist_ok=True)
+    said = []
+    for status in ("optimal", "infeasible"):
+        path.write_text(json.dumps({"status": status}))
+        record = {"event": LogEvent.JOB_INFO, "rule_msg": "a: running", "rule_name": rule}
+        record["output"] = [str(tmp_path / output)]
+        said.append(handler.line(logging.makeLogRecord(record)))
+    assert said == ["[0/0] a: running", "[0/0] a: running (infeasible: there is nothing to run)"]

@@ -250,9 +250,10 @@ def load_pipeline(
         >>> losses = pipeline.step([((x,), {}) for x in microbatches], loss)
         >>> optimizer.step()
     """
-    from tightfit.stages.validate.load import describe_error, load_package
+    from tightfit.stages.validate.load import describe_error, load_package, require_plan
 
     found = load_package(package)
+    require_plan(found, package)
     load = getattr(found, "load_pipeline", None)
     if not callable(load):
         raise ArtifactError(f"{package}: is no pipeline, but for one device: load(FOLDER, model)")

@@ -5,6 +5,7 @@ shell command, tracebacks of its own) is left to its log file.
 """
 # Snakemake reads the types of the settings' fields: annotations are no strings here.
 
+import json
 import logging
 import sys
 from dataclasses import dataclass, field
@@ -34,6 +35,11 @@ class LogHandlerSettings(LogHandlerSettingsBase):
 
 _FAILURE_SUMMARIES = ("job did not complete successfully", "because a job execution failed")
 """What Snakemake says at the end where jobs failed, without their names."""
+PLAN_READING_RULES = (
+    *("generate", "perfetto", "validate", "validate_step"),
+    *("split", "generate_pipeline", "validate_pipeline"),
+)
+"""The rules of jobs that have nothing to do for a plan that is infeasible."""
 _INTERRUPT_PREFIX = "Terminating processes on user request"
 """How Snakemake begins what it says of an interrupt. A stage that was interrupted leaves no log."""
 
@@ -99,7 +105,7 @@ class LogHandler(LogHandlerBase):
         elif event == LogEvent.JOB_INFO:
             message = _without_budget(data)
             self.messages[data.get("jobid", 0)] = message or data.get("rule_name", "")
-            return self._job(message)
+            return self._job(message and f"{message}{_infeasible_note(data)}")
         elif event == LogEvent.JOB_ERROR:
             self.failed[data["jobid"]] = self._failure(data)
         elif event == LogEvent.JOB_FINISHED:
@@ -130,6 +136,20 @@ class LogHandler(LogHandlerBase):
         )
         wanted = record.levelno >= logging.WARNING or text.startswith("Nothing to be done")
         return text if wanted and not told else ""
+
+
+def _infeasible_note(data: dict[str, Any]) -> str:
+    """What is said of a job whose plan is infeasible, "" of others."""
+    if data.get("rule_name") not in PLAN_READING_RULES or not data.get("output"):
+        return ""
+    around = Path(str(data["output"][0])).parents
+    plans = (around[0] / "plan.json", around[0] / "plan/plan.json", around[1] / "plan/plan.json")
+    plan = next((path for path in plans if path.is_file()), None)
+    try:
+        status = json.loads(plan.read_bytes())["status"] if plan is not None else ""
+    except (ValueError, LookupError, TypeError):  # the job itself says so
+        return ""
+    return " (infeasible: there is nothing to run)" if status == "infeasible" else ""
 
 
 def _skip_descriptions() -> None:
