@@ -41,7 +41,8 @@ class Sparkline:
 class IndexRow:
     """One plan, or one failure where there is no plan. `link` leads to the model's page, `spark`
     names its small curve and `dot` is where the plan lies beside it, as it was predicted, in
-    thousandths; "" and None where there is none. `scattered` is that of its outcome."""
+    thousandths; "" and None where there is none. `scattered` and
+    `as_planned` are those of its outcome."""
 
     model: str
     strategy: str
@@ -60,6 +61,7 @@ class IndexRow:
     words: str
     spark: str
     dot: tuple[float, float] | None
+    as_planned: bool = False
 
 
 @dataclass(frozen=True)
@@ -245,6 +247,7 @@ def _plan_row_line(row: PlanRow, colors: dict[str, int]) -> IndexRow:
         words=found.message if found.state == "bad" else row.note,
         spark="",
         dot=None,
+        as_planned=found.as_planned,
     )
 
 

@@ -151,6 +151,11 @@ SCATTERED_NOTE = (
     "took a fifth of their time: measure again while nothing else runs, or with more pairs"
 )
 
+AS_PLANNED_NOTE = (
+    "*: as planned, beside one process: the ranks of these pipelines shared processors, so that "
+    "their measured times compare no plans"
+)
+
 RUNNING = "running"
 """What is told of a plan that a stage works on, or on what it waits for."""
 
@@ -259,6 +264,8 @@ def print_summary(lines: list[SummaryRow], folder: Path) -> None:
     console.print(table)
     if any(line.time.endswith("?") for line in lines):
         console.print(SCATTERED_NOTE, markup=False, highlight=False, soft_wrap=True)
+    if any(line.time.endswith("*") for line in lines):
+        console.print(AS_PLANNED_NOTE, markup=False, highlight=False, soft_wrap=True)
     on_gpu = [line.gpu for line in lines if line.gpu is not None]
     if on_gpu:
         console.print(build_rich_table(GPU_TITLE, GPU_HEADS, on_gpu))
@@ -426,7 +433,7 @@ def _summarize_plan_row(row: PlanRow) -> SummaryRow:
         RUNNING if runs else found.word,
         "" if row.predicted is None else format_bytes(row.predicted),
         format_bytes(found.peak) if found.measured and found.peak is not None else "",
-        "" if found.ratio is None else format_ratio(found.ratio, found.scattered),
+        "" if found.ratio is None else format_ratio(found.ratio, as_planned=found.as_planned),
         "" if row.gap is None else format_percent(row.gap),
         "" if row.page is None else str(row.page),
         "warning" if runs else found.state,
