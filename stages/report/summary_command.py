@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,12 +20,14 @@ from tightfit.schemas.plan import GpuMemory, Plan
 from tightfit.schemas.plan_folders import plan_folders
 from tightfit.stages.report.chain_results import NOT_RUN, ChainPlanResult, find_chain_plans
 from tightfit.stages.report.formatting import (
+    RATIO_MARKS,
     format_bytes,
     format_duration,
     format_percent,
     format_ratio,
     format_with_resident,
 )
+from tightfit.stages.report.joint_budget_note import describe_joint_budget
 from tightfit.stages.report.load import (
     MODEL_PAGE_FILE,
     ModelResults,
@@ -146,16 +148,6 @@ def _format_seconds(seconds: float | None) -> str:
 TABLE_WIDTH = 240
 """The most columns of the table where the output is no terminal: no path is cut into two."""
 
-SCATTERED_NOTE = (
-    "?: a quarter of the measured runs takes half again as long as another quarter, or other work "
-    "took a fifth of their time: measure again while nothing else runs, or with more pairs"
-)
-
-AS_PLANNED_NOTE = (
-    "*: as planned, beside one process: the ranks of these pipelines shared processors, so that "
-    "their measured times compare no plans"
-)
-
 RUNNING = "running"
 """What is told of a plan that a stage works on, or on what it waits for."""
 
@@ -262,10 +254,9 @@ def print_summary(lines: list[SummaryRow], folder: Path) -> None:
         before = line.model
         shown.add(line.report)
     console.print(table)
-    if any(line.time.endswith("?") for line in lines):
-        console.print(SCATTERED_NOTE, markup=False, highlight=False, soft_wrap=True)
-    if any(line.time.endswith("*") for line in lines):
-        console.print(AS_PLANNED_NOTE, markup=False, highlight=False, soft_wrap=True)
+    for mark, note in RATIO_MARKS.items():
+        if any(line.time.endswith(mark) for line in lines):
+            console.print(f"{mark}: {note}", markup=False, highlight=False, soft_wrap=True)
     on_gpu = [line.gpu for line in lines if line.gpu is not None]
     if on_gpu:
         console.print(build_rich_table(GPU_TITLE, GPU_HEADS, on_gpu))
@@ -316,7 +307,9 @@ def _summary_rows(folder: Path, config: Config | None) -> Iterator[SummaryRow]:
     for request in config.requests(folder.name):
         plan_here = plans.get(f"{request.strategy}/{request.directory}")
         if plan_here is not None:
-            yield _plan_summary(folder, plan_here, report)
+            line = _plan_summary(folder, plan_here, report)
+            joint = describe_joint_budget(folder, config.models[folder.name].joint, plan_here)
+            yield replace(line, note=joint) if joint else line
         else:
             place = folder / request.strategy / request.directory
             log = latest_error_log(place) or upstream_error_log(place)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tightfit.schemas.machine import machine_path
+from tightfit.schemas.optimizer_plan import MIN_OFFLOAD_BYTES, small_parameters_error
 from tightfit.util.budget import MIN_BUDGET as SMALLEST
 from tightfit.util.command_line import LineageEntry, parse_settings
 from tightfit.util.errors import ConfigError, ScheduleError
@@ -30,8 +31,6 @@ OFFLOADED_PARAMETERS = "offload"
 ON_DEVICE = "device"
 PARAMETER_PLACES = (OFFLOADED_PARAMETERS, ON_DEVICE)
 """Where parameters wait for their use."""
-MIN_OFFLOAD_BYTES = 1 << 20
-"""Parameters of fewer bytes stay on the device."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -249,7 +248,10 @@ def _plan_known_min_budget(
         parse_total_bytes,
         plan_for_min_budget,
     )
-    from tightfit.stages.combine.optimizer_offload.min_memory import BudgetTooSmallError
+    from tightfit.stages.combine.optimizer_offload.min_memory import (
+        BudgetTooSmallError,
+        UnknownPlanError,
+    )
     from tightfit.stages.combine.optimizer_offload.state_placement import candidate_problems
 
     for each in candidate_problems(task, beyond):
@@ -261,8 +263,9 @@ def _plan_known_min_budget(
     total = parse_total_bytes(task, budget) if budget != SMALLEST else sized.budget
     if sized.budget <= total:
         return replace(sized, budget=total), found
+    said = refused.short if isinstance(refused, UnknownPlanError) else refused
     raise BudgetTooSmallError(
-        f"{refused}; the smallest budget known to work is {sized.budget:,} bytes", sized.budget
+        f"{said}; the smallest budget known to work is {sized.budget:,} bytes", sized.budget
     ) from refused
 
 
@@ -303,11 +306,7 @@ def read_offload_problem(
         graph, costs, own, updates, device.memory, least, microbatches, measured
     )
     if measured is not None and offloaded and not task.remote:
-        raise ConfigError(
-            f"{traced}: no parameter that can be offloaded has {MIN_OFFLOAD_BYTES:,} bytes or "
-            "more, and smaller ones stay on the device: say so by --parameters device (parameters: "
-            "device in a configuration), or plan the step without its optimizer"
-        )
+        raise small_parameters_error(traced, MIN_OFFLOAD_BYTES)
     task = replace(task, engine=options.solver)
     budget = (
         device.memory if options.budget == SMALLEST else parse_total_bytes(task, options.budget)

@@ -79,8 +79,9 @@ def test_the_least_is_found_where_activations_take_all_room_and_refusals_name_it
 ) -> None:
     task = measured(1000, 1000)
     least = plan_for_min_budget(task)[0].budget
-    with pytest.raises(ConfigError, match=f"known to work is {least:,} bytes$"):
+    with pytest.raises(ConfigError, match=f"known to work is {least:,} bytes$") as caught:
         whole(task, None, str(least - 1))
+    assert "known there are" not in str(caught.value)
     look = OffloadSearch.look
 
     def crowded_out(
