@@ -270,7 +270,8 @@ def _count_outcomes(models: int, plans: int, rows: Sequence[IndexRow]) -> list[t
         *("fits", "should fit", "over budget", "over device", "infeasible"),
         *("not planned", "failed"),
     )
-    kinds = [(word, counts[word]) for word in known if word in counts]
+    others = sorted(counts.keys() - {*known})
+    kinds = [(word, counts[word]) for word in (*known[:-2], *others, *known[-2:]) if word in counts]
     return [
         ("model" if models == 1 else "models", models),
         ("plan" if plans == 1 else "plans", plans),

@@ -136,6 +136,16 @@ def test_what_was_lost_is_named_and_may_change_nothing(tmp_path: Path) -> None:
     ]
 
 
+def test_the_frontier_of_a_strategy_that_was_planned_is_new_and_not_the_strategy(
+    tmp_path: Path,
+) -> None:
+    job = Job("frontier", POINT, "Missing output files: f", (), (str(tmp_path / "frontier.arrow"),))
+    assert describe_jobs([job])[1] == "  a, 1 step: the strategy rotor is new"
+    (tmp_path / "candidates.arrow").touch()
+    said = "  a, 1 step: the plans of rotor for all budgets are new"
+    assert describe_jobs([job])[1] == said
+
+
 def test_nothing_to_do_says_nothing() -> None:
     assert describe_jobs([]) == []
     assert describe_jobs([Job("all", {}, FOLLOWS)]) == []

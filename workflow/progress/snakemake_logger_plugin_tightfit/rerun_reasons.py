@@ -21,6 +21,9 @@ REPORT_RULES = ("report", "chain_report", "index")
 SETTINGS_CHANGED = "its settings in the configuration changed"
 FOLLOWS_INPUTS = "its inputs are made again"
 STAGE_CODE = r"code of (\w+) [0-9a-f]{16}"
+OWN_PLANS = "candidates.arrow"
+"""Lies beside the plans of a strategy for all budgets, where these are of one that is no baseline.
+"""
 FORCED = "Forced execution"
 MEASURING_RULES = ("profile", "profile_updates", "link", "offload_link", "reference")
 """The rules that a run forces that measures again."""
@@ -148,6 +151,8 @@ def _missing_cause(job: WorkflowJob) -> str:
     strategy = job.wildcards.get("strategy", "")
     if job.rule in TRACE_RULES:
         return "it is new"
+    if any(Path(output).with_name(OWN_PLANS).exists() for output in job.outputs):
+        return f"the plans of {strategy} for all budgets are new"
     if job.rule in ("own_plans", "frontier"):
         return f"the strategy {strategy} is new"
     if job.rule in ("select", "select_kernels", *CHAIN_RULES):
