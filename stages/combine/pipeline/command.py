@@ -37,7 +37,8 @@ def run(options: argparse.Namespace) -> None:
         own = [str(stage.stage) for stage in pipeline.stages if stage.rank == rank]
         print(
             f"{before}rank {rank} ({name}): stages {', '.join(own)}; "
-            f"{pipeline.fixed[rank]:,} bytes of parameters and buffers, {pipeline.peaks[rank]:,} bytes of the step"
+            f"{pipeline.fixed[rank]:,} bytes of parameters and buffers, "
+            f"{pipeline.peaks[rank]:,} bytes of the step"
         )
 
 

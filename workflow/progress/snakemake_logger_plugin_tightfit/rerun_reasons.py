@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 NO_BUDGET = "none"
@@ -43,7 +44,7 @@ class WorkflowJob:
     logs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def lost(self) -> list[str]:
         """The files that are gone of what it made before, all or some of them."""
         forced = FORCED in self.reason and self.rule not in MEASURING_RULES
