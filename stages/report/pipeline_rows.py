@@ -74,7 +74,7 @@ def _pipeline_error_log(place: Path, stages: Container[str]) -> Path | None:
 
 
 @dataclass(frozen=True)
-class StepTimes:
+class PipelineStepTimes:
     """The seconds of a `step` of a pipeline, and of the same in a `single` process."""
 
     step: float
@@ -111,15 +111,15 @@ class _PipelineFiles:
         return max(self.ranks.peaks, default=None) if self.ranks else None
 
     @property
-    def measured_times(self) -> StepTimes | None:
+    def measured_times(self) -> PipelineStepTimes | None:
         """The times as measured, that of the slowest rank, None if it did not run."""
         if self.measured is None or not self.measured.ranks:
             return None
         step = max(rank.seconds for rank in self.measured.ranks)
-        return StepTimes(step, self.measured.single_process_seconds)
+        return PipelineStepTimes(step, self.measured.single_process_seconds)
 
     @property
-    def planned_times(self) -> StepTimes | None:
+    def planned_times(self) -> PipelineStepTimes | None:
         """The times as planned. One process computes what all stages do, each microbatch once, and
         recomputes nothing."""
         if self.pattern is None or self.ranks is None or not self.pattern.operations:
@@ -128,7 +128,7 @@ class _PipelineFiles:
         batch = sum(row.duration for row in computed) / self.pattern.batches
         batch -= sum(stage.recompute_seconds for stage in self.plan.stages)
         count = self.ranks.microbatches
-        return StepTimes(step_seconds(self.pattern, count), count * batch)
+        return PipelineStepTimes(step_seconds(self.pattern, count), count * batch)
 
     def outcome(self, error: str) -> PlanOutcome:
         """What became of it; `error` is that of a stage."""
