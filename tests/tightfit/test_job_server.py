@@ -15,6 +15,7 @@ import pytest
 from tightfit.__main__ import UNFINISHED_ERROR
 from tightfit.job_client import LOST_JOB, SERVERS, offer_job_servers
 from tightfit.schemas.machine import MACHINES
+from tightfit.util.process_group import run_process_group
 
 ROOT = Path(__file__).parents[2]
 FACTORIES = """
@@ -55,6 +56,13 @@ def leaving():
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     Path("left.part").write_text(str(subprocess.Popen(["sleep", "1000"], **quiet).pid))
     Path("left.part").rename("left.txt")
+    return tower()
+
+
+def escaping():
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    program = subprocess.Popen(["sleep", "1000"], start_new_session=True, **quiet)
+    Path("left.txt").write_text(str(program.pid))
     return tower()
 
 
@@ -292,10 +300,12 @@ def test_what_measures_has_no_server(
         assert servers({**variables, **changed, **offered}) == ["run"]
 
 
-def test_what_a_factory_leaves_ends_with_the_run(folder: Path) -> None:
+@pytest.mark.parametrize("factory", ["leaving", "escaping"])
+def test_what_a_factory_leaves_ends_with_the_run(folder: Path, factory: str) -> None:
+    run_process_group(["true"])  # as Snakemake is run: what lost its parent is this process's
     with offer_job_servers() as (offered, _):
         alone = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        done = run_job(tracing("leaving"), folder, {**alone, **offered})
+        done = run_job(tracing(factory), folder, {**alone, **offered})
         assert done.returncode == 0, done.stderr
         left = int((folder / "left.txt").read_text())
         assert Path(f"/proc/{left}").exists()
