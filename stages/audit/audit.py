@@ -189,7 +189,7 @@ def audit(folder: Path, left_over: Collection[Path] = ()) -> AuditResult:
     sentences += _check_records(found, damaged)
     failed = [*_failed_measurements(found, damaged)]
     gap = largest_gap(plans)
-    unfit = sum(not plan.feasible for plan in found.read_plans(damaged))
+    unfit = sum(plan.status == "infeasible" for plan in found.read_plans(damaged))
     return AuditResult(list(dict.fromkeys(sentences)), found.counts(), gap, failed, unfit)
 
 

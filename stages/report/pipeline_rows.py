@@ -140,12 +140,13 @@ class _PipelineFiles:
             return PlanOutcome("bad", "infeasible", said, None, None, False, False)
         planned, times = self.planned_times, self.measured_times
         if self.measured is None or times is None:
-            said, ratio = f"Should fit: {self.plan.message}", planned and planned.ratio
+            said = f"Should fit: {self.plan.message}"
+            ratio = None if planned is None else planned.ratio
             return PlanOutcome("warning", "should fit", said, peak, ratio, False, True)
         peak = max(rank.measured_peak for rank in self.measured.ranks)
         shared = self.measured.shares_processors
         told = planned if shared else times
-        ratio = told and told.ratio
+        ratio = None if told is None else told.ratio
         if self.measured.status == FAILED_STATUS:
             said = f"Failed: {self.measured.message}"
             return PlanOutcome("bad", "failed", said, peak, ratio, True, False, as_planned=shared)

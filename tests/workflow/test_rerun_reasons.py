@@ -289,7 +289,7 @@ def test_a_job_of_an_infeasible_plan_says_so(
     said = []
     for status in ("optimal", "infeasible"):
         path.write_text(json.dumps({"status": status}))
-        record = {"event": LogEvent.JOB_INFO, "rule_msg": "a: running", "rule_name": rule}
-        record["output"] = [str(tmp_path / output)]
+        record: dict[str, Any] = {"event": LogEvent.JOB_INFO, "rule_name": rule}
+        record |= {"rule_msg": "a: running", "output": [str(tmp_path / output)]}
         said.append(handler.line(logging.makeLogRecord(record)))
     assert said == ["[0/0] a: running", "[0/0] a: running (infeasible: there is nothing to run)"]

@@ -19,6 +19,7 @@ from tightfit.schemas.pipeline_measurement import (
     write_pipeline_measurement,
 )
 from tightfit.schemas.pipeline_pattern import (
+    PatternKind,
     PatternOperation,
     PipelinePattern,
     write_pipeline_pattern,
@@ -123,7 +124,7 @@ def test_the_planned_ratio_is_told_if_ranks_share_processors(
 ) -> None:
     """Forward and backward of two stages take 0.2 s each, a send and its return 0.1 s: a step of
     one microbatch takes 1 s, and one process, which recomputes nothing, 0.6 s."""
-    rows = [
+    rows: list[tuple[str, int, PatternKind]] = [
         (NAMES[0], 1, "forward"), ("cpu:0/cpu:1", 1, "send"), (NAMES[1], 2, "forward"),
         (NAMES[1], 2, "backward"), ("cpu:0/cpu:1", 1, "receive"), (NAMES[0], 1, "backward"),
     ]  # fmt: skip

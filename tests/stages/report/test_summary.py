@@ -74,8 +74,9 @@ def test_a_joint_budget_that_is_too_small_is_told_with_one_that_fits_all(
     plan = read_plan(path)
     assert plan.smallest_budget is not None
     write_plan(path, replace(plan, smallest_budget=plan.smallest_budget + 8))
-    model = {"factory": "nowhere:model", "strategies": ["rockmate"], "budgets": ["50%", "10%"]}
-    model |= {"samples": [{"width": 1}, {"width": 2}], "joint": True}
+    samples = {"samples": [{"width": 1}, {"width": 2}], "joint": True}
+    plans = {"strategies": ["rockmate"], "budgets": ["50%", "10%"]}
+    model = {"factory": "nowhere:model", **plans, **samples}
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump({"models": {"small": model}, "results": str(folder)}))
     capsys.readouterr()

@@ -118,4 +118,4 @@ def test_the_memory_that_is_too_small_is_told_where_the_closest_plans_fit_on_the
     words = (
         "fits in host/memory, which has 4,600,000 bytes: in the closest known there are 4,750,000"
     )
-    assert words in search._refusal()
+    assert words in str(search._refusal())
