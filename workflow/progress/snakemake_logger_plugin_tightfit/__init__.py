@@ -62,6 +62,8 @@ class LogHandler(LogHandlerBase):
         self.failed: dict[int, str] = {}
         self.unlogged: set[int] = set()
         self.interrupted = False
+        common = getattr(self, "common_settings", None)
+        self.dry = common is not None and common.dryrun
         settings = self.settings
         self.why = isinstance(settings, LogHandlerSettings) and settings.why
         if self.why:
@@ -105,7 +107,9 @@ class LogHandler(LogHandlerBase):
         elif event == LogEvent.JOB_INFO:
             message = _without_budget(data)
             self.messages[data.get("jobid", 0)] = message or data.get("rule_name", "")
-            return self._job(message and f"{message}{_infeasible_note(data)}")
+            # A plan that is there now may be another one when a job of a dry run comes.
+            note = "" if self.dry else _infeasible_note(data)
+            return self._job(message and f"{message}{note}")
         elif event == LogEvent.JOB_ERROR:
             self.failed[data["jobid"]] = self._failure(data)
         elif event == LogEvent.JOB_FINISHED:

@@ -28,8 +28,8 @@ OWN_PLANS = "candidates.arrow"
 FORCED = "Forced execution"
 MEASURING_RULES = ("profile", "profile_updates", "link", "offload_link", "reference")
 """The rules that a run forces that measures again."""
-MAX_NAMED_FILES = 3
-"""Lost files of a step that are named."""
+MAX_NAMED_FILES = 8
+"""Lost files of a model that are named."""
 MAX_VALUE_CHARACTERS = 60
 """Characters that a parameter has at most that is shown."""
 
@@ -47,14 +47,17 @@ class WorkflowJob:
     @cached_property
     def lost(self) -> list[str]:
         """The files that are gone of what it made before, all or some of them."""
-        forced = FORCED in self.reason and self.rule not in MEASURING_RULES
-        if not forced and "Missing output" not in self.reason:
-            return []
         # What a run imports is there once its jobs are known.
         from tightfit.schemas.lost_files import find_missing_files, was_made
 
-        outputs = [path for path in map(Path, self.outputs) if forced or was_made(path)]
-        return [str(file) for path in outputs for file in find_missing_files(path)]
+        forced = FORCED in self.reason and self.rule not in MEASURING_RULES
+        missing = {path: find_missing_files(path) for path in map(Path, self.outputs)}
+        return [
+            str(file)
+            for path, files in missing.items()
+            if files and (forced or was_made(path))
+            for file in files
+        ]
 
     @property
     def model(self) -> str:
@@ -101,6 +104,8 @@ def _causes(jobs: list[WorkflowJob]) -> list[str]:
     first = [job for job in jobs if not job.follows and _job_causes(job)]
     traced = [job for job in first if job.rule in TRACE_RULES and "Missing output" in job.reason]
     found = [cause for job in traced or first for cause in _job_causes(job)]
+    lost = list(dict.fromkeys(file for job in jobs for file in job.lost))
+    found += [f"lost: {_list_files(lost)}"] if lost else []
     if not found and all(_is_new(job) for job in jobs):
         return ["it is new"]
     return list(dict.fromkeys(found)) or [FOLLOWS_INPUTS]
@@ -116,8 +121,8 @@ def _job_causes(job: WorkflowJob) -> list[str]:
     reason = job.reason
     if "ncomplete output" in reason:
         return ["a run before was interrupted"]
-    if job.lost:
-        return [f"lost: {_list_files(job.lost)}"]
+    if job.lost:  # told of all jobs together
+        return []
     if "Missing output" in reason:
         return [*filter(None, [_missing_cause(job)])]
     if FORCED in reason:
