@@ -33,9 +33,10 @@ OPTIMIZER_SETTINGS = {
 class OptimizerStepConfig:
     """A step with its optimizer: the name of the `optimizer` and its `settings`, as `torch.optim`
     takes them; `microbatches` of each sample make a step, whose factory's arguments are in
-    `samples` by folder, "" for that of the model. Parameters and states wait in the folder `disk`
-    ("" for that of the configuration), of which they take `limit` bytes ("" for all there are), and
-    states in `second_disk` ("" for none);
+    `samples` by folder, "" for that of the model; of one sample there can be several numbers, of
+    which the one with the least time per sample is taken. Parameters and states wait in the folder
+    `disk` ("" for that of the configuration), of which they take `limit` bytes ("" for all there
+    are), and states in `second_disk` ("" for none);
     `parameters` that wait on the "device" leave the offload target to the states."""
 
     optimizer: str
@@ -148,20 +149,16 @@ def _excluded_key_problems(
 
 
 def _microbatch_problems(path: list[str | int], model: Mapping[str, Any]) -> Iterator[str]:
-    """Numbers of microbatches that are not as many as samples."""
+    """Numbers of microbatches that are not as many as samples, where there are several samples."""
     counts, samples = model.get("microbatches", 1), model.get("samples")
     numbers = len(counts) if isinstance(counts, list) else None
-    shapes = len(samples) if isinstance(samples, list) else None
-    if shapes is not None and numbers is None:
+    shapes = len(samples) if isinstance(samples, list) else 1
+    if shapes == 1:
+        return  # each number is one of how many times the sample makes a step
+    if numbers is None:
         yield (
             f"{format_key_path([*path, 'microbatches'])}: expected a list with a number for each "
             f"of the {shapes} samples beside an optimizer: so many of each make a step"
-        )
-    elif numbers is not None and shapes is None:
-        yield (
-            f"{format_key_path([*path, 'microbatches'])}: {json.dumps(counts)} was found, expected "
-            "one number, or samples beside it, a mapping for each number, such as "
-            "[{batch: 4}, {batch: 2}]"
         )
     elif numbers != shapes:
         yield (

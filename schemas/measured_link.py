@@ -58,7 +58,7 @@ class MeasuredLink:
             f"measured here{f' {self.when}' if self.when else ''}{busy}: {speed.to:.3g} bytes a "
             f"second leave and {speed.back:.3g} return alone, {speed.both[0]:.3g} and "
             f"{speed.both[1]:.3g} both at once; a transfer takes {own} "
-            "(another `store` measures it again)"
+            "(`tightfit run --remeasure`, or another `store`, measures it again)"
         )
 
 

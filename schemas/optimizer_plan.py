@@ -14,7 +14,19 @@ from tightfit.schemas.chain import MAX_BYTES, are_valid_times
 from tightfit.schemas.graph.training_graph import Graph
 from tightfit.schemas.link import HostLink, TransferOverhead, parse_host_link
 from tightfit.schemas.store import read_json, write_json
-from tightfit.util.errors import ArtifactError
+from tightfit.util.errors import ArtifactError, ConfigError
+
+MIN_OFFLOAD_BYTES = 1 << 20
+"""Parameters of fewer bytes stay on the device."""
+
+
+def small_parameters_error(where: object, least: int) -> ConfigError:
+    """What is said of a graph without a parameter that is large enough to be offloaded."""
+    return ConfigError(
+        f"{where}: no parameter that can be offloaded has {least:,} bytes or more, and smaller "
+        "ones stay on the device: say so by --parameters device (parameters: device in a "
+        "configuration), or plan the step without its optimizer"
+    )
 
 
 @dataclass(frozen=True)

@@ -256,6 +256,15 @@ def check_pipeline(pipeline: PipelineSchedule, where: str) -> None:
             require(known, f"action {place} of rank {rank} names what is not there")
 
 
+def stage_files(folder: Path, pipeline: PipelineSchedule) -> list[Path]:
+    """The files of the stages of the pipeline in a folder: graph and schedule of each."""
+    return [
+        folder / stage_folder(stage.stage) / name
+        for stage in pipeline.stages
+        for name in ("graph.arrow", "schedule.arrow")
+    ]
+
+
 def is_pipeline(path: Path | str) -> bool:
     """Whether a folder holds a pipeline."""
     try:

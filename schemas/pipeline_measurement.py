@@ -1,4 +1,4 @@
-"""`tightfit.pipeline_measurement/2`: what the ranks of a pipeline did, beside one process and what
+"""`tightfit.pipeline_measurement/3`: what the ranks of a pipeline did, beside one process and what
 was promised. A JSON file."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tightfit.schemas import store
 from tightfit.schemas.store import find_mistyped_field
 from tightfit.util.errors import ArtifactError
 
-PIPELINE_MEASUREMENT_ARTIFACT = "tightfit.pipeline_measurement/2"
+PIPELINE_MEASUREMENT_ARTIFACT = "tightfit.pipeline_measurement/3"
 FAILED_STATUS = "failed"
 
 
@@ -59,7 +59,8 @@ class MeasuredRank:
 class PipelineMeasurement:
     """A pipeline, measured. `status` is the plan's own, or "failed" where a rank contradicts it;
     `message` says it in words. `single_process_seconds` is the median seconds of a step of one
-    process."""
+    process. The ranks had so many `processors` on a machine without devices of their own, 0 if
+    nothing ran."""
 
     model: str
     strategy: str
@@ -68,6 +69,12 @@ class PipelineMeasurement:
     microbatches: int
     single_process_seconds: float
     ranks: list[MeasuredRank]
+    processors: int = 0
+
+    @property
+    def shares_processors(self) -> bool:
+        """Whether there were more ranks than processors, so that its time compares no plans."""
+        return self.processors < len(self.ranks)
 
 
 def write_pipeline_measurement(path: Path | str, measured: PipelineMeasurement) -> None:

@@ -60,6 +60,7 @@ class PipelinePattern:
         return max((operation.stage for operation in self.operations), default=0)
 
 
+PATTERN_FILE = "pattern.arrow"
 NO_PATTERN = PipelinePattern(0.0, 0, [])
 """What is written where no pipeline fits."""
 

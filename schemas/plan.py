@@ -16,7 +16,7 @@ Status = Literal["optimal", "feasible", "infeasible"]
 KernelKind = Literal["eager", "fused"]
 OPTIONAL_KEYS = (
     *("gpu", "transfers", "kernels", "groups", "compiled", "competing_plan", "threads"),
-    "loss_room",
+    *("loss_room", "microbatches"),
 )
 """Parts that not every plan has."""
 
@@ -134,6 +134,7 @@ class Plan:
         competing_plan: Plan of the other kernels for the same bytes, if one was made.
         threads: CPU threads that its costs were measured with, and hold for.
         loss_room: Bytes that `peak` and budgets leave to a loss outside of the plan, None for none.
+        microbatches: Number of samples of a whole step with its optimizer, None for other plans.
 
     Example:
         >>> plan = read_plan("results/gpt2/auto/196MB/plan.json")
@@ -166,6 +167,7 @@ class Plan:
     competing_plan: CompetingPlan | None = field(default=None, kw_only=True)
     threads: int | None = field(default=None, kw_only=True)
     loss_room: int | None = field(default=None, kw_only=True)
+    microbatches: int | None = field(default=None, kw_only=True)
 
     @property
     def keep_all_total(self) -> int:
@@ -227,7 +229,7 @@ def read_plan(path: Path | str) -> Plan:
         _require(path, key, document[key], (str,))
     for key in ("recomputed", "recomputed_time"):
         _require(path, key, document[key], (float, int))
-    for key in ("groups", "compiled", "threads", "loss_room"):
+    for key in ("groups", "compiled", "threads", "loss_room", "microbatches"):
         _require(path, key, document.get(key), (int, type(None)))
     if document["status"] not in get_args(Status):
         raise ArtifactError(f"{path}: {document['status']!r} is no status")

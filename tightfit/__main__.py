@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import os
 import re
 import select
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from tightfit.job_client import run_on_server
 from tightfit.util.command_line import to_single_line
 from tightfit.util.errors import ConfigError, TightfitError
-from tightfit.util.processes import lock_file
+from tightfit.util.processes import end_process, lock_file
 
 if TYPE_CHECKING:
     from tightfit.util.command_line import LineageEntry
@@ -76,7 +76,10 @@ CLOSED_PIPE_CODE = 141
 MAX_ERROR_CHARACTERS = 2000
 """Characters of the longest sentence of an error."""
 
-UNFINISHED_ERROR = "came to no end: it was killed, as where memory runs out, unless it still runs"
+UNFINISHED_ERROR = (
+    "came to no end: it was killed, as where memory runs out, or the model's code ended the process"
+    " (os._exit), unless it still runs"
+)
 """What the file for errors says while a stage runs, and after one that could say nothing."""
 ERROR_READING_STAGES = ("report",)
 """Stages that read such files, their own among them."""
@@ -90,9 +93,8 @@ class _StageParser(argparse.ArgumentParser):
     words: Sequence[str] = ()
 
     def error(self, message: str) -> NoReturn:
-        file = dict(zip(self.words, self.words[1:], strict=False)).get("--error-file")
         stage = self.prog.rpartition(" ")[2]
-        _keep_error(Path(file) if file else None, f"{stage}: wrong arguments: {message}")
+        _keep_error(_error_file(self.words), f"{stage}: wrong arguments: {message}")
         super().error(message)
 
 
@@ -108,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         served = run_on_server(words) if arguments is None else None
-        code = run_stage(stage, rest) if served is None else served
+        code = run_stage(stage, rest) if served is None else _served_code(words, served)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -124,6 +126,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # while what the stage needs is imported
         print(f"tightfit {stage}: interrupted", file=sys.stderr)
         return 130
+
+
+def _served_code(words: Sequence[str], code: int) -> int:
+    """The exit code of a stage that ran on a server, 1 where its process ended ahead of the stage
+    and with 0: the file for errors is gone after a stage that went well."""
+    file = _error_file(words)
+    if code or file is None or words[0] in ERROR_READING_STAGES or not file.exists():
+        return code
+    print(f"tightfit {words[0]}: {UNFINISHED_ERROR}", file=sys.stderr)
+    return 1
+
+
+def _error_file(words: Sequence[str]) -> Path | None:
+    """The file for errors that a command line names."""
+    file = dict(pairwise(words)).get("--error-file")
+    return Path(file) if file else None
 
 
 def _is_output_closed() -> bool:
@@ -258,6 +276,4 @@ def _write(error_file: Path | None, sentence: str) -> None:
 
 
 if __name__ == "__main__":
-    exit_code = main()
-    gc.freeze()  # Python would look through all that PyTorch has loaded for garbage as it ends.
-    sys.exit(exit_code)
+    end_process(main())

@@ -50,6 +50,7 @@ def offer_job_servers() -> Iterator[tuple[dict[str, str], int]]:
         path = Path(folder, RUN_PIPE)
         os.mkfifo(path)
         pipe = os.open(path, os.O_RDWR)
+        before = _find_children()
         try:
             yield {FOLDER_VARIABLE: folder}, pipe
         finally:
@@ -61,6 +62,32 @@ def offer_job_servers() -> Iterator[tuple[dict[str, str], int]]:
             for server in servers:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(server, 0)
+            _end_orphans(before)
+
+
+def _end_orphans(before: set[int]) -> None:
+    """Ends programs that jobs have begun in sessions of their own and left, which are children of
+    this process then (see `run_process_group`), other than those that were there `before`."""
+    known = set(before)
+    while left := _find_children() - known:
+        for process in left:
+            try:
+                if os.getsid(process) != os.getsid(0):
+                    os.kill(process, signal.SIGKILL)
+                    os.waitpid(process, 0)
+            except (ProcessLookupError, ChildProcessError, PermissionError):
+                pass
+            known.add(process)
+
+
+def _find_children() -> set[int]:
+    """The children of this process; none where the system does not tell."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if path.read_text().rpartition(")")[2].split()[1] == str(os.getpid()):
+                found.add(int(path.parent.name))
+    return found
 
 
 def _end_session(server: int) -> None:

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from tightfit.__main__ import STAGES, main
 from tightfit.job_client import FOLDER_VARIABLE, LENGTH_BYTES, RUN_PIPE, SERVERS
+from tightfit.util.processes import end_process
 
 MODULES = {
     "trace": (
@@ -197,6 +198,4 @@ def run_server(name: str, calls: socket.socket) -> int:
 
 
 if __name__ == "__main__":
-    code = run_server(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))
-    gc.freeze()  # at the end all that PyTorch has loaded would be looked through
-    sys.exit(code)
+    end_process(run_server(sys.argv[1], socket.socket(fileno=int(sys.argv[2]))))

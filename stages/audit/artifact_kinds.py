@@ -116,6 +116,9 @@ def _field_names(kind: type) -> list[str]:
 
 _PIPELINE_PLAN_KEYS = sorted({*_field_names(PipelinePlan)} - {*_field_names(Plan)})
 _PLAN_KEYS = sorted({*_field_names(Plan)} - {*_field_names(PipelinePlan)})
+_TRACE_KEYS = ("traceEvents", "displayTimeUnit", "otherData")
+_GUARD_KEYS = ("guards", "written")
+_PACKAGE_PIPELINE_KEYS = ("tensors", "needed", "programs", "layouts", "offsets", "results")
 
 JSON_KINDS = (
     JsonKind(PIPELINE_ARTIFACT, read_pipeline),
@@ -126,6 +129,9 @@ JSON_KINDS = (
     JsonKind("plan", read_plan, _PLAN_KEYS),
     JsonKind("plan of a pipeline", read_pipeline_plan, _PIPELINE_PLAN_KEYS),
     JsonKind("manifest of a package", _read_manifest_file, _field_names(PackageManifest)),
+    JsonKind("trace for ui.perfetto.dev", store.read_json, _TRACE_KEYS),
+    JsonKind("guards of a package", store.read_json, _GUARD_KEYS),
+    JsonKind("pipeline of a package", store.read_json, _PACKAGE_PIPELINE_KEYS),
     JsonKind("lineage record", _read_lineage_file, _field_names(LineageRecord)),
 )
 """The JSON documents that a run writes or reads."""

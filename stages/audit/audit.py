@@ -24,7 +24,7 @@ from tightfit.schemas.optimizer_plan import read_optimizer_costs
 from tightfit.schemas.package_manifest import MANIFEST_NAME
 from tightfit.schemas.pipeline import PIPELINE_FILE, is_pipeline, read_pipeline
 from tightfit.schemas.pipeline_measurement import PipelineMeasurement, read_pipeline_measurement
-from tightfit.schemas.pipeline_plan import is_pipeline_plan, read_pipeline_plan
+from tightfit.schemas.pipeline_plan import PipelinePlan, is_pipeline_plan, read_pipeline_plan
 from tightfit.schemas.plan import Plan, read_plan
 from tightfit.schemas.schedule import schedule_optimizer_plan
 from tightfit.stages.audit.artifact_kinds import ARTIFACT_READERS
@@ -144,12 +144,13 @@ JSON_READERS: dict[str, Callable[[Path], object]] = {
 class AuditResult:
     """What is wrong, a sentence each that begins with the file, how much was looked at, the largest
     gap to its bound of a plan for a budget, None where no plan has one, and the measurements by
-    which a plan `failed`, a sentence each."""
+    which a plan `failed`, a sentence each. Of the plans so many are `infeasible`."""
 
     complaints: list[str]
     counts: dict[str, int]
     gap: float | None = None
     failed: Sequence[str] = ()
+    infeasible: int = 0
 
 
 def audit(folder: Path, left_over: Collection[Path] = ()) -> AuditResult:
@@ -188,7 +189,8 @@ def audit(folder: Path, left_over: Collection[Path] = ()) -> AuditResult:
     sentences += _check_records(found, damaged)
     failed = [*_failed_measurements(found, damaged)]
     gap = largest_gap(plans)
-    return AuditResult(list(dict.fromkeys(sentences)), found.counts(), gap, failed)
+    unfit = sum(plan.status == "infeasible" for plan in found.read_plans(damaged))
+    return AuditResult(list(dict.fromkeys(sentences)), found.counts(), gap, failed, unfit)
 
 
 @dataclass(frozen=True)
@@ -240,6 +242,11 @@ class _RunFiles:
         yield from ((path, read_pipeline) for path in self.pipelines)
         yield from ((path, read_pipeline_measurement) for path in self.measured)
         yield from ((path, JSON_READERS[path.name]) for path in self.documents)
+
+    def read_plans(self, damaged: Collection[Path]) -> Iterator[Plan | PipelinePlan]:
+        """All plans but damaged ones."""
+        for path in set(self.plans) - set(damaged):
+            yield read_pipeline_plan(path) if is_pipeline_plan(path) else read_plan(path)
 
     def counts(self) -> dict[str, int]:
         """How many there are of each kind."""

@@ -51,5 +51,6 @@ def run(options: argparse.Namespace) -> None:
         raise ArtifactError(f"{options.folder}: {failed}")
     counts = ", ".join(f"{count} {what}" for what, count in found.counts.items())
     gaps = "" if found.gap is None else f"; no plan could save more than {_format_gap(found.gap)}"
+    unfit = f"; {found.infeasible} of the plans are infeasible" if found.infeasible else ""
     well = f"all files are right, and {failed}" if found.failed else "all is well"
-    print(f"{options.folder}: {well} with {counts}{gaps}")
+    print(f"{options.folder}: {well} with {counts}{unfit}{gaps}")

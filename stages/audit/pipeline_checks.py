@@ -13,6 +13,7 @@ from tightfit.schemas.pipeline import (
     PipelineSchedule,
     PipelineStage,
     read_pipeline,
+    stage_files,
     stage_folder,
 )
 from tightfit.schemas.pipeline_measurement import (
@@ -39,11 +40,7 @@ def check_pipeline_files(path: Path, damaged: Collection[Path]) -> Iterator[str]
         needed = pipeline.fixed[rank] + pipeline.peaks[rank]
         if needed > pipeline.memory[rank]:
             yield f"{path}: {name} takes {needed} bytes and has {pipeline.memory[rank]}"
-    files = [
-        path.parent / stage_folder(stage.stage) / name
-        for stage in pipeline.stages
-        for name in ("graph.arrow", "schedule.arrow")
-    ]
+    files = stage_files(path.parent, pipeline)
     if not pipeline.feasible or any(file in damaged for file in files):
         return
     wrong = [sentence for stage in pipeline.stages for sentence in _check_stage(path, stage)]

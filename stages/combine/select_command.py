@@ -8,7 +8,7 @@ from pathlib import Path
 from tightfit.schemas.machine import machine_path
 from tightfit.stages.combine.frontier_files import FrontierFiles
 from tightfit.stages.combine.select_task import SelectionRequest, SelectionTask
-from tightfit.util.command_line import LineageEntry, parse_count, print_status
+from tightfit.util.command_line import LineageEntry, parse_count, print_plan_status
 from tightfit.util.errors import ConfigError
 from tightfit.util.progress import ProgressPrinter
 from tightfit.util.solver_engines import ENGINES, HIGHS_ENGINE
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> None:
     ConfigError where what is given of eager's kernels or of the makings of a frontier is not
     whole."""
     plan = _parse_task(options).run(ProgressPrinter())
-    print_status(plan.status, plan.message, options)
+    print_plan_status(plan.status, plan.message, options)
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:

@@ -26,6 +26,11 @@ FAR_GAP = 0.05
 """The gap from which on a plan that was found from own plans is compared with one that is found
 from the whole frontier."""
 
+JOINT_NOTE = (
+    "; the budget is one for all samples: what fits all is the largest of their smallest budgets"
+)
+"""What is said of a sample that a joint budget is too small for."""
+
 
 @dataclass(frozen=True)
 class _SelectedPlan:
@@ -156,6 +161,8 @@ class SelectionRequest:
         plan = replace(plan, kernels=kernels, threads=costs.device.measured_threads)
         if plan.feasible:
             plan = replace(plan, groups=groups, compiled=compiled)
+        elif self.joint:
+            plan = replace(plan, message=plan.message + JOINT_NOTE)
         sequence = [] if point is None else point.sequence
         return _SelectedPlan(plan, sequence, steps, frontier.graph, frontier.link)
 

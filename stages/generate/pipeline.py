@@ -258,6 +258,7 @@ _INFEASIBLE_TEMPLATE = '''"""A pipeline that fits no devices: `load_pipeline` sa
 
 STRATEGY = {strategy}
 MACHINE = {machine}
+STATUS = "infeasible"
 MESSAGE = {message}
 RANKS = 0
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from tightfit.stages.partition.task import HIERARCHY_LIMITS, PartitionTask
-from tightfit.util.command_line import LineageEntry
+from tightfit.util.command_line import LineageEntry, is_standalone
 from tightfit.util.progress import StageProgress
 
 
@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Writes what is asked for and prints how much there is of it."""
     blocks, hierarchy = _parse_task(options).run(StageProgress())
-    if blocks is not None:
+    chain_alone = options.out is None and not is_standalone(options)
+    if blocks is not None and not chain_alone:
         print(f"{blocks.model}: {len(blocks.blocks)} blocks, {len(blocks.distinct)} distinct")
     if hierarchy is not None:
         levels = hierarchy.levels

@@ -14,8 +14,6 @@ from tightfit.util.errors import ArtifactError, ConfigError
 if TYPE_CHECKING:
     from tightfit.stages.report.result_files import PlannedPoints
 
-PATTERN_FILE = "pattern.arrow"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the stage."""
@@ -109,6 +107,7 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
 
     if options.pipeline is not None:
         from tightfit.schemas.pipeline import PIPELINE_FILE
+        from tightfit.schemas.pipeline_pattern import PATTERN_FILE
 
         known = (options.measurement, options.trace)
         read = [options.pipeline / PIPELINE_FILE, options.plan / "plan.json"]
@@ -172,7 +171,7 @@ def _write_pipeline_page(options: argparse.Namespace) -> None:
 
     from tightfit.schemas.pipeline import PIPELINE_FILE, read_pipeline
     from tightfit.schemas.pipeline_measurement import read_pipeline_measurement
-    from tightfit.schemas.pipeline_pattern import read_pipeline_pattern
+    from tightfit.schemas.pipeline_pattern import PATTERN_FILE, read_pipeline_pattern
     from tightfit.schemas.pipeline_plan import read_pipeline_plan
     from tightfit.schemas.store import write_bytes
     from tightfit.stages.report.pipeline_page import build_pipeline_page, build_pipeline_trace

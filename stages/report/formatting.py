@@ -51,9 +51,19 @@ def format_exact_bytes(amount: int) -> str:
     return f"{amount:,} bytes"
 
 
-def format_ratio(value: float, scattered: bool = False) -> str:
-    """A time relative to another: "1.05x", or "1.05x?" where the runs it is of are `scattered`."""
-    return f"{value:.2f}x" + ("?" if scattered else "")
+RATIO_MARKS = {
+    "?": "a quarter of the measured runs takes half again as long as another quarter, or other "
+    "work took a fifth of their time: measure again while nothing else runs, or with more pairs",
+    "*": "as planned, beside one process: the ranks of these pipelines shared processors, so that "
+    "their measured times compare no plans",
+}
+"""What a mark behind a ratio means."""
+
+
+def format_ratio(value: float, scattered: bool = False, as_planned: bool = False) -> str:
+    """A time relative to another: "1.05x", "1.05x?" where the runs it is of are `scattered`, or
+    "1.05x*" if it is predicted, beside others that were measured."""
+    return f"{value:.2f}x" + ("*" if as_planned else "?" if scattered else "")
 
 
 def format_percent(share: float) -> str:

@@ -41,7 +41,8 @@ class Sparkline:
 class IndexRow:
     """One plan, or one failure where there is no plan. `link` leads to the model's page, `spark`
     names its small curve and `dot` is where the plan lies beside it, as it was predicted, in
-    thousandths; "" and None where there is none. `scattered` is that of its outcome."""
+    thousandths; "" and None where there is none. `scattered` and
+    `as_planned` are those of its outcome."""
 
     model: str
     strategy: str
@@ -60,6 +61,7 @@ class IndexRow:
     words: str
     spark: str
     dot: tuple[float, float] | None
+    as_planned: bool = False
 
 
 @dataclass(frozen=True)
@@ -245,6 +247,7 @@ def _plan_row_line(row: PlanRow, colors: dict[str, int]) -> IndexRow:
         words=found.message if found.state == "bad" else row.note,
         spark="",
         dot=None,
+        as_planned=found.as_planned,
     )
 
 
@@ -267,7 +270,8 @@ def _count_outcomes(models: int, plans: int, rows: Sequence[IndexRow]) -> list[t
         *("fits", "should fit", "over budget", "over device", "infeasible"),
         *("not planned", "failed"),
     )
-    kinds = [(word, counts[word]) for word in known if word in counts]
+    others = sorted(counts.keys() - {*known})
+    kinds = [(word, counts[word]) for word in (*known[:-2], *others, *known[-2:]) if word in counts]
     return [
         ("model" if models == 1 else "models", models),
         ("plan" if plans == 1 else "plans", plans),

@@ -31,8 +31,7 @@ def optimizer_step_facts(result: PlanResult, graph: Graph | None) -> list[Fact]:
     if updates is None or graph is None:
         return []
     facts = [("Optimizer", _describe_optimizer(updates))]
-    if updates.microbatches > 1:
-        facts.append(("Microbatches", f"{updates.microbatches} a step"))
+    facts.append(("Microbatches", f"{updates.microbatches} a step"))
     facts.append(("Parameters that wait", _describe_parameters(updates, graph)))
     facts.append(("States", _describe_states(result, updates)))
     facts.append(("Updates", _describe_updates(result)))

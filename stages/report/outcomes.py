@@ -38,7 +38,8 @@ class MemoryShare:
 class PlanOutcome:
     """What became of one plan. `peak` and `ratio` are measured where `measured`, else predicted;
     None where there is no plan. `fits` says whether the budget is met, `scattered` whether the
-    measured runs differ too much for `ratio` to be more than a guess."""
+    measured runs differ too much for `ratio` to be more than a guess. `as_planned` says that it is
+    predicted though the plan was measured, since the ranks of a pipeline shared processors."""
 
     state: Severity
     word: str
@@ -48,6 +49,7 @@ class PlanOutcome:
     measured: bool
     fits: bool
     scattered: bool = False
+    as_planned: bool = False
 
 
 @dataclass(frozen=True)

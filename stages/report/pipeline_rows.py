@@ -13,6 +13,11 @@ from tightfit.schemas.pipeline_measurement import (
     PipelineMeasurement,
     read_pipeline_measurement,
 )
+from tightfit.schemas.pipeline_pattern import (
+    PATTERN_FILE,
+    PipelinePattern,
+    read_pipeline_pattern,
+)
 from tightfit.schemas.pipeline_plan import PipelinePlan, read_pipeline_plan
 from tightfit.schemas.plan_folders import PLAN_PATH, PlanFolder
 from tightfit.stages.report.load import (
@@ -21,7 +26,11 @@ from tightfit.stages.report.load import (
 )
 from tightfit.stages.report.outcomes import PlanOutcome
 from tightfit.stages.report.plan_rows import PlanRow
+from tightfit.stages.simulate.pipeline_pattern import step_seconds
 from tightfit.util.command_line import format_duration
+
+COMPUTE_KINDS = ("forward", "backward")
+"""The operations of a pattern that compute."""
 
 
 def read_pipeline_row(results: Path, folder: PlanFolder) -> PlanRow:
@@ -37,11 +46,12 @@ def read_pipeline_row(results: Path, folder: PlanFolder) -> PlanRow:
     plan, ranks = read_pipeline_plan(path), place / "ranks" / PIPELINE_FILE
     if plan.stage_recompute != "rockmate":
         log = _pipeline_error_log(place, set(MODEL_STAGES) - {"solve"})
-    measured = place / "measurement.json"
+    measured, pattern = place / "measurement.json", path.parent / PATTERN_FILE
     files = _PipelineFiles(
         plan,
         read_pipeline(ranks) if ranks.exists() else None,
         read_pipeline_measurement(measured) if measured.exists() else None,
+        read_pipeline_pattern(pattern) if pattern.exists() else None,
     )
     return PlanRow(
         folder,
@@ -64,13 +74,32 @@ def _pipeline_error_log(place: Path, stages: Container[str]) -> Path | None:
 
 
 @dataclass(frozen=True)
+class PipelineStepTimes:
+    """The seconds of a `step` of a pipeline, and of the same in a `single` process."""
+
+    step: float
+    single: float
+
+    @property
+    def ratio(self) -> float | None:
+        """The time of the pipeline relative to that of one process."""
+        return self.step / self.single if self.single else None
+
+    def describe(self) -> str:
+        """Both in words."""
+        step, single = format_duration(self.step), format_duration(self.single)
+        return f"a step takes {step} and that of one process {single}"
+
+
+@dataclass(frozen=True)
 class _PipelineFiles:
-    """The plan of a pipeline, its ranks, and what was measured of it; None where that is not
-    there."""
+    """The plan of a pipeline, its ranks, what was measured of it, and its pattern; None where that
+    is not there."""
 
     plan: PipelinePlan
     ranks: PipelineSchedule | None
     measured: PipelineMeasurement | None
+    pattern: PipelinePattern | None
 
     @property
     def feasible(self) -> bool:
@@ -82,11 +111,24 @@ class _PipelineFiles:
         return max(self.ranks.peaks, default=None) if self.ranks else None
 
     @property
-    def step_seconds(self) -> float:
-        """The seconds of a step as measured, those of the slowest rank."""
-        return (
-            max((rank.seconds for rank in self.measured.ranks), default=0) if self.measured else 0
-        )
+    def measured_times(self) -> PipelineStepTimes | None:
+        """The times as measured, that of the slowest rank, None if it did not run."""
+        if self.measured is None or not self.measured.ranks:
+            return None
+        step = max(rank.seconds for rank in self.measured.ranks)
+        return PipelineStepTimes(step, self.measured.single_process_seconds)
+
+    @property
+    def planned_times(self) -> PipelineStepTimes | None:
+        """The times as planned. One process computes what all stages do, each microbatch once, and
+        recomputes nothing."""
+        if self.pattern is None or self.ranks is None or not self.pattern.operations:
+            return None
+        computed = (row for row in self.pattern.operations if row.operation in COMPUTE_KINDS)
+        batch = sum(row.duration for row in computed) / self.pattern.batches
+        batch -= sum(stage.recompute_seconds for stage in self.plan.stages)
+        count = self.ranks.microbatches
+        return PipelineStepTimes(step_seconds(self.pattern, count), count * batch)
 
     def outcome(self, error: str) -> PlanOutcome:
         """What became of it; `error` is that of a stage."""
@@ -96,16 +138,20 @@ class _PipelineFiles:
         if not self.feasible:
             said = self.plan.message
             return PlanOutcome("bad", "infeasible", said, None, None, False, False)
-        if self.measured is None:
+        planned, times = self.planned_times, self.measured_times
+        if self.measured is None or times is None:
             said = f"Should fit: {self.plan.message}"
-            return PlanOutcome("warning", "should fit", said, peak, None, False, True)
+            ratio = None if planned is None else planned.ratio
+            return PlanOutcome("warning", "should fit", said, peak, ratio, False, True)
         peak = max(rank.measured_peak for rank in self.measured.ranks)
-        ratio = self.step_seconds / self.measured.single_process_seconds
+        shared = self.measured.shares_processors
+        told = planned if shared else times
+        ratio = None if told is None else told.ratio
         if self.measured.status == FAILED_STATUS:
             said = f"Failed: {self.measured.message}"
-            return PlanOutcome("bad", "failed", said, peak, ratio, True, False)
+            return PlanOutcome("bad", "failed", said, peak, ratio, True, False, as_planned=shared)
         said = f"Fits: {self.measured.message}."
-        return PlanOutcome("good", "fits", said, peak, ratio, True, True)
+        return PlanOutcome("good", "fits", said, peak, ratio, True, True, as_planned=shared)
 
     def note(self) -> str:
         """How good a plan is, and on how many devices."""
@@ -116,8 +162,12 @@ class _PipelineFiles:
         said = f"{used} ranks, a batch every {format_duration(plan.period)} as planned"
         if plan.status == "optimal":
             said += ", which is optimal"
-        if self.measured is None:
+        if self.planned_times is not None:
+            said += f"; as planned {self.planned_times.describe()}"
+        if self.measured is None or self.measured_times is None:
             return f"{said}; not run"
-        times = (self.step_seconds, self.measured.single_process_seconds)
-        step, single = map(format_duration, times)
-        return f"{said}; a step takes {step} and that of one process {single}"
+        said += f"; {self.measured_times.describe()}"
+        if self.measured.shares_processors:
+            shared = f"{len(self.measured.ranks)} ranks shared {self.measured.processors}"
+            said += f", which does not compare plans, since {shared} processors"
+        return said

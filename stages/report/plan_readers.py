@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tightfit.schemas.config_pipeline import PIPELINE_FOLDER
 from tightfit.schemas.pipeline import PIPELINE_FILE
+from tightfit.schemas.pipeline_pattern import PATTERN_FILE
 from tightfit.schemas.plan_folders import PLAN_PATH, PlanFolder, find_plan_folders
 from tightfit.stages.report.pipeline_rows import read_pipeline_row
 from tightfit.stages.report.plan_rows import PlanRow
@@ -15,7 +16,12 @@ PLAN_READERS: dict[str, Callable[[Path, PlanFolder], PlanRow]] = {
     PIPELINE_FOLDER: read_pipeline_row
 }
 """By the name of the folder of a kind, what reads a plan of it."""
-PLAN_ROW_FILES = ("/".join(PLAN_PATH), f"ranks/{PIPELINE_FILE}", "measurement.json")
+PLAN_ROW_FILES = (
+    "/".join(PLAN_PATH),
+    f"{PLAN_PATH[0]}/{PATTERN_FILE}",
+    f"ranks/{PIPELINE_FILE}",
+    "measurement.json",
+)
 """What the readers read of a folder."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,12 +20,14 @@ from tightfit.schemas.plan import GpuMemory, Plan
 from tightfit.schemas.plan_folders import plan_folders
 from tightfit.stages.report.chain_results import NOT_RUN, ChainPlanResult, find_chain_plans
 from tightfit.stages.report.formatting import (
+    RATIO_MARKS,
     format_bytes,
     format_duration,
     format_percent,
     format_ratio,
     format_with_resident,
 )
+from tightfit.stages.report.joint_budget_note import describe_joint_budget
 from tightfit.stages.report.load import (
     MODEL_PAGE_FILE,
     ModelResults,
@@ -146,11 +148,6 @@ def _format_seconds(seconds: float | None) -> str:
 TABLE_WIDTH = 240
 """The most columns of the table where the output is no terminal: no path is cut into two."""
 
-SCATTERED_NOTE = (
-    "?: a quarter of the measured runs takes half again as long as another quarter, or other work "
-    "took a fifth of their time: measure again while nothing else runs, or with more pairs"
-)
-
 RUNNING = "running"
 """What is told of a plan that a stage works on, or on what it waits for."""
 
@@ -161,7 +158,8 @@ STATE_COLORS = {"good": "green", "warning": "yellow", "bad": "red"}
 class SummaryRow:
     """One line of the table, as text; `gap` is that of the plan to its bound, `state` is "good",
     "warning" or "bad", `note` a message that belongs below the table. `kernels` are told where a
-    model's are fused, and `judged` is the status of the plan itself, as it was measured."""
+    model's are fused, `microbatches` of a whole step where any step has several, and `plan_status`
+    is the status of the plan itself, as it was measured."""
 
     model: str
     strategy: str
@@ -178,6 +176,7 @@ class SummaryRow:
     slow: OffloadRow | None = None
     kernels: str = ""
     plan_status: str = ""
+    microbatches: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -219,6 +218,7 @@ def print_summary(lines: list[SummaryRow], folder: Path) -> None:
         return
     table = Table(header_style="bold", title="Plans, by peak of the step without parameters")
     told = [("kernels", "left")] if any(line.kernels for line in lines) else []
+    several = any(line.microbatches not in ("", "1") for line in lines)
     for name, justify in [
         ("model", "left"),
         ("strategy", "left"),
@@ -229,6 +229,7 @@ def print_summary(lines: list[SummaryRow], folder: Path) -> None:
         ("measured peak", "right"),
         ("time", "right"),
         ("gap", "right"),
+        *([("microbatches", "right")] if several else []),
         ("report", "left"),
     ]:
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
@@ -247,13 +248,15 @@ def print_summary(lines: list[SummaryRow], folder: Path) -> None:
             line.measured,
             line.time,
             line.gap,
+            *([line.microbatches] if several else []),
             line.report if line.report not in shown else "",
         )
         before = line.model
         shown.add(line.report)
     console.print(table)
-    if any(line.time.endswith("?") for line in lines):
-        console.print(SCATTERED_NOTE, markup=False, highlight=False, soft_wrap=True)
+    for mark, note in RATIO_MARKS.items():
+        if any(line.time.endswith(mark) for line in lines):
+            console.print(f"{mark}: {note}", markup=False, highlight=False, soft_wrap=True)
     on_gpu = [line.gpu for line in lines if line.gpu is not None]
     if on_gpu:
         console.print(build_rich_table(GPU_TITLE, GPU_HEADS, on_gpu))
@@ -304,7 +307,9 @@ def _summary_rows(folder: Path, config: Config | None) -> Iterator[SummaryRow]:
     for request in config.requests(folder.name):
         plan_here = plans.get(f"{request.strategy}/{request.directory}")
         if plan_here is not None:
-            yield _plan_summary(folder, plan_here, report)
+            line = _plan_summary(folder, plan_here, report)
+            joint = describe_joint_budget(folder, config.models[folder.name].joint, plan_here)
+            yield replace(line, note=joint) if joint else line
         else:
             place = folder / request.strategy / request.directory
             log = latest_error_log(place) or upstream_error_log(place)
@@ -404,6 +409,7 @@ def _plan_summary(folder: Path, result: PlanResult, report: str) -> SummaryRow:
         slow,
         _kernel_kind(plan),
         plan.status if validated is None else validated.status,
+        str(plan.microbatches or ""),
     )
 
 
@@ -420,7 +426,7 @@ def _summarize_plan_row(row: PlanRow) -> SummaryRow:
         RUNNING if runs else found.word,
         "" if row.predicted is None else format_bytes(row.predicted),
         format_bytes(found.peak) if found.measured and found.peak is not None else "",
-        "" if found.ratio is None else format_ratio(found.ratio, found.scattered),
+        "" if found.ratio is None else format_ratio(found.ratio, as_planned=found.as_planned),
         "" if row.gap is None else format_percent(row.gap),
         "" if row.page is None else str(row.page),
         "warning" if runs else found.state,

@@ -115,13 +115,14 @@ def load_factory(spec: str, search_path: Sequence[Path | str] = ()) -> Callable[
         raise ModelError(f"the factory {spec!r} is not of the form 'package.module:function'")
     extend_import_path(search_path)
     try:
-        module = importlib.import_module(module_name)
+        with contextlib.chdir("."):
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             said = f"there is no module {error.name!r}{_module_hint(module_name)}"
             raise ModelError(f"the factory {spec!r}: {said}") from error
         raise _factory_error(spec, "cannot be imported:", error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _factory_error(spec, "cannot be imported:", error) from error
     function = getattr(module, function_name, None)
     if function is None:
@@ -158,20 +159,22 @@ def build_from_factory(
     """Calls the factory with keyword arguments and checks what it returns.
 
     With `fake` the weights are never allocated; a factory that fails so is called for real. Model
-    and samples are moved to `device`. Raises ModelError with one sentence that names the factory.
+    and samples are moved to `device`. The working directory is the same afterwards. Raises
+    ModelError with one sentence that names the factory.
     """
     factory = load_factory(spec, search_path)
     require_device(device)
     if fake:
         try:
-            with fake_tensor_mode() as mode:
+            with contextlib.chdir("."), fake_tensor_mode() as mode:
                 built = check_factory_result(factory(**arguments), spec)
                 return replace(move_built_model(built, device), fake_mode=mode)
-        except Exception:  # what went wrong is told by the real call
+        except (Exception, SystemExit):  # what went wrong is told by the real call
             return build_from_factory(spec, arguments, False, search_path, device)
     try:
-        result = factory(**arguments)
-    except Exception as error:
+        with contextlib.chdir("."):
+            result = factory(**arguments)
+    except (Exception, SystemExit) as error:
         raise _factory_error(spec, "raises", error) from error
     return move_built_model(check_factory_result(result, spec), device)
 
@@ -307,7 +310,7 @@ def _describe_type(thing: Any) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def _factory_error(spec: str, verb: str, error: Exception) -> ModelError:
+def _factory_error(spec: str, verb: str, error: BaseException) -> ModelError:
     """What is said of an exception in the code of a factory: where it is, and how it came there."""
     location = describe_error_location(error)
     message = f"the factory {spec!r} {verb} {_describe_error(error)}"

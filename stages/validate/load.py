@@ -43,6 +43,7 @@ def load_from_package(
     package: Any, directory: Path | str, model: nn.Module, **options: Any
 ) -> nn.Module:
     """What the `load` of a package from a directory makes of a model; see `load_planned_module`."""
+    require_plan(package, directory)
     if hasattr(package, "OFFLOAD_PLAN"):
         raise ArtifactError(
             f"{directory}: its plan has parameters in an offload target, and its load takes the "
@@ -64,6 +65,12 @@ def load_from_package(
     return planned
 
 
+def require_plan(package: Any, directory: Path | str) -> None:
+    """Raises ArtifactError if a package from a directory says that nothing fits its budget."""
+    if getattr(package, "STATUS", "") == "infeasible":
+        raise ArtifactError(f"{directory}: this folder has no plan: {package.MESSAGE}")
+
+
 def load_offloaded_module(
     directory: Path | str,
     model: nn.Module,
@@ -79,6 +86,7 @@ def load_offloaded_module(
     Raises ArtifactError where the directory is no such package, or refuses model or optimizer.
     """
     package = load_package(directory)
+    require_plan(package, directory)
     if not hasattr(package, "OFFLOAD_PLAN"):
         raise ArtifactError(f"{directory}: its plan has all parameters on the device")
     if second_disk is not None:

@@ -336,7 +336,8 @@ def _build_measurement(
         f"{len(ranks)} ranks compute what one process does, bit for bit, in the memory that was "
         f"predicted; a step takes {format_duration(step)}, one process {format_duration(seconds)}"
     )
-    if (cores := usable_cores()) < len(ranks):
+    cores = usable_cores()
+    if cores < len(ranks):
         said += f" ({len(ranks)} ranks share {cores} processors: this time does not compare plans)"
     return PipelineMeasurement(
         model=pipeline.model,
@@ -346,6 +347,7 @@ def _build_measurement(
         microbatches=pipeline.microbatches,
         single_process_seconds=seconds,
         ranks=ranks,
+        processors=cores,
     )
 
 

@@ -61,6 +61,13 @@ def test_samples_of_a_step_are_planned_together() -> None:
     assert select_sample(own, "eager") is own
 
 
+@pytest.mark.parametrize("samples", [{}, {"samples": [{"batch": 2}]}])
+def test_one_sample_can_have_several_numbers_of_microbatches(samples: dict[str, Any]) -> None:
+    model = {"optimizer": ADAMW, "microbatches": [1, 2, 4], **samples}
+    step = parse_config(document(model)).models["step"].optimizer_step
+    assert step is not None and step.microbatches == (1, 2, 4) and list(step.samples) == [""]
+
+
 def test_a_model_without_an_optimizer_has_no_step() -> None:
     own = parse_config(document({})).models["step"]
     assert own.optimizer_step is None and select_sample(own, "sample_2") is own
@@ -125,10 +132,10 @@ def test_a_model_without_an_optimizer_has_no_step() -> None:
             'kernels: "fused" was found, expected eager beside an optimizer',
         ),
         (
-            {"optimizer": ADAMW, "microbatches": [1, 2]},
+            {"optimizer": ADAMW, "microbatches": []},
             {},
-            "microbatches: [1, 2] was found, expected one number, or samples beside it, a mapping "
-            "for each number, such as [{batch: 4}, {batch: 2}]",
+            "microbatches: [] was found, expected a whole number from 1, or a list of them: one "
+            "for each of the samples, or any to choose from for one sample",
         ),
         (
             {"optimizer": ADAMW, "samples": [{}, {"batch": 1}]},

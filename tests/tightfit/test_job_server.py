@@ -12,14 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from tightfit.__main__ import UNFINISHED_ERROR
 from tightfit.job_client import LOST_JOB, SERVERS, offer_job_servers
 from tightfit.schemas.machine import MACHINES
+from tightfit.util.process_group import run_process_group
 
 ROOT = Path(__file__).parents[2]
 FACTORIES = """
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -40,10 +43,26 @@ def ending():
     os._exit(7)
 
 
+def pretending():
+    os._exit(0)
+
+
+def lingering():
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    return tower()
+
+
 def leaving():
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     Path("left.part").write_text(str(subprocess.Popen(["sleep", "1000"], **quiet).pid))
     Path("left.part").rename("left.txt")
+    return tower()
+
+
+def escaping():
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    program = subprocess.Popen(["sleep", "1000"], start_new_session=True, **quiet)
+    Path("left.txt").write_text(str(program.pid))
     return tower()
 
 
@@ -166,6 +185,22 @@ def test_a_job_that_fails_says_what_it_says_alone(
     assert (served.stdout, served.stderr) == (alone.stdout, alone.stderr)
 
 
+def test_a_factory_that_ends_its_process_well_has_failed(
+    folder: Path, variables: dict[str, str]
+) -> None:
+    run = run_job(tracing("pretending"), folder, variables)
+    assert (run.returncode, run.stderr) == (1, f"tightfit trace: {UNFINISHED_ERROR}\n")
+
+
+def test_a_thread_that_a_factory_leaves_holds_no_job(
+    folder: Path, variables: dict[str, str]
+) -> None:
+    for given in (variables, without_servers(variables)):
+        run = run_job(tracing("lingering", "lingering.arrow"), folder, given)
+        assert (run.returncode, run.stdout, run.stderr) == (0, "a tower\n", "")
+        (folder / "lingering.arrow").unlink()
+
+
 def test_a_module_that_a_user_changes_is_seen(folder: Path, variables: dict[str, str]) -> None:
     for said in ("one", "two"):
         (folder / "towers.py").write_text(FACTORIES.replace("a tower", said))
@@ -265,10 +300,12 @@ def test_what_measures_has_no_server(
         assert servers({**variables, **changed, **offered}) == ["run"]
 
 
-def test_what_a_factory_leaves_ends_with_the_run(folder: Path) -> None:
+@pytest.mark.parametrize("factory", ["leaving", "escaping"])
+def test_what_a_factory_leaves_ends_with_the_run(folder: Path, factory: str) -> None:
+    run_process_group(["true"])  # as Snakemake is run: what lost its parent is this process's
     with offer_job_servers() as (offered, _):
         alone = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        done = run_job(tracing("leaving"), folder, {**alone, **offered})
+        done = run_job(tracing(factory), folder, {**alone, **offered})
         assert done.returncode == 0, done.stderr
         left = int((folder / "left.txt").read_text())
         assert Path(f"/proc/{left}").exists()

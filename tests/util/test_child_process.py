@@ -22,12 +22,6 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _children(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Threads that other tests of this process have left are not looked at.
-    enumerate_threads = threading.enumerate
-    others = {*enumerate_threads()} - {threading.main_thread()}
-    monkeypatch.setattr(
-        threading, "enumerate", lambda: [each for each in enumerate_threads() if each not in others]
-    )
     monkeypatch.setattr(child_process, "USE_CHILD_PROCESSES", True)
 
 
@@ -116,6 +110,29 @@ def test_an_interruption_reaches_the_call() -> None:
     with ChildProcess() as child:
         assert child.call(waits) == "the best so far"
     thread.join()
+
+
+def test_threads_that_compilation_leaves_are_no_hindrance() -> None:
+    """`torch.compile` leaves a thread that waits for more to compile; a child has its own."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    pool = AsyncCompile.pool()
+    assert pool.submit(os.getpid).result() == os.getpid()
+    assert any(thread in pool._threads and not thread.daemon for thread in threading.enumerate())
+    assert can_fork()
+    with ChildProcess() as child:
+        compiled_in = child.call(lambda: AsyncCompile.pool().submit(os.getpid).result(60))
+    assert compiled_in != os.getpid() and AsyncCompile.pool() is pool
+
+
+def test_no_fork_where_another_thread_works() -> None:
+    release = threading.Event()
+    thread = threading.Thread(target=release.wait)
+    thread.start()
+    assert not can_fork()
+    release.set()
+    thread.join()
+    assert can_fork()
 
 
 def test_no_fork_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,9 +60,9 @@ HERE: dict[str, Any] = {
     "arguments": {"batch": 8},
     "optimizer": {"name": "adamw"},
     "parameters": "device",
-    "microbatches": 2,
+    "microbatches": [1, 2],
     "offload": {"disk": "scratch"},
-    "budgets": ["min"],
+    "budgets": ["20MB"],
 }
 PLANNED = {
     "planning the step with its optimizer for",
@@ -141,7 +141,7 @@ def test_the_smallest_of_several_microbatches_is_taken(place: Workplace) -> None
 
 
 def test_parameters_that_stay_on_the_device_leave_the_disk_to_states(place: Workplace) -> None:
-    folder = point(place, "here", "min")
+    folder = point(place, "here", "20MB")
     plan, found = read_plan(folder / "plan.json"), read_measurement(folder / "measurement.arrow")
     assert found.status == "feasible" and found.bits_equal, found.message
     assert found.measured_peak == plan.peak and found.peak_as_predicted
@@ -149,6 +149,7 @@ def test_parameters_that_stay_on_the_device_leave_the_disk_to_states(place: Work
     assert updates is not None and not updates.offloaded and updates.microbatches == 2
     assert found.offload_peak == updates.offloaded_state_bytes > 0
     assert read_lineage(folder / "plan.json").settings["parameters"] == "device"
+    assert plan.microbatches == 2 and "(the least time per sample, compared with 1)" in plan.message
 
 
 def test_a_budget_that_is_too_small_is_a_verdict(place: Workplace) -> None:
@@ -161,7 +162,12 @@ def test_a_budget_that_is_too_small_is_a_verdict(place: Workplace) -> None:
 def test_table_index_and_report_show_the_step(place: Workplace) -> None:
     table = place.stage("summary", "--configuration", "config.yaml")
     assert table.returncode == 0, table.stderr
-    for words in (r"whole +│ optimizer_offload │ +22MB │ fits", r"parts .* min │ fits"):
+    assert "│ microbatches │" in table.stdout.replace("┃", "│")
+    for words in (
+        r"whole +│ optimizer_offload │ +22MB │ fits .*│ +1 │",
+        r"parts .* min │ fits .*│ +4 │",
+        r"here .* 20MB │ fits .*│ +2 │",
+    ):
         assert re.search(words, table.stdout), table.stdout
     assert "whole optimizer_offload 1MB: Does not fit 1MB (1.0 MB in all): no plan" in table.stdout
     index = (place.folder / "results/index.html").read_text()
@@ -181,6 +187,7 @@ def test_table_index_and_report_show_the_step(place: Workplace) -> None:
     assert "There are no blocks" not in said
     parts = text_of(place.folder / "results/parts/report.html")
     assert "Microbatches 4 a step" in parts and "SGD (momentum 0.9)" in parts
+    assert "Microbatches 2 a step" in text_of(place.folder / "results/here/report.html")
 
 
 def test_results_stand_an_audit_and_leftovers_are_told(place: Workplace) -> None:
@@ -227,7 +234,7 @@ def test_another_machine_plans_again_and_measures_nothing(place: Workplace) -> N
     (place.folder / "own.json").write_text(machine.read_text())
     place.configure(configuration(machine="own.json"))
     told = jobs(place.snakemake("--dry-run"))
-    others = planned("parts", "min") | planned("here", "min")
+    others = planned("parts", "min") | planned("here", "20MB")
     assert told == planned("whole", "22MB", "1MB") | others
     run = place.snakemake("--dry-run", "--logger-tightfit-why")
     assert "whole, 9 steps: the device is described, or its description was edited" in run.stderr

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -222,6 +222,46 @@ def test_strategies_and_pipelines_that_left_the_configuration_are_removed(
         "results/far: removed",
         "results/ran/pipeline/one_f_one_b: removed",
     ]
+
+
+RANKS = "the ranks of one_f_one_b"
+LOST = {
+    "graph.arrow": "tracing the training step",
+    "costs.arrow": "measuring each distinct op",
+    "pipeline/one_f_one_b/ranks/stage-1/schedule.arrow": f"splitting the step over {RANKS}",
+    "pipeline/one_f_one_b/module/stage_1.py": f"writing the programs of {RANKS}",
+    "pipeline/one_f_one_b/trace.json": "writing the report of one_f_one_b",
+}
+"""Files of a finished run, and the step that makes each again."""
+
+
+def steps_for(place: Workplace, lost: Collection[str]) -> set[str]:
+    """The steps of the run that comes when files of the model are lost, named as the rules do."""
+    model = place.folder / "results/ran"
+    for file in lost:
+        (model / file).unlink()
+    told = place.plan("--dry-run")
+    assert told.returncode == 0, told.stderr
+    for file in lost:
+        assert f"results/ran/{file}" in told.stdout
+        assert not (model / file).exists()
+    done = place.plan()
+    assert done.returncode == 0, done.stderr
+    return {step.removeprefix("ran: ") for step in steps(done) if step.startswith("ran: ")}
+
+
+def test_what_was_lost_is_named_and_made_again(copied: Workplace) -> None:
+    alone = "costs.arrow"
+    assert steps_for(copied, [alone]) == {LOST[alone]}
+    assert steps_for(copied, LOST) >= {*LOST.values()}
+    checked = copied.stage("audit", "results", "--configuration", "config.yaml")
+    assert checked.returncode == 0, checked.stdout
+    assert copied.plan("--dry-run").stdout.startswith("Nothing to be done")
+
+
+def test_a_measurement_that_was_lost_is_made_again(copied: Workplace) -> None:
+    (copied.folder / "results/ran/pipeline/one_f_one_b/measurement.json").unlink()
+    assert "ran: running the ranks of one_f_one_b against one process" in todo(copied)
 
 
 REDONE = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from pathlib import Path
@@ -15,6 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "workflow/progress"))
 from snakemake_logger_plugin_tightfit import LogHandler
 from snakemake_logger_plugin_tightfit.rerun_reasons import WorkflowJob as Job
 from snakemake_logger_plugin_tightfit.rerun_reasons import describe_jobs
+
+from tightfit.schemas.lineage import lineage_path
+from tightfit.schemas.package_manifest import PackageManifest, manifest_bytes
 
 CODE = "code of generate 0123456789abcdef"
 SOURCE = "source 0123456789abcdef"
@@ -102,6 +106,46 @@ def test_what_failed_before_is_tried_again(tmp_path: Path) -> None:
     assert describe_jobs([job])[1] == "  a, 1 step: it failed before and is tried again"
 
 
+def test_a_step_with_an_empty_log_went_well(tmp_path: Path) -> None:
+    log = tmp_path / "allocate.txt"
+    log.write_text("")
+    job = Job("solve", MODEL, "Missing output files: o", (str(log),))
+    assert describe_jobs([job])[1] == "  a, 1 step: missing: o"
+
+
+def test_what_was_lost_is_named_and_may_change_nothing(tmp_path: Path) -> None:
+    module, plan = tmp_path / "module", tmp_path / "plan.json"
+    module.mkdir()
+    files = {f"part_{number}.py": "0" * 64 for number in range(9)}
+    (module / "made_from.json").write_bytes(
+        manifest_bytes(PackageManifest("0" * 64, "0" * 64, "0" * 64, files))
+    )
+    for made in (module, plan):
+        lineage_path(made).parent.mkdir(exist_ok=True)
+        lineage_path(made).write_text("{}")
+    jobs = [
+        Job("generate", POINT, "Forced execution", outputs=(str(module),)),
+        Job("select", POINT, f"Missing output files: {plan}", outputs=(str(plan),)),
+        Job("profile", {"model": "b"}, "Forced execution"),
+    ]
+    named = ", ".join(str(module / f"part_{number}.py") for number in range(8))
+    assert describe_jobs(jobs) == [
+        "To do: up to 3 steps",
+        f"  a, up to 2 steps: lost: {named} and 2 more",
+        "  b, 1 step: it is to be measured again",
+    ]
+
+
+def test_the_frontier_of_a_strategy_that_was_planned_is_new_and_not_the_strategy(
+    tmp_path: Path,
+) -> None:
+    job = Job("frontier", POINT, "Missing output files: f", (), (str(tmp_path / "frontier.arrow"),))
+    assert describe_jobs([job])[1] == "  a, 1 step: the strategy rotor is new"
+    (tmp_path / "candidates.arrow").touch()
+    said = "  a, 1 step: the plans of rotor for all budgets are new"
+    assert describe_jobs([job])[1] == said
+
+
 def test_nothing_to_do_says_nothing() -> None:
     assert describe_jobs([]) == []
     assert describe_jobs([Job("all", {}, FOLLOWS)]) == []
@@ -117,6 +161,12 @@ def test_what_follows_is_counted_and_not_a_cause_of_its_own() -> None:
     ]
     follows = "  the run, 1 step: its inputs are made again"
     assert describe_jobs(jobs) == ["To do: 4 steps", "  a, 3 steps: it is new", follows]
+
+
+def test_a_chain_of_a_new_model_is_new() -> None:
+    reason = f"Missing output files: results/chains/c/x; {FOLLOWS}"
+    job = Job("chain", {"chain": "c"}, reason)
+    assert describe_jobs([job])[1] == "  chains/c, 1 step: it is new"
 
 
 def test_an_edited_model_may_need_less() -> None:
@@ -217,3 +267,29 @@ def test_a_strategy_without_a_budget_is_named_alone(
     wildcards = {"strategy": "keep_all", "budget": budget}
     record = {"event": LogEvent.JOB_INFO, "rule_msg": message, "wildcards": wildcards}
     assert handler.line(logging.makeLogRecord(record)) == f"[0/0] a: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "plan", "output"),
+    [
+        ("generate", "plan.json", "module"),
+        ("validate", "plan.json", "measurement.arrow"),
+        ("split", "plan/plan.json", "ranks/pipeline.json"),
+        ("validate_pipeline", "plan/plan.json", "measurement.json"),
+    ],
+)
+def test_a_job_of_an_infeasible_plan_says_so(
+    rule: str, plan: str, output: str, tmp_path: Path
+) -> None:
+    handler = LogHandler.__new__(LogHandler)
+    handler.settings = None
+    handler.__post_init__()
+    path = tmp_path / plan
+    path.parent.mkdir(exist_ok=True)
+    said = []
+    for status in ("optimal", "infeasible"):
+        path.write_text(json.dumps({"status": status}))
+        record: dict[str, Any] = {"event": LogEvent.JOB_INFO, "rule_name": rule}
+        record |= {"rule_msg": "a: running", "output": [str(tmp_path / output)]}
+        said.append(handler.line(logging.makeLogRecord(record)))
+    assert said == ["[0/0] a: running", "[0/0] a: running (infeasible: there is nothing to run)"]

@@ -167,8 +167,9 @@ def load_whole(
         on_mismatch: What a call that differs from the plan does: raise PlanMismatch ("error"), or
             run the plan on copies of inputs that have other strides ("copy").
         second_offload_path: Folder of the file for states in a second offload tier, if the plan has
-        such. keep_gradients: Whether the optimizer updates in `step()`, and gradients are on the
-        device until then, as with `GradientOptions(keep=True)`.
+            such.
+        keep_gradients: Whether the optimizer updates in `step()`, and gradients are on the device
+            until then, as with `GradientOptions(keep=True)`.
 
     Returns:
         The module that takes the place of `model`, and the optimizer that takes the place of

@@ -74,8 +74,9 @@ def plan_pipeline(
         machine: Path of a `tightfit.machine/1` document (.json): devices with their memory in
             bytes, links with their bandwidth in bytes per second.
         microbatches: Number of microbatches of a step.
-        strategy: Allocator of layers to devices: "pipedream", "one_f_one_b", "k_periodic",
-            "pipeline_ilp" or "madpipe" (Beaumont, Eyraud-Dubois and Shilova, ScaDL 2022).
+        strategy: Allocator of layers to devices: "pipedream", "gpipe", "one_f_one_b",
+            "k_periodic", "pipeline_ilp" or "madpipe" (Beaumont, Eyraud-Dubois and Shilova, ScaDL
+            2022).
         loss: Function from the model's output to a tensor with one element; not needed if the
             output is one.
         stage_recompute: How stages recompute what they do not store: "rotor", "rockmate", or ""
@@ -238,8 +239,8 @@ def load_pipeline(
 
     Returns:
         The pipeline of this rank: `step(calls, loss)` runs one training step, with `calls` the
-        (args, kwargs) of each microbatch, and returns the losses on the rank of the last layer;
-        `parameters()` are those to optimize.
+        (args, kwargs) of each microbatch, and returns the losses on the rank of the last layer
+        (`step(calls)` for a model that returns its loss); `parameters()` are those to optimize.
 
     Raises:
         ArtifactError: The folder has no pipeline, or one of another model or number of ranks.
@@ -250,9 +251,10 @@ def load_pipeline(
         >>> losses = pipeline.step([((x,), {}) for x in microbatches], loss)
         >>> optimizer.step()
     """
-    from tightfit.stages.validate.load import describe_error, load_package
+    from tightfit.stages.validate.load import describe_error, load_package, require_plan
 
     found = load_package(package)
+    require_plan(found, package)
     load = getattr(found, "load_pipeline", None)
     if not callable(load):
         raise ArtifactError(f"{package}: is no pipeline, but for one device: load(FOLDER, model)")

@@ -24,6 +24,7 @@ USE_CHILD_PROCESSES = True
 WAIT_SECONDS = 0.2
 """How often a wait for an answer looks whether it is interrupted."""
 _PR_SET_PDEATHSIG = 1
+_INDUCTOR_MODULE = "torch._inductor.async_compile"
 
 
 class Task(Protocol):
@@ -35,14 +36,30 @@ class Task(Protocol):
 
 def can_fork() -> bool:
     """Whether this process may be forked: on Linux, by its main thread, with no other thread of
-    Python but those that are daemons."""
-    others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
+    Python but those that are daemons, and those that `torch.compile` leaves, which wait for more
+    to compile."""
+    apart = {threading.main_thread(), *_inductor_threads()}
+    others = (thread for thread in threading.enumerate() if thread not in apart)
     return (
         USE_CHILD_PROCESSES
         and sys.platform == "linux"
         and threading.current_thread() is threading.main_thread()
         and all(thread.daemon for thread in others)
     )
+
+
+def _inductor_threads() -> set[threading.Thread]:
+    """The threads of the pool in which inductor compiles, which live as long as the process."""
+    module = sys.modules.get(_INDUCTOR_MODULE)
+    return set() if module is None else module.AsyncCompile.pool()._threads
+
+
+def _renew_inductor_pool() -> None:
+    """Inductor makes a pool of threads anew when it compiles: a forked process has none of the
+    threads of the old one, and would wait for them."""
+    module = sys.modules.get(_INDUCTOR_MODULE)
+    if module is not None:
+        module.AsyncCompile.pool.cache_clear()
 
 
 class ChildProcess:
@@ -141,6 +158,7 @@ def _serve_process(serve: Callable[[Connection], None], own: Connection, other: 
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    _renew_inductor_pool()
     with contextlib.suppress(EOFError, ConnectionError):
         serve(own)
     for stream in (sys.stdout, sys.stderr):

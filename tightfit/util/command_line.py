@@ -103,6 +103,16 @@ def print_status(status: str, sentence: str, options: argparse.Namespace) -> Non
         print(format_status(status, sentence))
 
 
+def print_plan_status(status: str, sentence: str, options: argparse.Namespace) -> None:
+    """Prints what a command says of the plan that it has written into the folder `options.out`: if
+    it is one of many commands that of an infeasible plan, with the folder, and nothing of others.
+    """
+    if status == "infeasible" and not is_standalone(options):
+        print(f"{options.out}: {format_status(status, sentence)}", flush=True)
+    else:
+        print_status(status, sentence, options)
+
+
 T = TypeVar("T")
 
 

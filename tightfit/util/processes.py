@@ -1,11 +1,17 @@
-"""Which stages run: each keeps its file for errors locked, which ends with the process."""
+"""Which stages run: each keeps its file for errors locked, which ends with the process. How the
+process of one ends."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
+import gc
 import os
+import sys
+import threading
 from pathlib import Path
+from typing import NoReturn
 
 
 def lock_file(path: Path | None) -> contextlib.ExitStack:
@@ -36,3 +42,16 @@ def is_file_locked(path: Path | None) -> bool:
 def usable_cores() -> int:
     """The processors that this process may run on."""
     return len(os.sched_getaffinity(0))
+
+
+def end_process(code: int) -> NoReturn:
+    """Ends the process of a stage. Threads that a model's code has left do not hold it: Python
+    waits for those that are no daemons, however long they go on."""
+    gc.freeze()  # Python would look through all that PyTorch has loaded for garbage as it ends.
+    left = {*threading.enumerate()} - {threading.main_thread()}
+    if all(thread.daemon for thread in left):
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

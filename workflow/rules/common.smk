@@ -20,6 +20,7 @@ from tightfit.util.allocators import preload_settings
 from tightfit.util.budget import NO_BUDGET
 from tightfit.schemas.config import EAGER_FOLDER, parse_config, require_folders
 from tightfit.schemas.config_optimizer_step import select_sample
+from tightfit.schemas.lost_files import was_made
 from tightfit.schemas.optimizer_plan import OPTIMIZER_OFFLOAD
 from tightfit.util.errors import ConfigError
 from tightfit.util.code_fingerprint import factory_fingerprint, stage_fingerprint

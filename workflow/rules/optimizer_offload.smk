@@ -29,6 +29,7 @@ rule profile_updates:
         costs_from=costs_from,
         threads=threads_of_cpu("profile_updates"),
         optimizer=described_updates,
+        parameters=lambda wildcards: step_of(wildcards).parameters,
         disks=lambda wildcards: given_disks(wildcards, ["disk"]),
         allocator=training_allocator,
         code=code_of("profile"),
@@ -37,7 +38,7 @@ rule profile_updates:
     shell:
         "{params.allocator} python -m tightfit profile {params.source:q} {params.operators:q} --graph {input.graph:q}"
         " {params.costs_from:q} {params.threads:q} ${{TIGHTFIT_REMEASURE:+--remeasure}} --out {output.costs:q}"
-        " {params.optimizer:q} --updates {output.updates:q} {params.disks:q} --error-file {log:q}"
+        " {params.optimizer:q} --parameters {params.parameters} --updates {output.updates:q} {params.disks:q} --error-file {log:q}"
 
 
 # Where no machine is named. What the store has is not measured again, as other links.

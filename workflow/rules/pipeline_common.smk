@@ -1,6 +1,7 @@
 # What the rules for pipelines share: folders, files and settings.
 
 from tightfit.schemas.config_pipeline import PIPELINE_FOLDER
+from tightfit.schemas.lost_files import find_lost_outputs
 from tightfit.schemas.plan_folders import plan_folders
 
 PIPELINE = f"{MODEL}/{PIPELINE_FOLDER}/{{allocator}}"
@@ -92,23 +93,60 @@ FURTHER_PAGES += [f"{folder}/report.html" for folder in PLAN_FOLDERS]
 FURTHER_PAGES += compared_pipelines()
 
 
+def pipeline_files(model, allocator):
+    """What a run leaves of a pipeline."""
+    names = ["ranks/pipeline.json", "module", "trace.json"]
+    names += ["measurement.json"] if runs_here(model) else []
+    files = [*ALLOCATION_FILES, *(f"{PIPELINE}/{name}" for name in names)]
+    return expand(files, model=model, allocator=allocator)
+
+
 def kept_files(wildcards):
+    """What a run leaves of each plan, and what of that is lost."""
+    return list(dict.fromkeys([*named_files(), *lost_files()]))
+
+
+def named_files():
     """What a run leaves of each plan. A file that is lost is made again: a job that has nothing to
     do does not look at what its inputs are made of."""
     if APART:
         return []
     files = [
         FURTHER_PAGES,
-        further_plans(wildcards),
-        expand(f"{MODEL}/report.html", model=PAGED),
+        further_plans(None),
+        expand(f"{MODEL}/report.{{kind}}", model=PAGED, kind=["html", "done"]),
     ]
     for name in PAGED:
         further = ["microbatch.arrow"] if name in STEPS else ["sequence.arrow"]
-        made = measured(name, "module", *MEASURED)
+        made = ["trace.json", *measured(name, "module", *MEASURED)]
         files.append(of_plans(name, "schedule.arrow", "plan.json", *further, *made))
+        files.append(frontiers_of(name))
+        own_line = (
+            [] if name in STEPS else measured(name, f"{MODEL}/memory_timeline.arrow")
+        )
+        files.append(expand(own_line, model=name))
     files += [
-        expand(ALLOCATION_FILES, model=folder.model, allocator=folder.strategy)
-        for folder in plan_folders(SETTINGS)
+        pipeline_files(each.model, each.strategy) for each in plan_folders(SETTINGS)
     ]
     files += [chain_plan_files(chain) for chain in SETTINGS.chains.values()]
     return [path for paths in files for path in paths]
+
+
+def lost_files():
+    """The outputs of jobs, among those of a run before, that are gone or not whole. Snakemake takes
+    what is there for whole unless it is told."""
+    lost = lost_outputs()
+    workflow.dag.forcefiles.update(path for path in lost if Path(path).exists())
+    return lost
+
+
+@cache
+def lost_outputs():
+    """These outputs, as they are when the jobs are looked for."""
+    named = set(named_files())
+    found = find_lost_outputs(Path(SETTINGS.results), map(Path, named))
+    return [
+        path
+        for path in map(str, found)
+        if path in named or any(rule.is_producer(path) for rule in workflow.rules)
+    ]

@@ -59,14 +59,13 @@ def given_step_costs(wildcards, input):
 
 
 def given_samples(wildcards, input):
-    """Names the graphs of a step, their costs, and how many microbatches of each make a step, as
-    options of a stage."""
+    """Names the graphs of a step, their costs, and how many microbatches of each make a step, or
+    from which of these numbers to choose for a single graph, as options of a stage."""
     counts = step_of(wildcards).microbatches
-    return [
-        word
-        for graph, costs, count in zip(input.graphs, input.costs, counts)
-        for word in ("--graph", graph, "--costs", costs, "--microbatches", count)
-    ]
+    words = [("--graph", graph) for graph in input.graphs]
+    words += [("--costs", costs) for costs in input.costs]
+    words += [("--microbatches", count) for count in counts]
+    return [word for pair in words for word in pair]
 
 
 def microbatch_schedule(wildcards):

@@ -27,8 +27,9 @@ rule trace:
         " --device {params.device:q} --out {output:q} --error-file {log:q}"
 
 
-# What is traced anew while plans of it are there: they are redone only if the graph changed, which
-# Snakemake sees in a run of its own.
+# What is traced anew, or was lost, while plans of it are there: they are redone only if it changed,
+# which Snakemake sees in a run of its own.
 rule traced_again:
     input:
         [graph for graph in TRACED if Path(graph).exists()],
+        lambda wildcards: [path for path in lost_files() if was_made(Path(path))],

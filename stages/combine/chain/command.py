@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
     from tightfit.schemas.chain import CHAIN, read_chain
     from tightfit.schemas.plan import write_plan
     from tightfit.schemas.sequence import write_sequence
-    from tightfit.util.command_line import print_status
+    from tightfit.util.command_line import print_plan_status
 
     strategy = _load_strategy(options)
     chains = [read_chain(path) for path in options.chain]
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> None:
     digests = " ".join(store.read(path, CHAIN).digest for path in options.chain)
     write_sequence(options.out / "sequence.arrow", chosen.sequence if chosen else [], digests)
     write_plan(options.out / "plan.json", plan)
-    print_status(plan.status, plan.message, options)
+    print_plan_status(plan.status, plan.message, options)
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:

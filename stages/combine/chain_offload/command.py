@@ -33,7 +33,7 @@ def run_offload(options: argparse.Namespace) -> None:
     from tightfit.stages.combine.chain.command import parse_chain_budget
     from tightfit.stages.combine.chain.options import build_chain_problem
     from tightfit.stages.combine.chain_offload.planner import ChainOffloadPlans, load_planner
-    from tightfit.util.command_line import print_status
+    from tightfit.util.command_line import print_plan_status
 
     _check_options(options)
     path = options.chain[0]
@@ -50,7 +50,7 @@ def run_offload(options: argparse.Namespace) -> None:
         options.out / "streams.arrow", chosen.simulation.steps if chosen else [], digest
     )
     write_plan(options.out / "plan.json", plan)
-    print_status(plan.status, plan.message, options)
+    print_plan_status(plan.status, plan.message, options)
 
 
 def offload_lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:

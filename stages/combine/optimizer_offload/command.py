@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tightfit.schemas.machine import machine_path
+from tightfit.schemas.optimizer_plan import MIN_OFFLOAD_BYTES, small_parameters_error
 from tightfit.util.budget import MIN_BUDGET as SMALLEST
 from tightfit.util.command_line import LineageEntry, parse_settings
 from tightfit.util.errors import ConfigError, ScheduleError
@@ -30,8 +31,6 @@ OFFLOADED_PARAMETERS = "offload"
 ON_DEVICE = "device"
 PARAMETER_PLACES = (OFFLOADED_PARAMETERS, ON_DEVICE)
 """Where parameters wait for their use."""
-MIN_OFFLOAD_BYTES = 1 << 20
-"""Parameters of fewer bytes stay on the device."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--microbatches",
         type=int,
         action="append",
-        help="how many of each graph make a step, 1 unless given; gradients are added up",
+        help="how many of each graph make a step, 1 unless given; gradients are added up. Several "
+        "for a single graph: the number with the least time per sample is taken, or the smallest "
+        "step for the budget min",
     )
     add_step_arguments(parser)
     parser.add_argument("--out", type=Path, required=True, help="the folder to write into")
@@ -120,10 +121,12 @@ def run(options: argparse.Namespace) -> None:
     from tightfit.stages.combine.select_task import forget_measurement
     from tightfit.util.command_line import format_status
 
+    cases = parse_cases(options)
+    choices = sorted({count for _, _, count in cases}) if len(options.graph) == 1 else []
     found: list[tuple[OffloadProblem, OffloadSearchResult, Path]] = []
     small: list[tuple[OffloadProblem, BudgetTooSmallError, Path]] = []
     refused: list[ConfigError] = []
-    for graph, costs, count in parse_cases(options):
+    for graph, costs, count in cases:
         task = None
         try:
             task, beyond = read_offload_problem(options, graph, costs, count)
@@ -141,10 +144,14 @@ def run(options: argparse.Namespace) -> None:
         # The least of several steps are of as many budgets.
         least = options.budget == SMALLEST
         task, best, graph = min(
-            found, key=lambda each: (each[0].budget if least else 0, each[1].seconds)
+            found,
+            key=lambda each: (
+                each[0].budget if least else 0,
+                each[1].seconds / (each[0].microbatches if choices else 1),
+            ),
         )
         given = (options.budget, read(graph, GRAPH).digest)
-        plan = write_offload_plan(options.out, task, best, *given)
+        plan = write_offload_plan(options.out, task, best, *given, choices)
     else:
         task, reason, graph = min(small, key=lambda each: each[1].smallest or math.inf)
         given = (options.budget, read(graph, GRAPH).digest)
@@ -164,10 +171,11 @@ def _task_of_budget(task: OffloadProblem, budget: str) -> OffloadProblem:
 
 
 def parse_cases(options: argparse.Namespace) -> list[tuple[Path, Path, int]]:
-    """The graphs with their costs and how many microbatches of each make a step; raises ConfigError
-    where these are not as many, or a number is below 1."""
+    """The graphs with their costs and how many microbatches of each make a step, a single graph
+    once for each number; raises ConfigError where these are not as many, or a number is below 1."""
     counts = options.microbatches or [1] * len(options.graph)
-    if not len(options.graph) == len(options.costs) == len(counts):
+    alone = len(options.graph) == len(options.costs) == 1
+    if not alone and not len(options.graph) == len(options.costs) == len(counts):
         raise ConfigError(
             f"optimizer-offload: there are {len(options.graph)} --graph, {len(options.costs)} "
             f"--costs and {len(counts)} --microbatches"
@@ -176,6 +184,8 @@ def parse_cases(options: argparse.Namespace) -> list[tuple[Path, Path, int]]:
         raise ConfigError(
             f"optimizer-offload: --microbatches is {min(counts)}, expected at least 1"
         )
+    if alone:
+        return [(options.graph[0], options.costs[0], count) for count in dict.fromkeys(counts)]
     return list(zip(options.graph, options.costs, counts, strict=True))
 
 
@@ -238,7 +248,10 @@ def _plan_known_min_budget(
         parse_total_bytes,
         plan_for_min_budget,
     )
-    from tightfit.stages.combine.optimizer_offload.min_memory import BudgetTooSmallError
+    from tightfit.stages.combine.optimizer_offload.min_memory import (
+        BudgetTooSmallError,
+        UnknownPlanError,
+    )
     from tightfit.stages.combine.optimizer_offload.state_placement import candidate_problems
 
     for each in candidate_problems(task, beyond):
@@ -250,8 +263,9 @@ def _plan_known_min_budget(
     total = parse_total_bytes(task, budget) if budget != SMALLEST else sized.budget
     if sized.budget <= total:
         return replace(sized, budget=total), found
+    said = refused.short if isinstance(refused, UnknownPlanError) else refused
     raise BudgetTooSmallError(
-        f"{refused}; the smallest budget known to work is {sized.budget:,} bytes", sized.budget
+        f"{said}; the smallest budget known to work is {sized.budget:,} bytes", sized.budget
     ) from refused
 
 
@@ -292,11 +306,7 @@ def read_offload_problem(
         graph, costs, own, updates, device.memory, least, microbatches, measured
     )
     if measured is not None and offloaded and not task.remote:
-        raise ConfigError(
-            f"{traced}: no parameter that can be offloaded has {MIN_OFFLOAD_BYTES:,} bytes or "
-            "more, and smaller ones stay on the device: say so by --parameters device (parameters: "
-            "device in a configuration), or plan the step without its optimizer"
-        )
+        raise small_parameters_error(traced, MIN_OFFLOAD_BYTES)
     task = replace(task, engine=options.solver)
     budget = (
         device.memory if options.budget == SMALLEST else parse_total_bytes(task, options.budget)

@@ -32,6 +32,15 @@ class BudgetTooSmallError(ConfigError):
         self.smallest = smallest
 
 
+class UnknownPlanError(ConfigError):
+    """No plan was found within a budget. `short` says so without the bytes of the closest one that
+    was looked at, for a message that names the smallest budget known to work."""
+
+    def __init__(self, message: str, short: str = "") -> None:
+        super().__init__(message)
+        self.short = short or message
+
+
 def check_min_memory(task: OffloadProblem) -> None:
     """Raises BudgetTooSmallError, with its name, where the budget is below what one op or one
     update needs."""

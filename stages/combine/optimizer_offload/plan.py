@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,16 +21,23 @@ from tightfit.stages.combine.plan_summary import describe_cost_source, describe_
 from tightfit.stages.simulate.liveness import simulate_executions
 from tightfit.stages.simulate.offload_layout import offload_layout
 from tightfit.stages.simulate.simulate import simulate, sum_microbatches
+from tightfit.util.budget import MIN_BUDGET
 
 OUTPUTS = ("schedule.arrow", MICROBATCH_SCHEDULE, "plan.json")
 SOLVER_NAME = "local search"
 
 
 def write_offload_plan(
-    folder: Path, task: OffloadProblem, found: OffloadSearchResult, budget: str, digest: str
+    folder: Path,
+    task: OffloadProblem,
+    found: OffloadSearchResult,
+    budget: str,
+    digest: str,
+    choices: Sequence[int] = (),
 ) -> Plan:
     """Writes the schedule of what was found, that of the microbatches that only add, which has no
-    steps where there are none, and the plan, which it returns; `digest` is that of the graph."""
+    steps where there are none, and the plan, which it returns; `digest` is that of the graph, and
+    the number of microbatches was taken from these `choices`."""
     steps = found.simulation.steps
     write_schedule(folder / OUTPUTS[0], steps, digest, task.link, found.updates)
     adding, adds = [], None
@@ -37,7 +45,7 @@ def write_offload_plan(
         adding = found.adding.steps
         adds = task.played(found.updates.resident, here=False, adds=True)
     write_schedule(folder / OUTPUTS[1], adding, digest, task.link, adds)
-    plan = build_offload_plan(task, found, budget)
+    plan = build_offload_plan(task, found, budget, choices)
     write_plan(folder / OUTPUTS[2], plan)
     return plan
 
@@ -82,9 +90,12 @@ def _keep_all_cost(task: OffloadProblem) -> PlanCost:
     return PlanCost(task.keep_all_seconds, moving + _keep_all_step_bytes(task))
 
 
-def build_offload_plan(task: OffloadProblem, found: OffloadSearchResult, budget: str) -> Plan:
-    """The plan with its bound. Parameters that live in the offload target are not fixed, and
-    keeping everything means to have them on the device, with all states."""
+def build_offload_plan(
+    task: OffloadProblem, found: OffloadSearchResult, budget: str, choices: Sequence[int] = ()
+) -> Plan:
+    """The plan with its bound, of which the message names the numbers of microbatches that were
+    `choices`. Parameters that live in the offload target are not fixed, and keeping everything
+    means to have them on the device, with all states."""
 
     played = found.simulation
     groups, compiled = count_executed_groups(task.graph, (step.action for step in played.steps))
@@ -94,12 +105,11 @@ def build_offload_plan(task: OffloadProblem, found: OffloadSearchResult, budget:
     all_of_it = sum_microbatches(played, found.adding, task.microbatches)
     most = all_of_it.peak
     total = total_device_bytes(task, found)
-    there, count = all_of_it.transfers, task.microbatches
-    parts = f" in {count} microbatches" if count > 1 else ""
+    there = all_of_it.transfers
     waited = there.wait_seconds if there else 0.0
     sentence = (
         f"feasible: {total:,} bytes of the device{_resident_states_message(task)} for the whole "
-        f"step{parts}, in "
+        f"step{_microbatches_message(task.microbatches, budget, choices)}, in "
         f"{seconds / task.keep_all_seconds:.3f} times the predicted time of having everything "
         f"there{_host_updates_message(task, found)}, no plan is more than {gap:.1%} faster; "
         f"{there.host_peak if there else 0:,} bytes in "
@@ -128,6 +138,7 @@ def build_offload_plan(task: OffloadProblem, found: OffloadSearchResult, budget:
         groups=groups,
         compiled=compiled,
         threads=task.costs.device.measured_threads,
+        microbatches=task.microbatches,
     )
 
 
@@ -168,6 +179,17 @@ def max_step_bytes(task: OffloadProblem, found: OffloadSearchResult) -> int:
             adding = accumulation_peaks(*more, task.link, updates)
             most = max(most, adding.most - adding.gradients)
     return most
+
+
+def _microbatches_message(count: int, budget: str, choices: Sequence[int]) -> str:
+    """What a sentence says of the microbatches of a step, and from which numbers they were
+    taken."""
+    others = ", ".join(str(each) for each in choices if each != count)
+    if not others:
+        return f" in {count} microbatches" if count > 1 else ""
+    noun = "microbatch" if count == 1 else "microbatches"
+    least = "the fewest bytes" if budget == MIN_BUDGET else "the least time per sample"
+    return f" in {count} {noun} ({least}, compared with {others})"
 
 
 def _host_updates_message(task: OffloadProblem, found: OffloadSearchResult) -> str:

@@ -18,7 +18,7 @@ from tightfit.stages.combine.optimizer_offload.activation_schedule import (
     ActivationScheduleCache,
 )
 from tightfit.stages.combine.optimizer_offload.gradient_accumulation import accumulation_peaks
-from tightfit.stages.combine.optimizer_offload.min_memory import describe_op
+from tightfit.stages.combine.optimizer_offload.min_memory import UnknownPlanError, describe_op
 from tightfit.stages.combine.optimizer_offload.problem import OffloadProblem
 from tightfit.stages.combine.optimizer_offload.residency import (
     PlacementMemoryError,
@@ -109,7 +109,7 @@ class OffloadSearch:
         for choice in self.tightest_choices:
             best = best or self.closest(choice)
         if best is None:
-            raise ConfigError(self._refusal())
+            raise self._refusal()
         return best
 
     def first(self, shares: Sequence[float] = ACTIVATION_SHARES) -> OffloadSearchResult | None:
@@ -339,10 +339,10 @@ class OffloadSearch:
             f"the closest known there are {self.tier_bytes:,} with what moves"
         )
 
-    def _refusal(self) -> str:
+    def _refusal(self) -> UnknownPlanError:
         """What is said where no plan was found: which op stands in the way, or which memory."""
         if self.tier_overflow:
-            return self.tier_overflow
+            return UnknownPlanError(self.tier_overflow)
         task, view = self.task, self._smallest_view()
         problem, least = view.problem, view.least
         played = simulate_executions(problem, least.sequence, in_place=True, ceiling=least.ceiling)
@@ -351,11 +351,15 @@ class OffloadSearch:
         said = f"no plan is known that fits in {task.budget:,} bytes"
         if total <= task.budget and not self.tightest_bytes:
             # Those that come closest fit on the device.
-            return self._tier_overflow_message or said
+            return UnknownPlanError(self._tier_overflow_message or said)
         if total <= task.budget:
-            return f"{said}: in the closest known there are {self.tightest_bytes:,} with what moves"
+            closest = f"in the closest known there are {self.tightest_bytes:,} with what moves"
+            return UnknownPlanError(f"{said}: {closest}", said)
         name = describe_op(task.graph, problem.nodes[worst.node])
-        return f"{said}: in the smallest known there are {total:,} where {name} runs"
+        return UnknownPlanError(
+            f"{said}: in the smallest known there are {total:,} where {name} runs",
+            f"{said}: most are there where {name} runs",
+        )
 
     def _smallest_view(self) -> ActivationProblem:
         """That of hardly any room in which the least is known to do."""

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from tightfit.stages.combine.pipeline.split_task import SplitTask
-from tightfit.util.command_line import LineageEntry
+from tightfit.util.command_line import LineageEntry, is_standalone
 from tightfit.util.progress import StageProgress
 
 
@@ -32,11 +32,13 @@ def run(options: argparse.Namespace) -> None:
     pipeline = _parse_task(options).run(StageProgress())
     if not pipeline.feasible:
         print(f"{pipeline.model}: the plan is infeasible, so that no rank has anything to run")
+    before = "" if is_standalone(options) else f"{options.out}: "
     for rank, name in enumerate(pipeline.devices):
         own = [str(stage.stage) for stage in pipeline.stages if stage.rank == rank]
         print(
-            f"rank {rank} ({name}): stages {', '.join(own)}; {pipeline.fixed[rank]:,} bytes "
-            f"of parameters and buffers, {pipeline.peaks[rank]:,} bytes of the step"
+            f"{before}rank {rank} ({name}): stages {', '.join(own)}; "
+            f"{pipeline.fixed[rank]:,} bytes of parameters and buffers, "
+            f"{pipeline.peaks[rank]:,} bytes of the step"
         )
 
 

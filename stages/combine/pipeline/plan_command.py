@@ -6,7 +6,7 @@ import argparse
 
 from tightfit.schemas.machine import machine_path
 from tightfit.stages.combine.pipeline.plan_task import PipelineTask
-from tightfit.util.command_line import LineageEntry, print_status
+from tightfit.util.command_line import LineageEntry, print_plan_status
 from tightfit.util.errors import ConfigError
 from tightfit.util.progress import StageProgress
 from tightfit.util.solver_engines import ENGINES
@@ -75,7 +75,7 @@ def run_pipeline(options: argparse.Namespace) -> None:
     if options.budget is not None:
         raise ConfigError("--budget is not for pipelines: the memory is that of the machine")
     plan = _parse_task(options).run(StageProgress())
-    print_status(plan.status, plan.message, options)
+    print_plan_status(plan.status, plan.message, options)
 
 
 def pipeline_lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:

@@ -135,14 +135,9 @@ class SplitTask:
 
     def lineage_entries(self) -> list[LineageEntry]:
         """What `run` made of what."""
-        from tightfit.schemas.pipeline import PIPELINE_FILE, read_pipeline, stage_folder
+        from tightfit.schemas.pipeline import PIPELINE_FILE, read_pipeline, stage_files
 
-        pipeline = read_pipeline(self.out / PIPELINE_FILE)
-        files = [
-            self.out / stage_folder(stage.stage) / name
-            for stage in pipeline.stages
-            for name in ("graph.arrow", "schedule.arrow")
-        ]
+        files = stage_files(self.out, read_pipeline(self.out / PIPELINE_FILE))
         planned = [self.plan / name for name in (PLAN, PATTERN, SEQUENCE)]
         read = [self.graph, self.costs, self.blocks]
         read += [path for path in planned if path.exists()]

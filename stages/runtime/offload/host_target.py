@@ -9,7 +9,7 @@ for that stands still, and so does who begins a transfer that comes after it.
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from ..backward_tracker import error_summary
 from .disk_target import DiskTarget
 from .target import OffloadTarget, TargetAccess, TargetWork, TransferHandle, check_region
+from .worker_thread import WorkerFuture, WorkerThread
 
 _ALIGNED = 64
 
@@ -30,7 +31,7 @@ class HostTarget:
         self.failure = ""
         self.bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         self.streams = [torch.cuda.Stream(device), torch.cuda.Stream(device)]
-        self.worker = ThreadPoolExecutor(1, "tightfit-beside-host")
+        self.worker = WorkerThread("tightfit-beside-host")
         self.moving: set[TransferHandle] = set()
 
     @property
@@ -49,7 +50,8 @@ class HostTarget:
     def beside(self, work: TargetWork, *after: TransferHandle) -> TransferHandle:
         """See `OffloadTarget.beside`."""
         earlier = [ticket.done for ticket in after]
-        ticket = TransferHandle(self.worker.submit(_run_work, earlier, work, self.reach()), None)
+        done = self.worker.submit(partial(_run_work, earlier, work, self.reach()))
+        ticket = TransferHandle(done, None)
         self.moving.add(ticket)
         return ticket
 
@@ -60,7 +62,7 @@ class HostTarget:
     def wait(self, ticket: TransferHandle) -> None:
         """The stream that computes goes on when a transfer is through, and this returns at once;
         for what computes beside, it returns when that is through."""
-        if isinstance(ticket.done, Future):
+        if isinstance(ticket.done, WorkerFuture):
             try:
                 ticket.done.result()
             except Exception as error:
@@ -89,7 +91,7 @@ class HostTarget:
     def idle(self) -> None:
         """Returns when all transfers are through."""
         for ticket in list(self.moving):
-            if isinstance(ticket.done, Future):
+            if isinstance(ticket.done, WorkerFuture):
                 error = ticket.done.exception()
                 self.failure = self.failure or ("" if error is None else error_summary(error))
             else:
@@ -113,7 +115,7 @@ class HostTarget:
         stream = self.streams[direction]
         stream.wait_event(torch.cuda.current_stream(self.device).record_event())
         for earlier in after:
-            if isinstance(earlier.done, Future):
+            if isinstance(earlier.done, WorkerFuture):
                 earlier.done.result()
             else:
                 stream.wait_event(earlier.done)
@@ -162,7 +164,7 @@ class _HostAccess:
 
 def _run_work(earlier: list[Any], work: TargetWork, reach: TargetAccess) -> None:
     for done in earlier:
-        if isinstance(done, Future):
+        if isinstance(done, WorkerFuture):
             done.result()
         else:
             done.synchronize()

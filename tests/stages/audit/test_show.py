@@ -285,3 +285,33 @@ def test_a_large_file_is_not_loaded(timeline: Path) -> None:
         {"run": "planned", "seconds": 199_999, "live": 199_999}
     ]
     assert pa.total_allocated_bytes() - before < timeline.stat().st_size / 10
+
+
+def test_each_document_of_a_run_is_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = 0
+    for path in sorted(run.rglob("*.json")):
+        assert show(capsys, path)[0].startswith(f"{path}: "), path
+        printed += 1
+    assert printed > 4
+
+
+@pytest.mark.parametrize(
+    ("document", "kind"),
+    [
+        (
+            {"traceEvents": [], "displayTimeUnit": "ms", "otherData": {}},
+            "trace for ui.perfetto.dev",
+        ),
+        ({"guards": {}, "written": []}, "guards of a package"),
+        (
+            {name: [] for name in ("tensors", "needed", "programs", "offsets", "layouts")},
+            "pipeline of a package",
+        ),
+    ],
+)
+def test_documents_without_a_schema_are_printed(
+    document: dict[str, object], kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "document.json"
+    path.write_text(json.dumps(document))
+    assert show(capsys, path)[0].startswith(f"{path}: {kind}, 1 row, digest ")

@@ -91,6 +91,18 @@ def test_where_they_lead_to_one_it_is_not_made(
     assert not unsearched.feasible
 
 
+def test_an_infeasible_plan_is_told_among_many_commands_too(
+    solved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for budget, said in (("90%", ""), (LEAST, f"{tmp_path}: infeasible: ")):
+        words = ["--frontier", solved / "candidates.arrow", "--budget", budget, "--no-search"]
+        words += ["--out", tmp_path, "--error-file", tmp_path / "select.txt"]
+        capsys.readouterr()
+        assert main([str(word) for word in ("select", *files(solved), *words)]) == 0
+        printed = capsys.readouterr().out
+        assert printed.startswith(said) and bool(printed) == bool(said)
+
+
 def test_a_plan_far_from_its_bound_is_compared_with_that_from_the_whole_frontier(
     solved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

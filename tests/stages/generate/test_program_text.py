@@ -8,10 +8,12 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +37,11 @@ from tightfit.stages.generate.package import (
 )
 from tightfit.stages.generate.step_writer import SourceProgram, write_program
 from tightfit.stages.simulate.simulate import simulate
-from tightfit.stages.validate.load import package_files
+from tightfit.stages.validate.load import (
+    load_offloaded_module,
+    load_planned_module,
+    package_files,
+)
 from tightfit.util.errors import ArtifactError, ConfigError, ScheduleError
 
 HELPERS = {
@@ -365,6 +371,10 @@ def test_the_command_writes_an_infeasible_plan(
     assert sorted(file.name for file in module.iterdir()) == ["__init__.py", "made_from.json"]
     said = f"infeasible: {module} has no step, and load raises: {impossible.message}\n"
     assert capsys.readouterr().out == said
+    for load in (load_planned_module, partial(load_offloaded_module, optimizer=None, folder=None)):
+        with pytest.raises(ArtifactError) as caught:
+            load(module, torch.nn.Linear(1, 1))
+        assert str(caught.value) == f"{module}: this folder has no plan: {impossible.message}"
 
 
 def test_names_are_deleted_right_behind_what_uses_one_of_them_last(small: Planned) -> None:

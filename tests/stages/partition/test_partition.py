@@ -172,6 +172,12 @@ def test_command_writes_what_partition_gives(
     run(parser.parse_args([str(tmp_path / f) if f[0] != "-" else f for f in files]))
     assert read_blocks(tmp_path / "blocks") == partition_step(graph, costs)
     assert "9 blocks, 5 distinct" in capsys.readouterr().out
+    # In a run, which has told of the blocks, the chain of them says nothing.
+    words = [*files[:4], "--chain", "chain"]
+    options = parser.parse_args([str(tmp_path / f) if f[0] != "-" else f for f in words])
+    options.error_file = tmp_path / "chain.txt"
+    run(options)
+    assert (tmp_path / "chain").exists() and capsys.readouterr().out == ""
 
 
 @settings(deadline=None, max_examples=150)

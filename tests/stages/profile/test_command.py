@@ -47,6 +47,15 @@ def run(*words: object) -> None:
     command.run(parser.parse_args([str(word) for word in words]))
 
 
+def test_parameters_too_small_to_be_offloaded_are_refused_before_anything_is_measured(
+    graph_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_measure_costs", None)
+    words = ("--graph", graph_path, "--library", graph_path.parent, "--optimizer", "adamw")
+    with pytest.raises(ConfigError, match="can be offloaded has 1,048,576 bytes or more, and"):
+        run(*words, "--parameters", "offload", "--out", graph_path.parent / "costs.arrow")
+
+
 def test_measured_costs_are_written_and_can_be_taken_from_the_file(graph_path: Path) -> None:
     folder = graph_path.parent
     run("--graph", graph_path, "--library", folder / "store", "--out", folder / "costs.arrow")

@@ -124,6 +124,7 @@ def test_index_has_a_row_for_every_plan_and_failure(results: Path, tmp_path: Pat
         "fits": 1,
         "should fit": 1,
         "infeasible": 1,
+        "baseline": 1,
         "failed": 2,
     }
     fitting = index.rows[3]

@@ -18,6 +18,12 @@ from tightfit.schemas.pipeline_measurement import (
     PipelineMeasurement,
     write_pipeline_measurement,
 )
+from tightfit.schemas.pipeline_pattern import (
+    PatternKind,
+    PatternOperation,
+    PipelinePattern,
+    write_pipeline_pattern,
+)
 from tightfit.schemas.pipeline_plan import (
     PipelinePlan,
     PlannedDevice,
@@ -29,6 +35,8 @@ from tightfit.stages.report.index_page import build_run_index
 from tightfit.stages.report.load import NOT_PLANNED_YET, load_run_results
 from tightfit.stages.report.plan_readers import plan_row_files, read_plan_rows
 from tightfit.stages.report.plan_rows import PlanRow
+from tightfit.stages.report.render import render_index
+from tightfit.stages.report.summary_command import _summarize_plan_row, print_summary
 
 FOLDER = PlanFolder("gpt2", "pipeline", "madpipe")
 NAMES = ["cpu:0", "cpu:1"]
@@ -49,6 +57,7 @@ MEASURED = PipelineMeasurement(
         MeasuredRank(at, name, 10, 100, peak, peak, 0.5, 3, 0.0, 0.0, 0.0, 0.0, "", [])
         for at, (name, peak) in enumerate(zip(NAMES, RANKS.peaks, strict=True))
     ],
+    processors=2,
 )  # fmt: skip
 
 
@@ -108,6 +117,44 @@ def test_a_plan_goes_from_planned_to_measured(place: Path) -> None:
     assert [path.name for path in plan_row_files(place.parents[2])] == [
         "plan.json", "pipeline.json", "measurement.json"
     ]  # fmt: skip
+
+
+def test_the_planned_ratio_is_told_if_ranks_share_processors(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Forward and backward of two stages take 0.2 s each, a send and its return 0.1 s: a step of
+    one microbatch takes 1 s, and one process, which recomputes nothing, 0.6 s."""
+    rows: list[tuple[str, int, PatternKind]] = [
+        (NAMES[0], 1, "forward"), ("cpu:0/cpu:1", 1, "send"), (NAMES[1], 2, "forward"),
+        (NAMES[1], 2, "backward"), ("cpu:0/cpu:1", 1, "receive"), (NAMES[0], 1, "backward"),
+    ]  # fmt: skip
+    operations = [
+        PatternOperation(
+            device, stage, kind, 0.2 * at, 0.1 if kind in ("send", "receive") else 0.2, 0
+        )
+        for at, (device, stage, kind) in enumerate(rows)
+    ]
+    write_pipeline_pattern(place / "plan/pattern.arrow", PipelinePattern(2.0, 1, operations))
+    again = [replace(stage, recompute_seconds=0.1) for stage in PLAN.stages]
+    write_pipeline_plan(place / "plan/plan.json", replace(PLAN, stages=again))
+    write_pipeline(place / "ranks/pipeline.json", RANKS)
+    row = row_of(place)
+    assert row.outcome.ratio == pytest.approx(1 / 0.6) and not row.outcome.as_planned
+    planned = "as planned a step takes 1.00 s and that of one process 600.0 ms"
+    assert row.note.endswith(f"{planned}; not run")
+    write_pipeline_measurement(place / "measurement.json", MEASURED)
+    assert row_of(place).outcome.ratio == 2.0
+    write_pipeline_measurement(place / "measurement.json", replace(MEASURED, processors=1))
+    row = row_of(place)
+    assert row.outcome.ratio == pytest.approx(1 / 0.6) and row.outcome.as_planned
+    assert f"; {planned}; a step takes 500.0 ms" in row.note
+    assert row.note.endswith("does not compare plans, since 2 ranks shared 1 processors")
+    print_summary([_summarize_plan_row(row)], place)
+    printed = capsys.readouterr().out
+    assert " 1.67x* " in printed and "*: as planned" in printed
+    results = place.parents[2]
+    page = render_index(build_run_index(load_run_results(results), [row]))
+    assert "1.67x*" in page and "with * as planned" in page
 
 
 def test_a_pipeline_that_failed_or_fits_nowhere_is_told(place: Path) -> None:

@@ -11,6 +11,7 @@ import yaml
 
 from tightfit.__main__ import UNFINISHED_ERROR, main
 from tightfit.schemas.measurement import read_measurement, write_measurement
+from tightfit.schemas.plan import read_plan, write_plan
 from tightfit.util.processes import lock_file
 
 
@@ -61,3 +62,29 @@ def test_the_exit_code_is_that_of_the_statuses_that_are_named(
     write_measurement(measured, found)
     assert main(["summary", "--configuration", str(config)]) == code[1]
     assert main(["summary", str(folder)]) == 0
+
+
+def test_a_joint_budget_that_is_too_small_is_told_with_one_that_fits_all(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "results"
+    for number in (1, 2):
+        shutil.copytree(results / "small", folder / f"small.{number}")
+    path = folder / "small.2/rockmate/10pct/plan.json"
+    plan = read_plan(path)
+    assert plan.smallest_budget is not None
+    write_plan(path, replace(plan, smallest_budget=plan.smallest_budget + 8))
+    samples = {"samples": [{"width": 1}, {"width": 2}], "joint": True}
+    plans = {"strategies": ["rockmate"], "budgets": ["50%", "10%"]}
+    model = {"factory": "nowhere:model", **plans, **samples}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({"models": {"small": model}, "results": str(folder)}))
+    capsys.readouterr()
+    main(["summary", "--configuration", str(config)])
+    lines = capsys.readouterr().out.splitlines()
+    [told] = [line for line in lines if "joint" in line]
+    assert told == (
+        "small.1 rockmate 10%, small.2 rockmate 10%: The joint budget of small.1 and small.2 "
+        f"(10%, {plan.budget_total:,} bytes) does not fit all of them: the smallest joint budget "
+        f"known to work is {plan.smallest_budget + 8:,} bytes."
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,15 @@ def insists_on_data() -> object:
 
 def raises() -> object:
     raise ValueError("no luck\nsecond line")
+
+
+def exits() -> object:
+    sys.exit(0)
+
+
+def changes_folder() -> object:
+    os.chdir("/")
+    return good()
 
 
 def returns_none() -> object:
@@ -138,6 +149,7 @@ def test_the_search_path_is_searched(tmp_path: Path) -> None:
         ("no_such_package.models:make", "there is no module 'no_such_package'"),
         ("no colon", "not of the form 'package.module:function'"),
         (f"{HERE}:raises", "raises ValueError: no luck"),
+        (f"{HERE}:exits", "raises SystemExit: 0 (tests/stages/torch_utils/test_model_factory.py, "),
         (f"{HERE}:returns_none", "returns a NoneType instead of"),
         (f"{HERE}:no_module", "returns an int as its model"),
         (f"{HERE}:bad_samples", "samples that are not"),
@@ -155,6 +167,17 @@ def test_one_sentence_for_what_is_wrong(name: str, words: str, fake: bool) -> No
         build_from_factory(name, {}, fake=fake)
     text = str(caught.value)
     assert words in text and "\n" not in text and name.split(":")[0] in text
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_the_working_directory_stays(fake: bool, tmp_path: Path) -> None:
+    before = Path.cwd()
+    build_from_factory(f"{HERE}:changes_folder", {}, fake=fake)
+    assert Path.cwd() == before
+    code = "import os; os.chdir('/'); make = lambda: 1"
+    (tmp_path / "module_that_changes_folder.py").write_text(code)
+    load_factory("module_that_changes_folder:make", [tmp_path])
+    assert Path.cwd() == before
 
 
 def test_unexpected_arguments_and_devices() -> None:

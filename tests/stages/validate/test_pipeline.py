@@ -14,6 +14,7 @@ import torch.multiprocessing
 
 from tests.stages.validate.pipelines import lonely, machine
 from tightfit.__main__ import main
+from tightfit.api.pipeline_parallel import load_pipeline
 from tightfit.schemas.pipeline import read_pipeline
 from tightfit.schemas.pipeline_measurement import read_pipeline_measurement
 from tightfit.schemas.pipeline_plan import read_pipeline_plan
@@ -21,7 +22,7 @@ from tightfit.stages.audit.audit import audit
 from tightfit.stages.generate.package import write_directory
 from tightfit.stages.validate.load import load_package
 from tightfit.stages.validate.pipeline import ModelSource, RankJob, _run_ranks
-from tightfit.util.errors import ModelError
+from tightfit.util.errors import ArtifactError, ModelError
 
 
 def commands(
@@ -75,7 +76,8 @@ def test_from_a_factory_to_a_report(tmp_path: Path, capsys: pytest.CaptureFixtur
     measured = read_pipeline_measurement(tmp_path / "measurement.json")
     assert [row.measured_peak for row in measured.ranks] == pipeline.peaks
     assert all(row.within_budget and row.gradient_difference == 0.0 for row in measured.ranks)
-    assert not audit(tmp_path).complaints
+    found = audit(tmp_path)
+    assert not found.complaints and found.infeasible == 1
     page = (tmp_path / "report.html").read_text()
     assert page.count("<rect") > 2 * len(pipeline.stages) * 3 and "As it ran" in page
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -179,6 +181,8 @@ def test_an_infeasible_plan_goes_through_all_stages(
     assert not read_pipeline(tmp_path / "ranks" / "pipeline.json").feasible
     with pytest.raises(RuntimeError, match="The chain does not fit"):
         load_package(tmp_path / "module").load_pipeline(None)
+    with pytest.raises(ArtifactError, match="module: this folder has no plan: The chain does not"):
+        load_pipeline(tmp_path / "module", torch.nn.Linear(1, 1))
     measured = read_pipeline_measurement(tmp_path / "measurement.json")
     assert (measured.status, measured.message) == (plan.status, plan.message)
     page = (tmp_path / "report.html").read_text()

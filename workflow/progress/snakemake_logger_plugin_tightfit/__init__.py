@@ -5,6 +5,7 @@ shell command, tracebacks of its own) is left to its log file.
 """
 # Snakemake reads the types of the settings' fields: annotations are no strings here.
 
+import json
 import logging
 import sys
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 
-from snakemake_logger_plugin_tightfit.rerun_reasons import WorkflowJob, describe_jobs
+from snakemake_logger_plugin_tightfit.rerun_reasons import WorkflowJob, describe_jobs, has_error
 
 
 @dataclass
@@ -34,6 +35,11 @@ class LogHandlerSettings(LogHandlerSettingsBase):
 
 _FAILURE_SUMMARIES = ("job did not complete successfully", "because a job execution failed")
 """What Snakemake says at the end where jobs failed, without their names."""
+PLAN_READING_RULES = (
+    *("generate", "perfetto", "validate", "validate_step"),
+    *("split", "generate_pipeline", "validate_pipeline"),
+)
+"""The rules of jobs that have nothing to do for a plan that is infeasible."""
 _INTERRUPT_PREFIX = "Terminating processes on user request"
 """How Snakemake begins what it says of an interrupt. A stage that was interrupted leaves no log."""
 
@@ -56,6 +62,8 @@ class LogHandler(LogHandlerBase):
         self.failed: dict[int, str] = {}
         self.unlogged: set[int] = set()
         self.interrupted = False
+        common = getattr(self, "common_settings", None)
+        self.dry = common is not None and common.dryrun
         settings = self.settings
         self.why = isinstance(settings, LogHandlerSettings) and settings.why
         if self.why:
@@ -92,12 +100,16 @@ class LogHandler(LogHandlerBase):
             self.done, self.total = data["done"], data["total"] - self.targets
         elif event == LogEvent.JOB_INFO and self.why:
             logs = tuple(map(str, data.get("log") or ()))
+            outputs = tuple(map(str, data.get("output") or ()))
             wildcards = dict(data.get("wildcards") or {})
-            self.jobs.append(WorkflowJob(data["rule_name"], wildcards, data["reason"], logs))
+            job = WorkflowJob(data["rule_name"], wildcards, data["reason"], logs, outputs)
+            self.jobs.append(job)
         elif event == LogEvent.JOB_INFO:
             message = _without_budget(data)
             self.messages[data.get("jobid", 0)] = message or data.get("rule_name", "")
-            return self._job(message)
+            # A plan that is there now may be another one when a job of a dry run comes.
+            note = "" if self.dry else _infeasible_note(data)
+            return self._job(message and f"{message}{note}")
         elif event == LogEvent.JOB_ERROR:
             self.failed[data["jobid"]] = self._failure(data)
         elif event == LogEvent.JOB_FINISHED:
@@ -113,7 +125,7 @@ class LogHandler(LogHandlerBase):
 
     def _failure(self, data: dict[str, Any]) -> str:
         """Which step failed, and where its log is."""
-        logs = [str(log) for log in data.get("log") or () if Path(str(log)).is_file()]
+        logs = [*filter(has_error, map(str, data.get("log") or ()))]
         if not logs:
             self.unlogged.add(data["jobid"])
         why = f"{Path(self.folder, logs[0])} says why" if logs else "it has left no log"
@@ -128,6 +140,20 @@ class LogHandler(LogHandlerBase):
         )
         wanted = record.levelno >= logging.WARNING or text.startswith("Nothing to be done")
         return text if wanted and not told else ""
+
+
+def _infeasible_note(data: dict[str, Any]) -> str:
+    """What is said of a job whose plan is infeasible, "" of others."""
+    if data.get("rule_name") not in PLAN_READING_RULES or not data.get("output"):
+        return ""
+    around = Path(str(data["output"][0])).parents
+    plans = (around[0] / "plan.json", around[0] / "plan/plan.json", around[1] / "plan/plan.json")
+    plan = next((path for path in plans if path.is_file()), None)
+    try:
+        status = json.loads(plan.read_bytes())["status"] if plan is not None else ""
+    except (ValueError, LookupError, TypeError):  # the job itself says so
+        return ""
+    return " (infeasible: there is nothing to run)" if status == "infeasible" else ""
 
 
 def _skip_descriptions() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 NO_BUDGET = "none"
@@ -21,6 +22,14 @@ REPORT_RULES = ("report", "chain_report", "index")
 SETTINGS_CHANGED = "its settings in the configuration changed"
 FOLLOWS_INPUTS = "its inputs are made again"
 STAGE_CODE = r"code of (\w+) [0-9a-f]{16}"
+OWN_PLANS = "candidates.arrow"
+"""Lies beside the plans of a strategy for all budgets, where these are of one that is no baseline.
+"""
+FORCED = "Forced execution"
+MEASURING_RULES = ("profile", "profile_updates", "link", "offload_link", "reference")
+"""The rules that a run forces that measures again."""
+MAX_NAMED_FILES = 8
+"""Lost files of a model that are named."""
 MAX_VALUE_CHARACTERS = 60
 """Characters that a parameter has at most that is shown."""
 
@@ -33,6 +42,22 @@ class WorkflowJob:
     wildcards: Mapping[str, str]
     reason: str
     logs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    @cached_property
+    def lost(self) -> list[str]:
+        """The files that are gone of what it made before, all or some of them."""
+        # What a run imports is there once its jobs are known.
+        from tightfit.schemas.lost_files import find_missing_files, was_made
+
+        forced = FORCED in self.reason and self.rule not in MEASURING_RULES
+        missing = {path: find_missing_files(path) for path in map(Path, self.outputs)}
+        return [
+            str(file)
+            for path, files in missing.items()
+            if files and (forced or was_made(path))
+            for file in files
+        ]
 
     @property
     def model(self) -> str:
@@ -63,8 +88,10 @@ def describe_jobs(jobs: Iterable[WorkflowJob]) -> list[str]:
 
 
 def _step_count_prefix(jobs: list[WorkflowJob]) -> str:
-    """Whether fewer steps may do: what follows a trace is needed just where the graph changed."""
-    again = any(job.rule in TRACE_RULES and "Missing output" not in job.reason for job in jobs)
+    """Whether fewer steps may do: what follows a trace, or a file that was lost, is needed just
+    where that changed."""
+    traced = (job.rule in TRACE_RULES and "Missing output" not in job.reason for job in jobs)
+    again = any(traced) or any(job.lost for job in jobs)
     return "up to " if again else ""
 
 
@@ -77,7 +104,16 @@ def _causes(jobs: list[WorkflowJob]) -> list[str]:
     first = [job for job in jobs if not job.follows and _job_causes(job)]
     traced = [job for job in first if job.rule in TRACE_RULES and "Missing output" in job.reason]
     found = [cause for job in traced or first for cause in _job_causes(job)]
+    lost = list(dict.fromkeys(file for job in jobs for file in job.lost))
+    found += [f"lost: {_list_files(lost)}"] if lost else []
+    if not found and all(_is_new(job) for job in jobs):
+        return ["it is new"]
     return list(dict.fromkeys(found)) or [FOLLOWS_INPUTS]
+
+
+def _is_new(job: WorkflowJob) -> bool:
+    """Whether a job has made nothing before, and was not tried."""
+    return "Missing output" in job.reason and not job.lost and not any(map(has_error, job.logs))
 
 
 def _job_causes(job: WorkflowJob) -> list[str]:
@@ -85,9 +121,11 @@ def _job_causes(job: WorkflowJob) -> list[str]:
     reason = job.reason
     if "ncomplete output" in reason:
         return ["a run before was interrupted"]
+    if job.lost:  # told of all jobs together
+        return []
     if "Missing output" in reason:
         return [*filter(None, [_missing_cause(job)])]
-    if "Forced execution" in reason:
+    if FORCED in reason:
         return ["it is to be measured again"]
     if job.rule in REPORT_RULES and "Set of input files" in reason:
         return ["a plan is new or was removed"]
@@ -102,12 +140,25 @@ def _job_causes(job: WorkflowJob) -> list[str]:
     return [f"the rule {job.rule} of the workflow changed"] if "Code has changed" in reason else []
 
 
+def has_error(log: str) -> bool:
+    """Whether a log has an error: that of a step that went well is empty."""
+    return Path(log).is_file() and Path(log).stat().st_size > 0
+
+
+def _list_files(files: list[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = len(files) - MAX_NAMED_FILES
+    return ", ".join(files[:MAX_NAMED_FILES]) + (f" and {more} more" if more > 0 else "")
+
+
 def _missing_cause(job: WorkflowJob) -> str:
-    if any(Path(log).is_file() for log in job.logs):
+    if any(map(has_error, job.logs)):
         return "it failed before and is tried again"
     strategy = job.wildcards.get("strategy", "")
     if job.rule in TRACE_RULES:
         return "it is new"
+    if any(Path(output).with_name(OWN_PLANS).exists() for output in job.outputs):
+        return f"the plans of {strategy} for all budgets are new"
     if job.rule in ("own_plans", "frontier"):
         return f"the strategy {strategy} is new"
     if job.rule in ("select", "select_kernels", *CHAIN_RULES):

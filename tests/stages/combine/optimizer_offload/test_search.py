@@ -21,7 +21,7 @@ from tightfit.schemas.costs import write_costs
 from tightfit.schemas.graph.training_graph import write_graph
 from tightfit.schemas.link import HostLink
 from tightfit.schemas.machine import MachineDevice
-from tightfit.schemas.plan import read_plan
+from tightfit.schemas.plan import Plan, read_plan
 from tightfit.schemas.schedule import read_schedule, schedule_link, schedule_optimizer_plan
 from tightfit.stages.combine.optimizer_offload import command
 from tightfit.stages.combine.optimizer_offload.budget_search import plan_for_min_budget
@@ -257,8 +257,9 @@ def test_the_command_writes_a_plan_and_its_schedule(
         assert "in 2 microbatches" in read_plan(files / "plan/plan.json").message
         adds = schedule_optimizer_plan(files / "plan/microbatch.arrow")
         assert adds is not None and adds.accumulates
+        graphs = ["--graph", given[1], "--costs", given[3]]
         for words, more in (
-            ("1 --graph, 1 --costs and 2 --microbatches", ["2", "--microbatches", "1"]),
+            ("2 --graph, 2 --costs and 1 --microbatches", ["2", *graphs]),
             ("--microbatches is 0", ["0"]),
         ):
             assert (
@@ -280,6 +281,34 @@ def test_the_command_writes_a_plan_and_its_schedule(
         given[given.index("--machine") + 1] = str(small)
         assert main(["optimizer-offload", *given, "--budget", "6MB"]) == 1
         assert "take 4,500,000 bytes in host/memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("budget", ["7MB", "min"])
+def test_the_best_of_several_numbers_of_microbatches_is_taken_for_one_graph(
+    budget: str, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the least time per sample or, for the budget min, of the fewest bytes."""
+    monkeypatch.setattr("tightfit.stages.combine.optimizer_offload.command.MIN_OFFLOAD_BYTES", 1)
+    given = ["--graph", str(files / "graph.arrow"), "--costs", str(files / "costs.arrow")]
+    given += ["--machine", str(machine(files)), "--out", str(files / "plan"), "--budget", budget]
+
+    def planned(*counts: int) -> Plan:
+        words = [word for count in counts for word in ("--microbatches", str(count))]
+        assert main(["optimizer-offload", *given, *words]) == 0
+        return read_plan(files / "plan/plan.json")
+
+    alone = {count: planned(count) for count in (1, 3)}
+    assert [plan.microbatches for plan in alone.values()] == [1, 3]
+    assert not any("compared" in plan.message for plan in alone.values())
+    per_sample = {count: (plan.time or 0) / count for count, plan in alone.items()}
+    totals = {count: plan.budget_total or 0 for count, plan in alone.items()}
+    best = min(alone, key=lambda count: (totals[count], per_sample[count]))
+    chosen = planned(1, 3)
+    updates = schedule_optimizer_plan(files / "plan/schedule.arrow")
+    assert updates is not None and updates.microbatches == chosen.microbatches == best
+    assert chosen.time == alone[best].time and chosen.budget_total == totals[best]
+    least = "the fewest bytes" if budget == "min" else "the least time per sample"
+    assert f"({least}, compared with {4 - best})" in chosen.message
 
 
 def test_the_engine_that_is_asked_for_solves(files: Path, tmp_path: Path) -> None:

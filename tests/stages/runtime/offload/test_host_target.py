@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -112,6 +113,23 @@ def test_what_comes_back_waits_for_what_left_and_is_waited_for(cuda: Cuda) -> No
     back.jobs.append("more of it")
     host.wait(ticket)
     assert "sends" in cuda.compute.jobs and "more of it" not in cuda.compute.jobs
+
+
+def test_what_computes_beside_is_waited_for_and_its_thread_is_a_daemon(cuda: Cuda) -> None:
+    """Such a thread lives as long as the module, and does not keep a process from being forked."""
+    host = HostTarget(64, torch.device("cpu"))
+    there: list[threading.Thread] = []
+    sent = host.write(torch.ones(4), 0)
+    first = host.beside(lambda reach: there.append(threading.current_thread()), sent)
+    host.wait(
+        host.beside(lambda reach: reach.write(torch.full((4,), 2.0).view(torch.uint8), 0), first)
+    )
+    back = torch.zeros(4)
+    host.wait(host.read(back, 0, first))
+    assert torch.equal(back, torch.full((4,), 2.0)) and there[0].daemon
+    host.close()
+    there[0].join(10)
+    assert not there[0].is_alive()
 
 
 def test_what_moves_is_held_until_it_is_waited_for(cuda: Cuda) -> None:

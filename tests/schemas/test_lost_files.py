@@ -1,0 +1,122 @@
+"""Which outputs of a run are gone or not whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tightfit.schemas.lineage import LineageInput, LineageRecord, lineage_path
+from tightfit.schemas.lost_files import find_lost_outputs, find_missing_files, was_made
+from tightfit.schemas.package_manifest import MANIFEST_NAME, PackageManifest, manifest_bytes
+from tightfit.schemas.pipeline import (
+    PIPELINE_FILE,
+    PipelineSchedule,
+    PipelineStage,
+    stage_files,
+    write_pipeline,
+)
+
+DIGEST = "0" * 64
+
+
+def make(path: Path, *inputs: str) -> Path:
+    """Writes a file, unless it is there, and the record of what it was made of."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        path.write_text("made")
+    read = [LineageInput(name, DIGEST) for name in inputs]
+    record = LineageRecord(DIGEST, "combine", "code", "", {}, {}, read)
+    lineage_path(path).parent.mkdir(exist_ok=True)
+    lineage_path(path).write_text(json.dumps(asdict(record)))
+    return path
+
+
+def make_module(path: Path, *inputs: str) -> Path:
+    path.mkdir(parents=True)
+    (path / "step.py").write_text("")
+    manifest = PackageManifest(DIGEST, DIGEST, DIGEST, {"step.py": DIGEST})
+    (path / MANIFEST_NAME).write_bytes(manifest_bytes(manifest))
+    return make(path, *inputs)
+
+
+def make_ranks(folder: Path) -> Path:
+    """A pipeline of one rank."""
+    stage = PipelineStage(1, 0, 1, 2, False, DIGEST)
+    pipeline = PipelineSchedule(
+        model="m", graph=DIGEST, devices=["cpu:0"], memory=[9], fixed=[0], peaks=[1],
+        microbatches=1, stages=[stage], parcels=[], shared=[], actions=[[]],
+    )  # fmt: skip
+    for file in stage_files(folder, pipeline):
+        make(file)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_pipeline(folder / PIPELINE_FILE, pipeline)
+    return make(folder / PIPELINE_FILE, "../graph.arrow")
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Those of a model: a graph, a plan of it, its module, and a page that names a removed plan."""
+    make(tmp_path / "m/graph.arrow")
+    make(tmp_path / "m/auto/plan.json", "../graph.arrow", "../../../elsewhere.json")
+    make_module(tmp_path / "m/auto/module", "plan.json")
+    make(tmp_path / "m/report.html", "auto/plan.json", "removed/plan.json")
+    make_ranks(tmp_path / "m/ranks")
+    return tmp_path
+
+
+def lost(results: Path) -> list[str]:
+    names = ("auto/module", "report.html", "ranks/pipeline.json")
+    wanted = [results / "m" / name for name in names]
+    return [str(path.relative_to(results)) for path in find_lost_outputs(results, wanted)]
+
+
+def test_a_whole_run_lacks_nothing(results: Path) -> None:
+    assert lost(results) == []
+
+
+@pytest.mark.parametrize(
+    ("gone", "output"),
+    [
+        ("m/graph.arrow", "m/graph.arrow"),
+        ("m/auto/plan.json", "m/auto/plan.json"),
+        ("m/auto/module", "m/auto/module"),
+        ("m/auto/module/step.py", "m/auto/module"),
+        (f"m/auto/module/{MANIFEST_NAME}", "m/auto/module"),
+        ("m/auto/lineage/plan.json.json", "m/auto/plan.json"),
+        ("m/report.html", "m/report.html"),
+        ("m/ranks/stage-1", "m/ranks/pipeline.json"),
+        ("m/ranks/stage-1/schedule.arrow", "m/ranks/pipeline.json"),
+        ("m/ranks/stage-1/lineage/graph.arrow.json", "m/ranks/pipeline.json"),
+        ("m/ranks/pipeline.json", "m/ranks/pipeline.json"),
+    ],
+)
+def test_what_is_gone_is_found_by_what_was_made_of_it(
+    results: Path, gone: str, output: str
+) -> None:
+    path = results / gone
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert lost(results) == [output]
+
+
+def test_inputs_of_a_lost_file_are_looked_at_too(results: Path) -> None:
+    (results / "m/auto/plan.json").unlink()
+    (results / "m/graph.arrow").unlink()
+    assert lost(results) == ["m/auto/plan.json", "m/graph.arrow"]
+
+
+def test_a_mark_has_no_record(tmp_path: Path) -> None:
+    (tmp_path / "index.done").touch()
+    assert find_missing_files(tmp_path / "index.done") == []
+
+
+def test_what_failed_since_is_not_taken_for_lost(results: Path) -> None:
+    graph = results / "m/graph.arrow"
+    graph.unlink()
+    assert was_made(graph)
+    (results / "m/logs").mkdir()
+    (results / "m/logs/trace.txt").write_text("trace: no such luck")
+    assert not was_made(graph)
