@@ -16,8 +16,10 @@ from tightfit.schemas.link import HostLink, TransferOverhead, parse_host_link
 from tightfit.schemas.store import read_json, write_json
 from tightfit.util.errors import ArtifactError, ConfigError
 
-MIN_OFFLOAD_BYTES = 1 << 20
-"""Parameters of fewer bytes stay on the device."""
+OFFLOADED_PARAMETERS = "offload"
+ON_DEVICE = "device"
+PARAMETER_PLACES = (OFFLOADED_PARAMETERS, ON_DEVICE)
+"""Where parameters of a step wait for their use."""
 
 
 def small_parameters_error(where: object, least: int) -> ConfigError:

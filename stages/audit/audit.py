@@ -24,7 +24,7 @@ from tightfit.schemas.optimizer_plan import read_optimizer_costs
 from tightfit.schemas.package_manifest import MANIFEST_NAME
 from tightfit.schemas.pipeline import PIPELINE_FILE, is_pipeline, read_pipeline
 from tightfit.schemas.pipeline_measurement import PipelineMeasurement, read_pipeline_measurement
-from tightfit.schemas.pipeline_plan import PipelinePlan, is_pipeline_plan, read_pipeline_plan
+from tightfit.schemas.pipeline_plan import is_pipeline_plan, read_pipeline_plan
 from tightfit.schemas.plan import Plan, read_plan
 from tightfit.schemas.schedule import schedule_optimizer_plan
 from tightfit.stages.audit.artifact_kinds import ARTIFACT_READERS
@@ -174,11 +174,9 @@ def audit(folder: Path, left_over: Collection[Path] = ()) -> AuditResult:
             complaints[path] = str(error)
     damaged = set(complaints)
     sentences = [*complaints.values(), *map(_describe_failed_step, found.failed_steps)]
-    plans = [
-        PlanFiles.of(plan, damaged)
-        for plan in found.plans
-        if plan not in damaged and not is_pipeline_plan(plan)
-    ]
+    sound = [path for path in found.plans if path not in damaged]
+    pipelines = {path: read_pipeline_plan(path) for path in sound if is_pipeline_plan(path)}
+    plans = [PlanFiles.of(path, damaged) for path in sound if path not in pipelines]
     for files in plans:
         sentences += check_plan_files(files)
     sentences += check_bounds(plans)
@@ -189,8 +187,10 @@ def audit(folder: Path, left_over: Collection[Path] = ()) -> AuditResult:
     sentences += _check_records(found, damaged)
     failed = [*_failed_measurements(found, damaged)]
     gap = largest_gap(plans)
-    unfit = sum(plan.status == "infeasible" for plan in found.read_plans(damaged))
-    return AuditResult(list(dict.fromkeys(sentences)), found.counts(), gap, failed, unfit)
+    unfit = [files for files in plans if not files.plan.feasible]
+    unfit_pipelines = [plan for plan in pipelines.values() if plan.status == "infeasible"]
+    infeasible = len(unfit) + len(unfit_pipelines)
+    return AuditResult(list(dict.fromkeys(sentences)), found.counts(), gap, failed, infeasible)
 
 
 @dataclass(frozen=True)
@@ -242,11 +242,6 @@ class _RunFiles:
         yield from ((path, read_pipeline) for path in self.pipelines)
         yield from ((path, read_pipeline_measurement) for path in self.measured)
         yield from ((path, JSON_READERS[path.name]) for path in self.documents)
-
-    def read_plans(self, damaged: Collection[Path]) -> Iterator[Plan | PipelinePlan]:
-        """All plans but damaged ones."""
-        for path in set(self.plans) - set(damaged):
-            yield read_pipeline_plan(path) if is_pipeline_plan(path) else read_plan(path)
 
     def counts(self) -> dict[str, int]:
         """How many there are of each kind."""

@@ -8,9 +8,15 @@ import sys
 from pathlib import Path
 
 from tightfit.schemas.costs import Costs, write_costs
+from tightfit.schemas.graph.offloadable_parameters import MIN_OFFLOAD_BYTES, offloadable_parameters
 from tightfit.schemas.graph.training_graph import Graph, read_graph
 from tightfit.schemas.machine import resolve_machine_file
-from tightfit.schemas.optimizer_plan import MIN_OFFLOAD_BYTES, small_parameters_error
+from tightfit.schemas.optimizer_plan import (
+    OFFLOADED_PARAMETERS,
+    ON_DEVICE,
+    PARAMETER_PLACES,
+    small_parameters_error,
+)
 from tightfit.stages.torch_utils.operators_option import add_operators_argument, operators_setting
 from tightfit.util.command_line import LineageEntry, parse_count, parse_settings
 from tightfit.util.errors import ConfigError
@@ -54,8 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--parameters",
-        choices=("offload", "device"),
-        default="device",
+        choices=PARAMETER_PLACES,
+        default=ON_DEVICE,
         help="where parameters wait, by the plan that --optimizer is for: with offload a graph "
         "without one that is large enough is refused before anything is measured",
     )
@@ -89,7 +95,8 @@ def run(options: argparse.Namespace) -> None:
                 "without it"
             )
     graph = read_graph(options.graph)
-    if options.parameters == "offload" and not _has_large_parameter(graph):
+    offloaded = options.parameters == OFFLOADED_PARAMETERS
+    if offloaded and not offloadable_parameters(graph, MIN_OFFLOAD_BYTES, moves=True):
         raise small_parameters_error(options.graph, MIN_OFFLOAD_BYTES)
     if options.source == "roofline":
         from tightfit.stages.profile.roofline import roofline
@@ -112,15 +119,6 @@ def run(options: argparse.Namespace) -> None:
         _measure_link(options)
     if options.optimizer is not None:
         _measure_updates(graph, options)
-
-
-def _has_large_parameter(graph: Graph) -> bool:
-    """Whether a parameter that is trained is large enough to be offloaded."""
-    trained = (graph.values[gradient.value] for gradient in graph.gradients)
-    return any(
-        value.kind == "parameter" and graph.storages[value.storage] >= MIN_OFFLOAD_BYTES
-        for value in trained
-    )
 
 
 def _measure_link(options: argparse.Namespace) -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from tests.benchmarks.own_process import run_in_own_process
 
 Case = tuple[Any, tuple[Any, ...]]
 """A model and its arguments."""
@@ -27,6 +28,9 @@ HEAD = (
     "| model | budget | predicted time / eager | measured | predicted / measured |\n"
     "|---|---|---|---|---|"
 )
+
+
+_run = partial(run_in_own_process, "predicted_times")
 
 
 def _gpt2(batch: int, tokens: int) -> Case:
@@ -132,23 +136,17 @@ def time_case(name: str, package: str, steps: int) -> float:
 
 def table_rows(name: str, store: Path, rounds: int, steps: int) -> None:
     """Prints the rows of a case."""
-    plans = {budget: _call("--plan", name, budget, "--store", str(store)) for budget in BUDGETS}
+    plans = {budget: _run("--plan", name, budget, "--store", str(store)) for budget in BUDGETS}
     ratios: dict[str, list[float]] = {budget: [] for budget in BUDGETS}
     for _ in range(rounds):
-        eager = _call("--time", name, EAGER, "--steps", str(steps))
+        eager = _run("--time", name, EAGER, "--steps", str(steps))
         for budget, plan in plans.items():
-            taken = _call("--time", name, plan["package"], "--steps", str(steps))
+            taken = _run("--time", name, plan["package"], "--steps", str(steps))
             ratios[budget].append(taken / eager)
     for budget, plan in plans.items():
         measured = statistics.median(ratios[budget])
         figures = (plan["ratio"], measured, plan["ratio"] / measured)
         print(f"| {name} | {plan['budget']} |", *(f"{each:.3f} |" for each in figures), flush=True)
-
-
-def _call(*words: str) -> Any:
-    command = [sys.executable, "-m", "tests.benchmarks.predicted_times", *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.own_process import run_in_own_process
 from tightfit.util.allocators import preload_settings
 
 Job = tuple[Any, tuple[Any, ...], Callable[[Any], Any], list[Any]]
@@ -29,6 +29,9 @@ HEAD = (
     "| job | step | exact, MB | RSS glibc | RSS tcmalloc | CPU s glibc | CPU s tcmalloc |\n"
     "|---|---|---|---|---|---|---|"
 )
+
+
+_run = partial(run_in_own_process, "process_memory")
 
 
 def build_job(name: str) -> Job:
@@ -142,24 +145,15 @@ def plan_job(name: str, budget: str, store: Path) -> str:
     return str(plan.package)
 
 
-def _call(*words: str, **settings: str) -> Any:
-    command = [sys.executable, "-m", "tests.benchmarks.process_memory", *words]
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **settings}
-    )
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def table_rows(name: str, store: Path) -> list[str]:
     """The rows of a job."""
     packages = {
-        f"plan, {budget}": _call("--plan", name, budget, "--store", str(store))
-        for budget in BUDGETS
+        f"plan, {budget}": _run("--plan", name, budget, "--store", str(store)) for budget in BUDGETS
     }
     rows = []
     for label, kind in {"eager": "eager", "checkpointing": "checkpointing", **packages}.items():
-        glibc = _call("--run", name, kind, LD_PRELOAD="")
-        other = _call("--run", name, kind, **preload_settings())
+        glibc = _run("--run", name, kind, LD_PRELOAD="")
+        other = _run("--run", name, kind, **preload_settings())
         figures = f"{glibc['exact']:.1f} | {glibc['rss']:.1f} | {other['rss']:.1f}"
         seconds = f"{glibc['seconds']:.2f} | {other['seconds']:.2f}"
         rows.append(f"| {name} | {label} | {figures} | {seconds} |")

@@ -41,7 +41,7 @@ def _slow_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIGHTFIT_DISK", str(tmp_path_factory.mktemp("disk")))
         patch.setattr("tightfit.stages.profile.link_cache.CACHED_LINK_BYTES", 4 << 20)
-        patch.setattr("tightfit.api.parameter_offload.MIN_OFFLOADED_BYTES", 1 << 10)
+        patch.setattr("tightfit.api.parameter_offload.MIN_OFFLOAD_BYTES", 1 << 10)
         patch.setattr(parameter_offload, "measure_optimizer", measured)
         yield
 

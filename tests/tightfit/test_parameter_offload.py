@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {"progress": False, "offload": ParameterOffloadOption
 def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIGHTFIT_DISK", str(tmp_path))
     monkeypatch.setattr("tightfit.stages.profile.link_cache.CACHED_LINK_BYTES", 4 << 20)
-    monkeypatch.setattr("tightfit.api.parameter_offload.MIN_OFFLOADED_BYTES", 1 << 10)
+    monkeypatch.setattr("tightfit.api.parameter_offload.MIN_OFFLOAD_BYTES", 1 << 10)
 
 
 class Deep(nn.Module):
@@ -66,7 +66,7 @@ def adamw(model: Any) -> Any:
 def test_parameters_that_are_all_small_are_refused_ahead_of_measurements(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("tightfit.api.parameter_offload.MIN_OFFLOADED_BYTES", 1 << 20)
+    monkeypatch.setattr("tightfit.api.parameter_offload.MIN_OFFLOAD_BYTES", 1 << 20)
     monkeypatch.delattr("tightfit.api.stage_runner.StageRunner.profile")
     model, args = deep()
     with pytest.raises(ConfigError, match="none has 1048576 bytes or more for itself"):
@@ -142,7 +142,7 @@ def package(store: Path) -> Path:
     model, args = deep()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tightfit.stages.profile.link_cache.CACHED_LINK_BYTES", 4 << 20)
-        patch.setattr("tightfit.api.parameter_offload.MIN_OFFLOADED_BYTES", 1 << 10)
+        patch.setattr("tightfit.api.parameter_offload.MIN_OFFLOAD_BYTES", 1 << 10)
         _, made = tightfit.plan(
             model, args, loss=loss, optimizer=adamw(model), budget=100_000, store=store,
             check=False, **SETTINGS,

@@ -14,8 +14,8 @@ import tightfit
 import tightfit.stages
 from data.models import gpt2
 from tightfit import SolverOptions
-from tightfit.api import check_clock
-from tightfit.api.check_clock import CheckClock
+from tightfit.api import verification_timer
+from tightfit.api.verification_timer import VerificationTimer
 from tightfit.schemas.plan import Plan
 from tightfit.stages.combine.frontier_task import FrontierTask
 from tightfit.stages.combine.select_task import SelectionTask
@@ -284,9 +284,9 @@ def test_settings_of_another_type_are_said(wrong: dict[str, Any]) -> None:
 
 def test_the_check_tells_its_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(check_clock.time, "process_time", lambda: now[0])
+    monkeypatch.setattr(verification_timer.time, "process_time", lambda: now[0])
     said: list[str] = []
-    clock = CheckClock(lambda done, total, label: said.append(label), "cpu")
+    clock = VerificationTimer(lambda done, total, label: said.append(label), "cpu")
     clock(0, 2, "the model's own step")
     now[0] += 2.0
     clock(1, 2, "the planned step")
@@ -296,7 +296,7 @@ def test_the_check_tells_its_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said == ["the model's own step", "the planned step"]
     clock(2, 2, "another step")
     assert clock.describe_ratio() == ""
-    short = CheckClock(lambda done, total, label: None, "cpu")
+    short = VerificationTimer(lambda done, total, label: None, "cpu")
     short(0, 2, "")
     now[0] += 0.01
     short(1, 2, "")
@@ -306,7 +306,7 @@ def test_the_check_tells_its_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plan_of_longer_steps_says_what_they_took(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check_clock, "SHORTEST_SECONDS", 0.0)
+    monkeypatch.setattr(verification_timer, "SHORTEST_SECONDS", 0.0)
     model, tokens = model_and_tokens()
     _, plan = tightfit.plan(model, (tokens,), budget="50%", store=store, **SETTINGS)
     assert re.search(r"\d\.\d\d times the model's own time in the two steps", plan.message)

@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIGHTFIT_DISK", str(tmp_path_factory.mktemp("disk")))
         patch.setattr("tightfit.stages.profile.link_cache.CACHED_LINK_BYTES", 4 << 20)
-        patch.setattr("tightfit.api.parameter_offload.MIN_OFFLOADED_BYTES", 1 << 10)
+        patch.setattr("tightfit.api.parameter_offload.MIN_OFFLOAD_BYTES", 1 << 10)
         patch.setattr("tightfit.stages.runtime.offload.backward_optimizer.PIECE_BYTES", 512)
         yield found
 

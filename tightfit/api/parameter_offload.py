@@ -21,6 +21,7 @@ from tightfit.api.plan_options import (
 from tightfit.api.plan_result import ChosenPlan
 from tightfit.api.stage_runner import StageRunner
 from tightfit.api.verification import check_optimizer_steps
+from tightfit.schemas.graph.offloadable_parameters import MIN_OFFLOAD_BYTES, offloadable_parameters
 from tightfit.schemas.optimizer_plan import OptimizerPlan, OptimizerStepPrediction
 from tightfit.util.budget import MAX_BUDGET_BYTES
 from tightfit.util.errors import ConfigError
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from tightfit.stages.combine.optimizer_offload.problem import OffloadProblem
     from tightfit.stages.combine.optimizer_offload.search import OffloadSearchResult
     from tightfit.stages.torch_utils.model_factory import BuiltModel
-
-MIN_OFFLOADED_BYTES = 1 << 20
-"""Parameters of fewer bytes stay on the device."""
 
 
 def _microbatch_counts(offload: ParameterOffloadOptions, shapes: int) -> list[int]:
@@ -232,7 +230,7 @@ def _planning_task(
         _host_link(updating, traced.device, offload),
         costs_by_value(traced, updating.costs),
         MAX_BUDGET_BYTES,
-        MIN_OFFLOADED_BYTES,
+        MIN_OFFLOAD_BYTES,
         microbatches,
         measured=OptimizerCosts(updating.optimizer, PIECE_BYTES, updating.costs, updating.spare),
     )
@@ -245,15 +243,14 @@ def _check_sizes(graph: Path) -> None:
     """Raises ConfigError where no parameter is large enough to live in an offload target, ahead of
     all measurements."""
     from tightfit.schemas.graph.training_graph import read_graph
-    from tightfit.stages.combine.optimizer_offload.problem import offloadable_parameters
 
-    if not offloadable_parameters(read_graph(graph), MIN_OFFLOADED_BYTES, moves=True):
+    if not offloadable_parameters(read_graph(graph), MIN_OFFLOAD_BYTES, moves=True):
         raise _no_parameter_error()
 
 
 def _no_parameter_error() -> ConfigError:
     return ConfigError(
-        f"plan: ParameterOffloadOptions: none has {MIN_OFFLOADED_BYTES} bytes or more for itself, "
+        f"plan: ParameterOffloadOptions: none has {MIN_OFFLOAD_BYTES} bytes or more for itself, "
         "and smaller ones stay on the device: leave it out"
     )
 

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from tightfit.api.check_clock import CheckClock
 from tightfit.api.plan_options import DEFAULT_SOLVER, FusedKernelOptions, SolverOptions
 from tightfit.api.progress_bar import ProgressReporter
+from tightfit.api.verification_timer import VerificationTimer
 from tightfit.schemas.lineage import is_up_to_date, write_lineage
 from tightfit.schemas.plan import Plan, read_plan
 from tightfit.schemas.store import file_digest, read_bytes, write_bytes
@@ -285,11 +285,11 @@ class StageRunner:
         from tightfit.stages.validate.validate import check_planned_module
 
         self.progress.stage("check")
-        clock = CheckClock(self.progress.report, self.device)
-        said = check_planned_module(read_graph(graph), built, planned, clock, self.full_check)
+        timer = VerificationTimer(self.progress.report, self.device)
+        said = check_planned_module(read_graph(graph), built, planned, timer, self.full_check)
         if said:
             raise ModelError(said)
-        return "" if self.full_check else clock.describe_ratio()
+        return "" if self.full_check else timer.describe_ratio()
 
     def check_transfers(
         self, graph: Path, built: BuiltModel, planned: nn.Module, plan: Plan

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import ctypes.util
+import functools
 import gc
 import os
 import sys
@@ -37,13 +38,20 @@ _FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib
 def running_allocator(maps: Iterable[str] | None = None) -> str:
     """The allocator of this process, by its loaded libraries: one of `ALLOCATORS`, or `GLIBC`.
 
-    `maps` are lines as of `/proc/self/maps`, which are read unless given.
+    `maps` are lines as of `/proc/self/maps`, which are read once a process unless given.
     """
-    if maps is None:
-        try:
-            maps = Path("/proc/self/maps").read_text().splitlines()
-        except OSError:
-            return GLIBC
+    return _process_allocator() if maps is None else _find_allocator(maps)
+
+
+@functools.cache
+def _process_allocator() -> str:
+    try:
+        return _find_allocator(Path("/proc/self/maps").read_text().splitlines())
+    except OSError:
+        return GLIBC
+
+
+def _find_allocator(maps: Iterable[str]) -> str:
     names = {Path(line.split()[-1]).name for line in maps if ".so" in line}
     found = (name for name in ALLOCATORS if any(f"lib{name}" in library for library in names))
     return next(found, GLIBC)

@@ -106,6 +106,7 @@ def kept_files(wildcards):
     return list(dict.fromkeys([*named_files(), *lost_files()]))
 
 
+@cache
 def named_files():
     """What a run leaves of each plan. A file that is lost is made again: a job that has nothing to
     do does not look at what its inputs are made of."""

@@ -9,8 +9,14 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tightfit.schemas.graph.offloadable_parameters import MIN_OFFLOAD_BYTES
 from tightfit.schemas.machine import machine_path
-from tightfit.schemas.optimizer_plan import MIN_OFFLOAD_BYTES, small_parameters_error
+from tightfit.schemas.optimizer_plan import (
+    OFFLOADED_PARAMETERS,
+    ON_DEVICE,
+    PARAMETER_PLACES,
+    small_parameters_error,
+)
 from tightfit.util.budget import MIN_BUDGET as SMALLEST
 from tightfit.util.command_line import LineageEntry, parse_settings
 from tightfit.util.errors import ConfigError, ScheduleError
@@ -27,10 +33,6 @@ if TYPE_CHECKING:
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 MAX_ROOM_RETRIES = 4
 """How often a plan is looked for with less room in the offload target where one takes too much."""
-OFFLOADED_PARAMETERS = "offload"
-ON_DEVICE = "device"
-PARAMETER_PLACES = (OFFLOADED_PARAMETERS, ON_DEVICE)
-"""Where parameters wait for their use."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tightfit.schemas.costs import Costs
+from tightfit.schemas.graph.offloadable_parameters import offloadable_parameters, value_bytes
 from tightfit.schemas.graph.ownership import caller_owned_storages, partial_gradients_by_owner
 from tightfit.schemas.graph.planning_graph import PlanningGraph
-from tightfit.schemas.graph.tensor_layout import DTYPE_BYTES, is_contiguous
-from tightfit.schemas.graph.training_graph import BASELINE_KINDS, Graph, GraphValue
+from tightfit.schemas.graph.tensor_layout import DTYPE_BYTES
+from tightfit.schemas.graph.training_graph import Graph, GraphValue
 from tightfit.schemas.link import HostLink
 from tightfit.schemas.optimizer_plan import (
     LinkSpeed,
@@ -290,41 +291,6 @@ def build_offload_problem(
     return task
 
 
-def offloadable_parameters(graph: Graph, least: float, moves: bool) -> dict[int, int]:
-    """The parameters of at least `least` bytes that can live in an offload target, by storage, in
-    the order of their first use; those that can be moved there, where such a step is run."""
-    found: dict[int, int] = {}
-    may = _movable_parameters(graph) if moves else frozenset(range(len(graph.values)))
-    for op in graph.ops:
-        for value in op.inputs:
-            described = graph.values[value]
-            if described.kind != "parameter" or value not in may:
-                continue
-            if graph.storages[described.storage] >= least:
-                found.setdefault(described.storage, value)
-    return found
-
-
-def _movable_parameters(graph: Graph) -> frozenset[int]:
-    """The parameters of numbers with fractions that have all bytes of a storage for themselves, in
-    the order of their dimensions, and are no outputs. Autograd gives one that is not there its
-    gradient in that order, and where the elements lie otherwise it is copied."""
-    outputs = {graph.values[value].storage for value in graph.output_values()}
-    kept = [value for value in graph.values if value.kind in BASELINE_KINDS]
-    holders = Counter(value.storage for value in kept)
-    return frozenset(
-        value.id
-        for value in kept
-        if value.kind == "parameter"
-        and value.dtype.startswith(("float", "bfloat", "complex"))
-        and value.storage not in outputs
-        and holders[value.storage] == 1
-        and value.offset == 0
-        and _value_bytes(value) == graph.storages[value.storage]
-        and is_contiguous(value.shape, value.strides)
-    )
-
-
 def _host_updatable_parameters(graph: Graph) -> frozenset[int]:
     """The parameters whose gradients have all bytes of a storage for themselves, and as many as
     their parameters."""
@@ -334,7 +300,7 @@ def _host_updatable_parameters(graph: Graph) -> frozenset[int]:
 
     def leaves(owner: int, gradient: int) -> bool:
         own, found = graph.values[owner], graph.values[gradient]
-        whole = graph.storages[found.storage] == graph.storages[own.storage] == _value_bytes(found)
+        whole = graph.storages[found.storage] == graph.storages[own.storage] == value_bytes(found)
         return (
             whole
             and owners[found.storage] == 1
@@ -356,11 +322,6 @@ def _part_bytes(value: GraphValue, most: int) -> int:
     (`split_into_chunks` in `stages/runtime/offload/host_update.py`)."""
     size = DTYPE_BYTES[value.dtype]
     return max(most // size // 64, 1) * 64 * size
-
-
-def _value_bytes(value: GraphValue) -> int:
-    """The bytes of a value's elements."""
-    return math.prod(value.shape) * DTYPE_BYTES[value.dtype]
 
 
 def _check_problem(task: OffloadProblem) -> None:

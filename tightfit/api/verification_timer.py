@@ -10,7 +10,7 @@ SHORTEST_SECONDS = 1.0
 """Seconds of the model's two steps below which copies and comparisons take too much of the time."""
 
 
-class CheckClock:
+class VerificationTimer:
     """Hears when a check begins the model's steps, and then those of its plan, and tells its user.
 
     On the CPU it counts seconds of the processor, which other work hardly changes, on a GPU those
