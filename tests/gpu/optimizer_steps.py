@@ -114,7 +114,7 @@ def _away(
     """The module and the optimizer of a plan whose parameters live in the offload target, and what
     is predicted of it; raises ConfigError where none fits."""
     if size == "tiny":
-        tightfit.api.parameter_offload.MIN_OFFLOAD_BYTES = 1 << 10
+        tightfit.api.parameter_offload.MIN_OFFLOAD_BYTES = 1 << 8
     args, kwargs = sample
     folder = tempfile.mkdtemp()
     fitted, made = tightfit.plan(
