@@ -72,12 +72,15 @@ def test_a_loop_takes_no_more_than_the_plan_promises(budget: str, store: Path) -
 
 
 def test_without_room_a_loss_takes_more_than_the_plan_promises(store: Path) -> None:
-    _, tokens = language_model()
-    without = plan_of(store, 0)
+    """The logits are most of what this model keeps, so any plan is fullest at its loss."""
+    torch.manual_seed(0)
+    model, ((tokens,), _) = models.gpt2(2, 32, 2, 2_000, 2, 64)
+    fitted, without = tightfit.plan(
+        model, (tokens,), budget="min", loss_room=0, store=store, check=False, progress=False,
+        **SETTINGS,
+    )  # fmt: skip
     assert without.loss_room is None and without.peak is not None
-    bare, _ = language_model()
-    bare = tightfit.load(without.package, bare)
-    assert loop_peak(bare, tokens, shifted) > without.peak
+    assert loop_peak(fitted, tokens, shifted) > 1.2 * without.peak
 
 
 def test_the_summary_tells_the_room(store: Path) -> None:
