@@ -1,0 +1,180 @@
+"""Plans made anew for calls that no plan takes, as torch.compile compiles anew."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from tightfit.api.plan_options import ReplanOptions
+from tightfit.api.plan_result import ChosenPlan
+from tightfit.api.progress_bar import ProgressReporter
+from tightfit.api.stage_runner import PLANNING_LOCK
+from tightfit.mismatch import PlanMismatch
+from tightfit.util.budget import MIN_BUDGET
+from tightfit.util.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MakePlan = Callable[..., tuple["nn.Module", ChosenPlan]]
+"""Makes the plan of a model, its arguments and its keyword arguments, within a `budget`."""
+
+
+@dataclass
+class Replanner:
+    """Makes further plans within the budget of a first one, for calls that differ from it.
+
+    A call that cannot be planned runs the original, and one warning for each reason says why.
+    Copies of a module share it, as they share the plans.
+
+    Args:
+        options: How many plans are made at most.
+        make_plan: `tightfit.plan` with the options of the first plan but the budget.
+        budget: The budget of the first plan as it was written.
+        budget_total: Its bytes of the whole step, None without a budget.
+        original_total: Bytes of the original's step in the call that was planned first.
+        planned_total: Bytes of the planned one.
+        disk: Folder of tensors that wait on a disk, None for the default.
+        progress: Is told why a plan is made.
+        made: The plans that were made.
+        tried: Number of calls for which a plan was tried.
+        refused: Why the original runs, by the situations that have no plan.
+        reported: The reasons that were told.
+    """
+
+    options: ReplanOptions
+    make_plan: MakePlan
+    budget: str
+    budget_total: int | None
+    original_total: int
+    planned_total: int
+    disk: str | None
+    progress: ProgressReporter
+    made: list[ChosenPlan]
+    tried: int = 0
+    refused: dict[Hashable, str] = field(default_factory=dict)
+    reported: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(
+        cls,
+        options: ReplanOptions,
+        make_plan: MakePlan,
+        budget: str,
+        disk: str | None,
+        progress: ProgressReporter,
+        first: ChosenPlan,
+    ) -> Replanner:
+        """A replanner for the module of a first plan."""
+        totals = first.budget_total, first.keep_all_total, first.planned_total
+        return cls(options, make_plan, budget, *totals, disk, progress, first.replans)
+
+    def for_pickle(self) -> Replanner | None:
+        """A replanner of the same options for a module in another process; None where these cannot
+        be pickled, as a loss that is a lambda."""
+        try:
+            pickle.dumps(self.make_plan)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            return None
+        return replace(self, made=[])
+
+    def plans_for(
+        self, model: nn.Module, args: Any, kwargs: Any, situation: Hashable, mismatch: str
+    ) -> Sequence[ChosenPlan]:
+        """The plans of a call in a situation that no plan takes, one or, where masks decide,
+        several; none where the original is to run. `mismatch` says how the call differs."""
+        reason = self.refused.get(situation) or self.obstacle(args, kwargs)
+        if reason:
+            self.report(reason)
+            return ()
+        if not PLANNING_LOCK.acquire(blocking=False):
+            self.report("another thread is making a plan")
+            return ()
+        try:
+            self.tried += 1
+            self.progress.note(f"plan {self.tried} of {self.options.max_replans}: {mismatch}")
+            made = self._plan_call(model, (detach_inputs(args), detach_inputs(kwargs)), mismatch)
+        except Exception as error:  # a training run goes on with the original
+            said = str(error).strip() or type(error).__name__
+            self.refuse(situation, f"{mismatch}, and that cannot be planned: {said}")
+            return ()
+        finally:
+            PLANNING_LOCK.release()
+        self.made.extend(made)
+        return made
+
+    def refuse(self, situation: Hashable, reason: str) -> None:
+        """Calls in a situation run the original from now on."""
+        self.refused[situation] = reason
+        self.report(reason)
+
+    def obstacle(self, args: Any, kwargs: Any) -> str:
+        """Why no plan can be made within a call, "" where it can."""
+        import torch
+
+        from tightfit.stages.runtime.call_context import check_call_context, check_tensor_types
+        from tightfit.stages.torch_utils.model_factory import structure_leaves
+
+        if self.tried >= self.options.max_replans:
+            count = self.options.max_replans
+            return f"max_replans={count} calls have been planned"
+        if threading.current_thread() is not threading.main_thread():
+            return "plans are made in the main thread alone, and the call is in another"
+        if torch._C._current_graph_task_id() != -1:
+            return "no plan can be made within a backward"
+        leaves = structure_leaves((args, kwargs))
+        try:
+            check_call_context(True)
+            check_tensor_types(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+        except PlanMismatch as error:
+            return str(error)
+        return ""
+
+    def report(self, reason: str) -> None:
+        """Warns, once for each reason, that the original runs, with what it takes."""
+        if reason in self.reported:
+            return
+        self.reported.add(reason)
+        warnings.warn(
+            f"tightfit: the original model runs where no plan takes the call, since {reason}; in "
+            f"the call that was planned first it takes {self.original_total:,} bytes, the plan "
+            f"{self.planned_total:,}",
+            stacklevel=2,
+        )
+
+    def _plan_call(
+        self, model: nn.Module, sample: tuple[Any, Any], mismatch: str
+    ) -> tuple[ChosenPlan, ...]:
+        """The plans of a call: in the bytes of the first plan or, if its budget was the smallest
+        that works and that is too small here, in the smallest that works here."""
+        if self.budget_total is None:
+            return self.make_plan(model, *sample)[1].plans
+        try:
+            return self.make_plan(model, *sample, budget=self.budget_total)[1].plans
+        except ConfigError:
+            if self.budget != MIN_BUDGET:
+                raise
+            return self.make_plan(model, *sample, budget=MIN_BUDGET)[1].plans
+
+
+def detach_inputs(value: Any) -> Any:
+    """The same contents in tensors without history; what was one tensor in several places stays
+    one."""
+    import torch
+
+    from tightfit.stages.torch_utils.model_factory import map_leaves
+
+    known: dict[int, Tensor] = {}
+
+    def renew(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or leaf.is_leaf:
+            return leaf
+        if id(leaf) not in known:
+            known[id(leaf)] = leaf.detach().requires_grad_(leaf.requires_grad)
+        return known[id(leaf)]
+
+    return map_leaves(renew, value)
