@@ -253,3 +253,14 @@ def test_what_cannot_make_plans_refuses_in_a_sentence(store: Path) -> None:
         tightfit.load(package, net(), "replan")
     with pytest.raises(ValueError, match=r"'replan', which only tightfit.plan can do: here it can"):
         load_package(package).load(net(), on_mismatch="replan")
+
+
+def test_no_plan_is_made_for_each_value_of_a_number(store: Path) -> None:
+    fitted, plan = replanned(store)
+    twin = net()
+    with pytest.warns(UserWarning, match=r"drop\.p changes from call to call.*in a buffer") as told:
+        for number, rate in enumerate((0.25, 0.5, 0.125, 0.0625, 0.5, 0.25)):
+            fitted.drop.p = twin.drop.p = rate
+            count = 24 if number == 5 else BATCH
+            assert equal(step(fitted, count), step(twin, count))
+    assert len(told) == 1 and len(plan.replans) == 2

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from tightfit.api.number_changes import Refusal
 from tightfit.api.plan_options import REPLAN
 from tightfit.mismatch import PlanMismatch
 from tightfit.util.errors import ArtifactError
@@ -157,7 +158,7 @@ class _JoinedForward:
             plans.load_further(self.model, self.planned)
         first = self.known.get(like)
         order = sorted(range(len(self.planned)), key=lambda number: number != first)
-        refusals: dict[int, str] = {}
+        refusals: dict[int, Refusal] = {}
         found = self.first_result(order, (module, args, kwargs), like, refusals)
         if not found and plans.replanner is not None:
             found = self.replan((module, args, kwargs), like, refusals)
@@ -165,13 +166,13 @@ class _JoinedForward:
             return found[0]
         if plans.on_mismatch in ("original", REPLAN):
             return self.base.forward(module, *args, **kwargs)
-        texts = list(refusals.values())
+        texts = [refusal.text for refusal in refusals.values()]
         if like in self.known or len(set(texts)) == 1:
             raise PlanMismatch(texts[0])
         raise PlanMismatch(_mismatch_message(texts[-len(plans.shapes) :], plans.shapes))
 
     def first_result(
-        self, order: Sequence[int], call: _Call, like: Hashable, refusals: dict[int, str]
+        self, order: Sequence[int], call: _Call, like: Hashable, refusals: dict[int, Refusal]
     ) -> tuple[Any, ...]:
         """The result of the first plan that takes a call, in a tuple; an empty one where none
         does, and what each says of it."""
@@ -184,32 +185,31 @@ class _JoinedForward:
             try:
                 result = self.planned[number].forward(module, *args, **kwargs)
             except PlanMismatch as error:
-                refusals[number] = str(error)
+                refusals[number] = Refusal.of(error)
             else:
                 if torch.is_grad_enabled() and len(self.known) < _MAX_REMEMBERED_CALLS:
                     self.known[like] = number
                 return (result,)
         return ()
 
-    def replan(self, call: _Call, like: Hashable, refusals: dict[int, str]) -> tuple[Any, ...]:
+    def replan(self, call: _Call, like: Hashable, refusals: dict[int, Refusal]) -> tuple[Any, ...]:
         """The result of a plan that is made for a call which no other takes, in a tuple; an empty
         one where there is none."""
         replanner = self.plans.replanner
         assert replanner is not None
         module, args, kwargs = call
-        mismatch = next(iter(refusals.values()), "no plan is left").partition(";")[0]
         situation = refusals.get(0), like
         shared = module.__dict__ is self.model.__dict__
         model = self.model if shared else _module_with_state(self.base, module.__dict__)
         model = _without_own_forward(model)
-        made = replanner.plans_for(model, args, kwargs, situation, mismatch)
+        made = replanner.plans_for(model, args, kwargs, situation, [*refusals.values()])
         before = len(self.planned)
         self.plans.add(made, replanner.disk)
         self.plans.load_further(self.model, self.planned)
         numbers = range(before, len(self.planned))
         found = self.first_result(numbers, call, like, refusals)
         if made and not found:
-            said = refusals.get(before, "the model refuses it")
+            said = refusals[before].text if before in refusals else "the model is another one"
             replanner.refuse(situation, f"the plan that was made for it does not take it: {said}")
         return found
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from tightfit.api.number_changes import NumberChanges, Refusal
 from tightfit.api.plan_options import ReplanOptions
 from tightfit.api.plan_result import ChosenPlan
 from tightfit.api.progress_bar import ProgressReporter
@@ -20,6 +21,10 @@ from tightfit.util.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+CHANGING_NUMBER = (
+    "{name} changes from call to call, and no plan is made for each value: pass it as a tensor, or "
+    "keep it in a buffer"
+)
 MakePlan = Callable[..., tuple["nn.Module", ChosenPlan]]
 """Makes the plan of a model, its arguments and its keyword arguments, within a `budget`."""
 
@@ -44,6 +49,7 @@ class Replanner:
         tried: Number of calls for which a plan was tried.
         refused: Why the original runs, by the situations that have no plan.
         reported: The reasons that were told.
+        numbers: The numbers of which plans were made for several values.
     """
 
     options: ReplanOptions
@@ -58,6 +64,7 @@ class Replanner:
     tried: int = 0
     refused: dict[Hashable, str] = field(default_factory=dict)
     reported: set[str] = field(default_factory=set)
+    numbers: NumberChanges = field(default_factory=NumberChanges)
 
     @classmethod
     def of(
@@ -83,21 +90,29 @@ class Replanner:
         return replace(self, made=[])
 
     def plans_for(
-        self, model: nn.Module, args: Any, kwargs: Any, situation: Hashable, mismatch: str
+        self,
+        model: nn.Module,
+        args: Any,
+        kwargs: Any,
+        situation: Hashable,
+        refusals: Sequence[Refusal],
     ) -> Sequence[ChosenPlan]:
-        """The plans of a call in a situation that no plan takes, one or, where masks decide,
-        several; none where the original is to run. `mismatch` says how the call differs."""
+        """The plans of a call in a situation that no plan takes, as each has said: one or, where
+        masks decide, several; none where the original is to run."""
         reason = self.refused.get(situation) or self.obstacle(args, kwargs)
+        if not reason and (name := self.numbers.next_change(refusals)):
+            reason = self.numbers.unplanned.setdefault(name, CHANGING_NUMBER.format(name=name))
         if reason:
             self.report(reason)
             return ()
         if not PLANNING_LOCK.acquire(blocking=False):
             self.report("another thread is making a plan")
             return ()
+        mismatch = refusals[0].clause if refusals else "the model is another one"
         try:
             self.tried += 1
             self.progress.note(f"plan {self.tried} of {self.options.max_replans}: {mismatch}")
-            made = self._plan_call(model, (detach_inputs(args), detach_inputs(kwargs)), mismatch)
+            made = self._plan_call(model, (detach_inputs(args), detach_inputs(kwargs)))
         except Exception as error:  # a training run goes on with the original
             said = str(error).strip() or type(error).__name__
             self.refuse(situation, f"{mismatch}, and that cannot be planned: {said}")
@@ -146,9 +161,7 @@ class Replanner:
             stacklevel=2,
         )
 
-    def _plan_call(
-        self, model: nn.Module, sample: tuple[Any, Any], mismatch: str
-    ) -> tuple[ChosenPlan, ...]:
+    def _plan_call(self, model: nn.Module, sample: tuple[Any, Any]) -> tuple[ChosenPlan, ...]:
         """The plans of a call: in the bytes of the first plan or, if its budget was the smallest
         that works and that is too small here, in the smallest that works here."""
         if self.budget_total is None:
