@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from tightfit.api.number_changes import Refusal
+from tightfit.api.number_changes import Refusal, replace_floats
 from tightfit.api.plan_options import REPLAN
 from tightfit.mismatch import PlanMismatch
 from tightfit.util.errors import ArtifactError
@@ -32,12 +33,14 @@ _Call = tuple[Any, Any, Any]
 @dataclass(frozen=True)
 class MultiShapePlans:
     """How each plan is loaded, what shapes it was made for, and what other calls do: with a
-    `replanner` they are planned, and their plans are added to these."""
+    `replanner` they are planned, and their plans are added to these. Some plans have floats among
+    the arguments as inputs: `float_inputs` has their names."""
 
     loads: list[ModuleLoader]
     shapes: list[str]
     on_mismatch: str
     replanner: Replanner | None = None
+    float_inputs: dict[int, Sequence[str]] = field(default_factory=dict)
 
     def join(self, model: nn.Module) -> nn.Module:
         """The module that takes the place of `model` with all plans.
@@ -67,10 +70,15 @@ class MultiShapePlans:
             except ArtifactError:
                 planned.append(None)
 
-    def add(self, made: Sequence[ChosenPlan], disk: str | None) -> None:
+    def add(
+        self, made: Sequence[ChosenPlan], disk: str | None, float_inputs: Sequence[str]
+    ) -> None:
         """Adds plans, whose tensors may wait in the folder `disk`."""
         from tightfit.api.pickling import package_loader, package_shapes
 
+        if float_inputs:
+            places = range(len(self.loads), len(self.loads) + len(made))
+            self.float_inputs.update(dict.fromkeys(places, float_inputs))
         self.loads.extend(package_loader(one.package, disk=disk) for one in made)
         self.shapes.extend(package_shapes(one.package) for one in made)
 
@@ -81,12 +89,13 @@ def join_pickled(
     on_mismatch: str,
     model: nn.Module,
     replanner: Replanner | None = None,
+    float_inputs: dict[int, Sequence[str]] | None = None,
 ) -> nn.Module:
     """The joined module of a pickle, of what its plans' packages carry."""
     from tightfit.api.pickling import pickled_package_loader
 
     loads = [pickled_package_loader(*parts) for parts in carried]
-    return MultiShapePlans(loads, shapes, on_mismatch, replanner).join(model)
+    return MultiShapePlans(loads, shapes, on_mismatch, replanner, float_inputs or {}).join(model)
 
 
 def _joined_class(plans: MultiShapePlans, base: Any, planned: list[Any], model: nn.Module) -> Any:
@@ -118,14 +127,16 @@ def _joined_class(plans: MultiShapePlans, base: Any, planned: list[Any], model: 
 
 def _reduce_joined(plans: MultiShapePlans, planned: list[Any], model: Any) -> tuple[Any, ...]:
     """How a joined module is pickled."""
-    own = [kind for kind in planned[: len(plans.loads)] if kind is not None]
-    parts = [_module_with_state(kind, vars(model)).__reduce_ex__(2)[1] for kind in own]
+    places = [place for place, kind in enumerate(planned[: len(plans.loads)]) if kind is not None]
+    own = [_module_with_state(planned[place], vars(model)) for place in places]
+    parts = [module.__reduce_ex__(2)[1] for module in own]
     carried = [(*part[:3], *part[5:]) for part in parts]
     if plans.replanner is None:
         return join_pickled, (carried, plans.shapes, plans.on_mismatch, model)
     replanner = plans.replanner.for_pickle()
     action = "original" if replanner is None else plans.on_mismatch
-    return join_pickled, (carried, plans.shapes, action, model, replanner)
+    floats = {new: plans.float_inputs.get(old, ()) for new, old in enumerate(places)}
+    return join_pickled, (carried, plans.shapes, action, model, replanner, floats)
 
 
 @dataclass(frozen=True)
@@ -141,6 +152,11 @@ class _JoinedForward:
     model: nn.Module
     known: dict[Hashable, int] = field(default_factory=dict)
 
+    @functools.cached_property
+    def signature(self) -> inspect.Signature:
+        """The arguments of the model's forward."""
+        return inspect.signature(_without_own_forward(self.model).forward)
+
     def function(self) -> Callable[..., Any]:
         """The forward of the joined class."""
 
@@ -153,7 +169,8 @@ class _JoinedForward:
 
     def run(self, module: Any, args: Any, kwargs: Any) -> Any:
         """What a call gives."""
-        plans, like = self.plans, call_signature(args, kwargs)
+        plans = self.plans
+        like = call_signature(args, kwargs, floats=plans.replanner is None)
         if plans.replanner is not None:
             plans.load_further(self.model, self.planned)
         first = self.known.get(like)
@@ -178,11 +195,12 @@ class _JoinedForward:
         does, and what each says of it."""
         import torch
 
-        module, args, kwargs = call
+        module = call[0]
         for number in order:
             if self.planned[number] is None:
                 continue
             try:
+                args, kwargs = self.plan_arguments(number, call[1], call[2])
                 result = self.planned[number].forward(module, *args, **kwargs)
             except PlanMismatch as error:
                 refusals[number] = Refusal.of(error)
@@ -191,6 +209,15 @@ class _JoinedForward:
                     self.known[like] = number
                 return (result,)
         return ()
+
+    def plan_arguments(self, number: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments of a call as a plan takes them."""
+        names = self.plans.float_inputs.get(number)
+        if not names:
+            return args, kwargs
+        from tightfit.stages.torch_utils.number_inputs import number_tensor
+
+        return replace_floats(self.signature, args, kwargs, dict.fromkeys(names, number_tensor))
 
     def replan(self, call: _Call, like: Hashable, refusals: dict[int, Refusal]) -> tuple[Any, ...]:
         """The result of a plan that is made for a call which no other takes, in a tuple; an empty
@@ -202,9 +229,9 @@ class _JoinedForward:
         shared = module.__dict__ is self.model.__dict__
         model = self.model if shared else _module_with_state(self.base, module.__dict__)
         model = _without_own_forward(model)
-        made = replanner.plans_for(model, args, kwargs, situation, [*refusals.values()])
+        made, floats = replanner.plans_for(model, args, kwargs, situation, [*refusals.values()])
         before = len(self.planned)
-        self.plans.add(made, replanner.disk)
+        self.plans.add(made, replanner.disk, floats)
         self.plans.load_further(self.model, self.planned)
         numbers = range(before, len(self.planned))
         found = self.first_result(numbers, call, like, refusals)
@@ -224,17 +251,19 @@ def _without_own_forward(model: nn.Module) -> nn.Module:
     return cast("nn.Module", _module_with_state(original_class(model), state))
 
 
-def call_signature(args: Any, kwargs: Any) -> Hashable:
-    """What the calls of one plan have in common: structure, shapes, dtypes and plain values."""
+def call_signature(args: Any, kwargs: Any, floats: bool = True) -> Hashable:
+    """What the calls of one plan have in common: structure, shapes, dtypes and plain values, those
+    of `floats` unless they may be inputs."""
     import torch
 
     from tightfit.stages.runtime.pytree import flatten
 
+    kinds = (bool, int, float, str) if floats else (bool, int, str)
     leaves, tree = flatten((tuple(args), dict(sorted(kwargs.items()))))
     return tree, tuple(
         (leaf.shape, leaf.dtype, leaf.requires_grad)
         if isinstance(leaf, torch.Tensor)
-        else (type(leaf), leaf if isinstance(leaf, bool | int | float | str) else None)
+        else (type(leaf), leaf if isinstance(leaf, kinds) else None)
         for leaf in leaves
     )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tightfit.mismatch import PlanMismatch
 
@@ -29,7 +31,8 @@ class Refusal:
 
 @dataclass
 class NumberChanges:
-    """The values of numbers for which plans were made, and why some have no more plans.
+    """The values of numbers for which plans were made, those that are inputs of plans, and why
+    others have no more plans.
 
     Example:
         >>> changes = NumberChanges()
@@ -40,6 +43,7 @@ class NumberChanges:
     """
 
     values: dict[str, set[float]] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
     unplanned: dict[str, str] = field(default_factory=dict)
 
     def next_change(self, refusals: Iterable[Refusal]) -> str:
@@ -53,3 +57,24 @@ class NumberChanges:
         for name, found, expected in different:
             self.values.setdefault(name, set()).update((found, expected))
         return ""
+
+    def add_input(self, name: str) -> None:
+        """A number is an input of plans from now on; "" is none."""
+        self.inputs += (name,) if name and name not in self.inputs else ()
+
+
+def replace_floats(
+    signature: inspect.Signature,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    convert: Mapping[str, Callable[[float], Any]],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call with what `convert` makes of floats, by their names; raises
+    PlanMismatch where one of them is no float."""
+    bound = signature.bind(*args, **kwargs)
+    for name, make in convert.items():
+        value = bound.arguments.get(name)
+        if type(value) is not float:
+            raise PlanMismatch(f"{name} is no float, the plan was made for one")
+        bound.arguments[name] = make(value)
+    return bound.args, bound.kwargs

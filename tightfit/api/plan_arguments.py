@@ -57,6 +57,7 @@ def group_samples(
         move_built_model,
         require_device,
     )
+    from tightfit.stages.torch_utils.number_inputs import tensors_of_numbers
 
     for args, kwargs in samples:
         check_call(model, args, kwargs)
@@ -75,10 +76,11 @@ def group_samples(
         device = str(next(devices, "cpu"))
     require_device(device)
     found = []
-    for group in groups.values():
+    for given in groups.values():
+        group, numbers = tensors_of_numbers(given)
         result = (model, group) if loss is None else (model, group, loss)
         built = check_factory_result(result, "", type(model).__name__)
-        built = replace(built, ones=ones is not False)
+        built = replace(built, ones=ones is not False, numbers=numbers)
         found.append(move_built_model(built, device))
     return found, device
 

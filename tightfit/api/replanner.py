@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tightfit.api.number_changes import NumberChanges, Refusal
+from tightfit.api.number_changes import NumberChanges, Refusal, replace_floats
+from tightfit.api.plan_arguments import FULL_CHECK, Sample
 from tightfit.api.plan_options import ReplanOptions
 from tightfit.api.plan_result import ChosenPlan
 from tightfit.api.progress_bar import ProgressReporter
@@ -22,11 +25,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 CHANGING_NUMBER = (
-    "{name} changes from call to call, and no plan is made for each value: pass it as a tensor, or "
-    "keep it in a buffer"
+    "{} changes from call to call, cannot be an input of a plan{} and has no plan for each value: "
+    "pass it as a tensor, or keep it in a buffer"
 )
-MakePlan = Callable[..., tuple["nn.Module", ChosenPlan]]
-"""Makes the plan of a model, its arguments and its keyword arguments, within a `budget`."""
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Replanner:
     """
 
     options: ReplanOptions
-    make_plan: MakePlan
+    make_plan: partial[tuple[nn.Module, ChosenPlan]]
     budget: str
     budget_total: int | None
     original_total: int
@@ -70,7 +71,7 @@ class Replanner:
     def of(
         cls,
         options: ReplanOptions,
-        make_plan: MakePlan,
+        make_plan: partial[tuple[nn.Module, ChosenPlan]],
         budget: str,
         disk: str | None,
         progress: ProgressReporter,
@@ -96,31 +97,51 @@ class Replanner:
         kwargs: Any,
         situation: Hashable,
         refusals: Sequence[Refusal],
-    ) -> Sequence[ChosenPlan]:
+    ) -> tuple[Sequence[ChosenPlan], Sequence[str]]:
         """The plans of a call in a situation that no plan takes, as each has said: one or, where
-        masks decide, several; none where the original is to run."""
+        masks decide, several; none where the original is to run. With the names of the floats among
+        its arguments that are inputs of these plans."""
         reason = self.refused.get(situation) or self.obstacle(args, kwargs)
-        if not reason and (name := self.numbers.next_change(refusals)):
-            reason = self.numbers.unplanned.setdefault(name, CHANGING_NUMBER.format(name=name))
+        changing = "" if reason else self.numbers.next_change(refusals)
+        inputs = self._input_names(model, args, kwargs, changing)
+        if changing and changing not in inputs:
+            self.numbers.unplanned.setdefault(changing, CHANGING_NUMBER.format(changing, ""))
+        reason = reason or self.numbers.unplanned.get(changing, "")
+        if not reason and not PLANNING_LOCK.acquire(blocking=False):
+            reason = "another thread is making a plan"
         if reason:
             self.report(reason)
-            return ()
-        if not PLANNING_LOCK.acquire(blocking=False):
-            self.report("another thread is making a plan")
-            return ()
-        mismatch = refusals[0].clause if refusals else "the model is another one"
+            return (), ()
+        clause = refusals[0].clause if refusals else "the model is another one"
         try:
             self.tried += 1
-            self.progress.note(f"plan {self.tried} of {self.options.max_replans}: {mismatch}")
-            made = self._plan_call(model, (detach_inputs(args), detach_inputs(kwargs)))
+            self.progress.note(f"plan {self.tried} of {self.options.max_replans}: {clause}")
+            made = self._plan_call(model, detach_inputs((args, kwargs)), inputs, changing)
         except Exception as error:  # a training run goes on with the original
             said = str(error).strip() or type(error).__name__
-            self.refuse(situation, f"{mismatch}, and that cannot be planned: {said}")
-            return ()
+            reason = f"{clause}, and that cannot be planned: {said}"
+            if changing:
+                reason = CHANGING_NUMBER.format(changing, f" ({said})")
+                self.numbers.unplanned[changing] = reason
+            self.refuse(situation, reason)
+            return (), ()
         finally:
             PLANNING_LOCK.release()
+        self.numbers.add_input(changing)
         self.made.extend(made)
-        return made
+        return made, inputs
+
+    def _input_names(
+        self, model: nn.Module, args: Any, kwargs: Any, changing: str
+    ) -> tuple[str, ...]:
+        """The arguments of a call that are to be inputs of its plan, with one that is `changing`:
+        floats, on the CPU, with eager's kernels."""
+        asked = self.make_plan.keywords
+        if asked["device"] != "cpu" or asked["fused_kernels"] is not None:
+            return ()
+        bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+        names = dict.fromkeys((*self.numbers.inputs, changing))
+        return tuple(name for name in names if type(bound.get(name)) is float)
 
     def refuse(self, situation: Hashable, reason: str) -> None:
         """Calls in a situation run the original from now on."""
@@ -161,17 +182,40 @@ class Replanner:
             stacklevel=2,
         )
 
-    def _plan_call(self, model: nn.Module, sample: tuple[Any, Any]) -> tuple[ChosenPlan, ...]:
+    def _plan_call(
+        self, model: nn.Module, sample: Sample, inputs: Sequence[str], changing: str
+    ) -> tuple[ChosenPlan, ...]:
         """The plans of a call: in the bytes of the first plan or, if its budget was the smallest
-        that works and that is too small here, in the smallest that works here."""
+        that works and that is too small here, in the smallest that works here. Those with floats as
+        `inputs` are compared with the model in all ways, for each known value of the one that is
+        `changing`."""
+        from tightfit.stages.torch_utils.number_inputs import NumberInput
+
+        given: dict[str, Any] = {"samples": [sample]}
+        if inputs:
+            own = inspect.signature(model.forward), *sample
+            known = sorted(self.numbers.values.get(changing, ()))
+            others = [
+                replace_floats(*own, {changing: partial(_constant, float(value))})
+                for value in known
+            ]
+            convert = dict.fromkeys(inputs, NumberInput)
+            given["samples"] = [
+                replace_floats(own[0], *each, convert) for each in (sample, *others)
+            ]
+            given["check"] = FULL_CHECK
         if self.budget_total is None:
-            return self.make_plan(model, *sample)[1].plans
+            return self.make_plan(model, **given)[1].plans
         try:
-            return self.make_plan(model, *sample, budget=self.budget_total)[1].plans
+            return self.make_plan(model, **given, budget=self.budget_total)[1].plans
         except ConfigError:
             if self.budget != MIN_BUDGET:
                 raise
-            return self.make_plan(model, *sample, budget=MIN_BUDGET)[1].plans
+            return self.make_plan(model, **given, budget=MIN_BUDGET)[1].plans
+
+
+def _constant(value: float, _: float) -> float:
+    return value
 
 
 def detach_inputs(value: Any) -> Any:
