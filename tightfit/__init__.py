@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tightfit.api.plan_options import GradientOptions as GradientOptions
     from tightfit.api.plan_options import OffloadOptions as OffloadOptions
     from tightfit.api.plan_options import ParameterOffloadOptions as ParameterOffloadOptions
+    from tightfit.api.plan_options import ReplanOptions as ReplanOptions
     from tightfit.api.plan_options import SolverOptions as SolverOptions
     from tightfit.api.plan_result import ChosenPlan as ChosenPlan
     from tightfit.api.planning import load as load
@@ -44,6 +45,7 @@ __all__ = [
     "ParameterOffloadOptions",
     "Plan",
     "PlanMismatch",
+    "ReplanOptions",
     "SolverOptions",
     "TightfitError",
     "__version__",
@@ -62,6 +64,7 @@ _LAZY_EXPORTS = {
     "MadePipeline": "tightfit.api.pipeline_parallel",
     "OffloadOptions": "tightfit.api.plan_options",
     "ParameterOffloadOptions": "tightfit.api.plan_options",
+    "ReplanOptions": "tightfit.api.plan_options",
     "SolverOptions": "tightfit.api.plan_options",
     "Plan": "tightfit.schemas.plan",
     "in_backward": "tightfit.api.backward_optimizer",

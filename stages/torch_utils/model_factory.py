@@ -92,7 +92,8 @@ class BuiltModel:
     `fake_mode` is the mode under which model and samples were made without memory, None for real
     ones. `label` names the factory in messages. With `ones` a plan may rest on it that inputs hold
     only ones, which do so in all samples. `mixed` are leaves of (args, kwargs), masks of which it
-    takes no call where they hold only ones.
+    takes no call where they hold only ones. `numbers` are leaves, tensors of float64 without
+    dimensions, in whose places the model is given floats.
     """
 
     model: nn.Module
@@ -102,6 +103,7 @@ class BuiltModel:
     label: str = "the model"
     ones: bool = False
     mixed: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
 
 
 def load_factory(spec: str, search_path: Sequence[Path | str] = ()) -> Callable[..., Any]:

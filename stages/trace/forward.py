@@ -218,6 +218,7 @@ class FunctionalForward:
         mode = ForwardOperatorsMode(known, self.random)
         with self.follower.follow_calls(), self.tied(), mode:
             self.follower.name((f"input {i}", tensor) for i, tensor in enumerate(tensors))
+            self.follower.numbers.begin(given[place] for place in self.built.numbers)
             for place, number in zip(self.places, self.order, strict=True):
                 if place in (*self.ones, *self.masks):
                     contents = None if place in self.ones else self.given[place]

@@ -29,6 +29,7 @@ from tightfit.stages.trace.canonicalize.op_order import order_calls, place_buffe
 from tightfit.stages.trace.capture import Capture, capture
 from tightfit.stages.trace.emit import Emitter, encode_constant
 from tightfit.stages.trace.loss_gradients import output_gradients, outputs_with_seed_gradient
+from tightfit.stages.trace.number_operands import check_number_operands
 from tightfit.stages.trace.program import build_program
 from tightfit.util.errors import ModelError
 
@@ -64,6 +65,7 @@ def _trace(built: BuiltModel, name: str, kind: str, channels_last: bool) -> Grap
 
     guards = _guards(built.model, kind)
     captured = capture(built, wanted if loss is not None else None)
+    check_number_operands(built, captured.graph, captured.inputs)
     ambient = torch.autocast(
         kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)
     )

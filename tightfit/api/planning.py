@@ -43,12 +43,14 @@ from tightfit.api.plan_arguments import (
     check_settings,
     collect_samples,
     group_samples,
+    mismatch_action,
     store_path,
 )
 from tightfit.api.plan_options import (
     DEFAULT_GRADIENTS,
     DEFAULT_OFFLOAD,
     DEFAULT_SOLVER,
+    REPLAN,
     CheckLevel,
     CompilerFallback,
     FusedKernelOptions,
@@ -57,11 +59,13 @@ from tightfit.api.plan_options import (
     OnMismatch,
     OptionalPath,
     ParameterOffloadOptions,
+    ReplanOptions,
     SolverOptions,
     check_folder,
 )
 from tightfit.api.plan_result import ChosenPlan, FrontierEntry
 from tightfit.api.progress_bar import FUSED_STAGE_LABELS, STAGE_LABELS, ProgressReporter
+from tightfit.api.replanner import Replanner
 from tightfit.api.stage_runner import PLANNING_LOCK, StageRunner
 from tightfit.api.verification import LoadPlanned, check_captured, check_plan, check_updates
 from tightfit.util.allocators import release_free_memory
@@ -92,7 +96,7 @@ def plan(
     operators: Iterable[str] = (),
     check: CheckLevel = True,
     progress: bool = True,
-    on_mismatch: OnMismatch = "error",
+    on_mismatch: OnMismatch | ReplanOptions = "error",
     assume_all_ones_masks: bool | None = None,
     cuda_graphs: bool = False,
     solver: SolverOptions = DEFAULT_SOLVER,
@@ -130,7 +134,10 @@ def plan(
             themselves, and in more ways, in up to ten steps.
         progress: Whether standard error shows the progress.
         on_mismatch: What a call of other shapes does: raise PlanMismatch ("error"), run the
-            original model ("original"), or copy inputs of other strides ("copy"); see `load`.
+            original model ("original"), copy inputs of other strides ("copy"; see `load`), or plan
+            that call within the same budget and keep its plan ("replan"), as does `ReplanOptions`,
+            which says how many calls are planned. "replan" is not for an `optimizer` or
+            `cuda_graphs`.
         assume_all_ones_masks: Where the forward goes a shorter way for a mask of all ones, there is
             by default a plan for such masks and one for others (with an `optimizer` or
             `cuda_graphs`, the one for the sample's masks). True plans for the samples' masks alone
@@ -170,7 +177,8 @@ def plan(
     check_settings(strategy, store, solver, offload, on_mismatch, assume_all_ones_masks)
     check_check_level(check)
     room = check_loss_room(loss_room, loss)
-    check_offload(offload, strategy, optimizer, on_mismatch, cuda_graphs, fused_kernels)
+    action, replans = mismatch_action(on_mismatch, optimizer, cuda_graphs)
+    check_offload(offload, strategy, optimizer, action, cuda_graphs, fused_kernels)
     check_gradients(gradients, offload, optimizer)
     if strategy in baseline_names() and budget not in (DEFAULT_BUDGET, NO_BUDGET):
         raise ConfigError(f"budget: {strategy} is a baseline, which keeps to none: leave it out")
@@ -199,7 +207,26 @@ def plan(
             loss_room=room,
             child=child,
         ).linked(offload.path)
-        request = PlanningRequest(runner, given, written, on_mismatch, bool(check), cuda_graphs)
+        again = partial(
+            plan,
+            strategy=strategy,
+            loss=loss,
+            loss_room=loss_room,
+            device=device,
+            store=store,
+            operators=operators,
+            check=check,
+            progress=progress,
+            assume_all_ones_masks=assume_all_ones_masks,
+            solver=solver,
+            offload=offload,
+            fused_kernels=fused_kernels,
+        )
+        about = (again, written, absolute_path(offload.path), telling)
+        replanner = None if replans is None else partial(Replanner.of, replans, *about)
+        request = PlanningRequest(
+            runner, given, written, action, bool(check), cuda_graphs, replanner
+        )
         if optimizer is None:
             return _plan_without_optimizer(request, offload.path, both)
         if isinstance(offload, ParameterOffloadOptions):
@@ -301,10 +328,11 @@ def _plan_without_optimizer(
     unused = outputs_without_gradient(read_graph(given[0][1]))
     first = replace(first, other_shapes=tuple(others), outputs_without_gradient=unused)
     model = given[0][0].model
-    if len(loads) == 1:
+    replanner = None if request.replan is None else request.replan(first)
+    if len(loads) == 1 and replanner is None:
         return loads[0](model, request.on_mismatch), first
     shapes = [sample_shapes(variant.built) for variant in variants]
-    return MultiShapePlans(loads, shapes, request.on_mismatch).join(model), first
+    return MultiShapePlans(loads, shapes, request.on_mismatch, replanner).join(model), first
 
 
 def _check_specialized(
@@ -378,6 +406,11 @@ def load(
     from tightfit.api.pickling import package_loader, package_shapes
 
     check_folder("load", offload_path, "offload_path")
+    if on_mismatch == REPLAN:
+        raise ConfigError(
+            'load: on_mismatch="replan" needs the options of the plan: call tightfit.plan with the '
+            "same store, which takes from it all that is known"
+        )
     load_one = partial(
         package_loader,
         libraries=libraries,

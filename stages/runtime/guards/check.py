@@ -85,7 +85,9 @@ class Guards:
             self.check(tensors)
         except (PlanMismatch, ModelDifference) as difference:
             remedy = getattr(difference, "remedy", "") or _REMEDY
-            raise PlanMismatch(f"{difference}; {remedy}") from difference.__cause__
+            mismatch = PlanMismatch(f"{difference}; {remedy}")
+            vars(mismatch)["number"] = getattr(difference, "number", None)
+            raise mismatch from difference.__cause__
         tie = self.ties.difference(tensors, self.watch.lists.tensors)
         if tie is not None:
             raise PlanMismatch(tie)
