@@ -188,7 +188,8 @@ def _find_fault(graph: Graph, dynamic: DynamicShapes) -> str:
             if sizes == dynamic.largest and at != replace(graph, dynamic=None):
                 return "the dynamic shapes are not the graph's own at the largest sizes"
             for value in at.values:
-                if value.id in dynamic.layouts and not _lies_within(value, at.storages):
+                there = graph.storages[value.storage] and value.id in dynamic.layouts
+                if there and not _lies_within(value, at.storages[value.storage]):
                     return f"value {value.id} does not lie within its storage at {sizes}"
     except (ArtifactError, NameError, TypeError, IndexError, ZeroDivisionError) as error:
         return f"a dynamic shape is none: {error}"
@@ -236,10 +237,10 @@ def _find_storage_fault(graph: Graph, dynamic: DynamicShapes) -> str:
     return ""
 
 
-def _lies_within(value: GraphValue, storages: list[int]) -> bool:
-    """Whether a value lies within its storage, if that takes bytes of the device."""
-    if 0 in value.shape or not storages[value.storage]:
+def _lies_within(value: GraphValue, storage: int) -> bool:
+    """Whether a value lies within so many bytes."""
+    if 0 in value.shape:
         return True
     zipped = zip(value.shape, value.strides, strict=True)
     last = value.offset + sum((size - 1) * stride for size, stride in zipped)
-    return (last + 1) * DTYPE_BYTES[value.dtype] <= storages[value.storage]
+    return (last + 1) * DTYPE_BYTES[value.dtype] <= storage

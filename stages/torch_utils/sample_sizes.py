@@ -43,12 +43,23 @@ def resize_sample(sample: Sample, dynamic: DynamicInputs, sizes: Mapping[str, in
 
 
 def _resize_tensor(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
-    """A tensor of other sizes, its dimensions in the same order in memory."""
+    """A tensor of other sizes, its dimensions in the same order in memory. A mask that masks
+    something does so still."""
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     resized = tensor.detach()
     for axis, size in sizes.items():
         places = torch.arange(size, device=tensor.device) % tensor.shape[axis]
         resized = resized.index_select(axis, places)
     laid_out = resized.permute(order).contiguous()
+    if _is_mask(tensor) and bool((laid_out == 1).all()):
+        laid_out.view(-1)[-1] = 0
     turned = laid_out.permute([order.index(axis) for axis in range(tensor.dim())])
     return turned.requires_grad_(tensor.requires_grad)
+
+
+def _is_mask(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds zeros and ones alone, and not only ones, as numbers without a
+    fraction."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return False
+    return bool(((tensor == 0) | (tensor == 1)).all()) and not bool((tensor == 1).all())

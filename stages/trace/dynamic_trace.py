@@ -1,12 +1,14 @@
 """The graph of a model whose inputs have sizes that differ from call to call.
 
 The model is captured once with symbols for sizes, which gives the expressions that sizes can be and
-the conditions that the forward looks at, and traced at several sizes. The traces have to be one
-program: each number in which they differ is one of these expressions, or a sum of multiples.
+the conditions that the forward looks at. Of the capture graphs are made at several sizes, by the
+passes that all graphs go through. They have to be one program: each number in which they differ is
+one of these expressions, or a sum of multiples.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,19 +21,21 @@ from tightfit.schemas.graph.dynamic_shapes import (
     SizeSource,
     check_dynamic_shapes,
 )
+from tightfit.schemas.graph.loss_room import with_loss_room
 from tightfit.schemas.graph.op_arguments import decode_arguments, encode_arguments
 from tightfit.schemas.graph.size_expressions import Size
 from tightfit.schemas.graph.training_graph import NO_VALUE, Graph, GraphValue, Op
-from tightfit.stages.torch_utils.model_factory import BuiltModel
+from tightfit.stages.torch_utils.devices import device_of_tensors, enter_device, parse_device
+from tightfit.stages.torch_utils.model_factory import BuiltModel, all_tensors
 from tightfit.stages.torch_utils.sample_sizes import resize_samples
-from tightfit.stages.trace.capture import capture
 from tightfit.stages.trace.size_fit import SizeFit
+from tightfit.stages.trace.size_propagation import SizePropagator
 from tightfit.stages.trace.symbolic_sizes import graph_expressions
-from tightfit.stages.trace.trace import trace
+from tightfit.stages.trace.trace import capture_step
 from tightfit.util.errors import ArtifactError, ModelError
 
 _FRACTIONS = (0.37, 0.71)
-"""Where, within each range, the sizes lie at which a model is traced beside the limits."""
+"""Where, within each range, the sizes lie of which graphs are made beside the limits."""
 
 
 def trace_dynamic(
@@ -47,10 +51,20 @@ def trace_dynamic(
     or the line of the model where PyTorch tells it.
     """
     assert built.dynamic is not None
-    points = traced_sizes(built.dynamic)
-    hints = replace(resize_samples(built, points[-1]), symbolic=True)
-    expressions = graph_expressions(capture(hints).graph, built.label, built.dynamic)
-    graphs = [_trace_at(built, sizes, name, device, channels_last, loss_room) for sizes in points]
+    points, kind = traced_sizes(built.dynamic), parse_device(device).type
+    room = loss_room if built.loss is None else 0
+    with enter_device(device_of_tensors(all_tensors(built), kind)):
+        symbolic = replace(resize_samples(built, points[-1]), symbolic=True)
+        with _name_sizes(points[-1]):
+            step = capture_step(symbolic, kind)
+        expressions = graph_expressions(step.captured.graph, built.label, built.dynamic)
+        propagator = SizePropagator(step.captured.graph)
+        graphs = []
+        for sizes in points:
+            at = replace(resize_samples(built, sizes), dynamic=None)
+            with _name_sizes(sizes):
+                propagator.run(sizes)
+                graphs.append(with_loss_room(step.graph(at, name, channels_last), room))
     fit = SizeFit(expressions, points)
     graph = _Merger(built.label, built.dynamic, graphs, fit).graph()
     try:
@@ -60,18 +74,18 @@ def trace_dynamic(
     return graph
 
 
-def _trace_at(built: BuiltModel, sizes: Mapping[str, int], name: str, *settings: Any) -> Graph:
-    """The trace of calls of some sizes alone."""
-    at = replace(resize_samples(built, sizes), dynamic=None)
+@contextlib.contextmanager
+def _name_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
+    """Within it errors say at which sizes they are."""
+    shown = ", ".join(f"{dimension} = {size}" for dimension, size in sizes.items())
     try:
-        return trace(at, name, *settings)
+        yield
     except ModelError as error:
-        shown = ", ".join(f"{dimension} = {size}" for dimension, size in sizes.items())
         raise ModelError(f"{error} (with dynamic_shapes, at {shown})") from error
 
 
 def traced_sizes(dynamic: DynamicInputs) -> list[dict[str, int]]:
-    """The sizes at which a model is traced: the largest first, the smallest, and odd ones between,
+    """The sizes of which graphs are made: the largest first, the smallest, and odd ones between,
     which no two dimensions share."""
     found = [dynamic.largest, dynamic.smallest]
     for fraction in _FRACTIONS:
@@ -112,7 +126,7 @@ class _Merger:
         for graph in self.graphs[1:]:
             self.check_structure(graph)
         layouts = {value.id: layout for value in largest.values if (layout := self.layout(value))}
-        storages = {
+        storages: dict[int, Size] = {
             number: size
             for number in range(len(largest.storages))
             if isinstance(size := self.storage(number), str)

@@ -10,7 +10,7 @@ import sympy
 import torch
 from torch import fx
 from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -98,8 +98,9 @@ def graph_expressions(graph: fx.GraphModule, label: str, dynamic: DynamicInputs)
     Raises ModelError where the capture holds for some of the sizes alone: where the model fixes a
     dimension, or goes another way at other sizes.
     """
-    nodes = [node.meta.get("val") for node in graph.graph.nodes]
-    env = next(value.fake_mode.shape_env for value in nodes if isinstance(value, torch.Tensor))
+    nodes: list[Any] = [node.meta.get("val") for node in graph.graph.nodes]
+    env = next(value for value in nodes if isinstance(value, FakeTensor)).fake_mode.shape_env
+    assert isinstance(env, _RecordingShapeEnv)
     names = env.names
     _check_specializations(env, label)
     _check_conditions(env, label, dynamic)

@@ -63,11 +63,11 @@ def lying_argument(dynamic: DynamicShapes) -> DynamicShapes:
 
 LIES: dict[str, tuple[Callable[[DynamicShapes], DynamicShapes], str]] = {
     "storage": (lambda d: first_storage(d, "16*batch*tokens + 16"), "not the graph's own"),
-    "smaller": (lambda d: first_storage(d, "1536 + 16*(tokens - 24)"), "does not lie within"),
+    "smaller": (lambda d: first_storage(d, "766*(batch - 2) + 4"), "does not lie within"),
     "falling": (lambda d: first_storage(d, "1536 + 16*(24 - tokens)"), "may be larger at smaller"),
     "unknown": (lambda d: first_storage(d, "1536*rows"), "may be larger at smaller"),
     "no size": (lambda d: first_storage(d, "open('x')"), "is no size"),
-    "layout": (lambda d: first_layout(d, strides=["4*batch", 4, 1]), "not the graph's own"),
+    "layout": (lambda d: first_layout(d, strides=["batch", 4, 1]), "not the graph's own"),
     "source": (lambda d: first_layout(d, shape=[4, "tokens", 4]), "has no dimension 'batch'"),
     "name": (lambda d: renamed(d, name="a b"), "the dynamic dimension 'a b' is from 2 to 4"),
     "range": (lambda d: renamed(d, smallest=1), "the dynamic dimension 'batch' is from 1 to 4"),

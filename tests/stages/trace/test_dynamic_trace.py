@@ -28,6 +28,7 @@ MODELS: dict[str, Callable[[], BuiltModel]] = {
         (dynamic.Convolutions().train(), ((torch.randn(3, 3, 8, 8),), {})), dynamic.BATCH
     ),
     "gpt2": lambda: dynamic.built_dynamic(models.gpt2(1, 32, 2, 50, 2, 24, dropout=0.1)),
+    "bert": lambda: dynamic.built_dynamic(models.bert(1, 32, 2, 50, 2, 24)),
     "llama": lambda: dynamic.built_dynamic(models.llama(1, 32, 4, 50, 2, 24)),
 }
 
@@ -112,3 +113,11 @@ def test_a_sample_is_repeated_to_other_sizes() -> None:
     )
     assert more.shape == (9, 5) and more.stride() == (1, 9)
     assert torch.equal(more[4:8], ids[:, :5]) and torch.equal(more[8], ids[0, :5])
+
+
+def test_a_mask_masks_something_at_all_sizes() -> None:
+    mask = torch.ones(2, 24, dtype=torch.int64)
+    mask[1, 20:] = 0
+    built = dynamic.built_dynamic((torch.nn.Identity(), ((mask, torch.ones(2, 24)), {})))
+    (small, ones), _ = resize_samples(built, {"batch": 2, "tokens": 3}).samples[0]
+    assert small.tolist() == [[1, 1, 1], [1, 1, 0]] and bool((ones == 1).all())
