@@ -175,7 +175,7 @@ def _make_forward(
                 tensors = None
             if tensors is not None:
                 ahead.take(tensors[0].device)
-                own, facts = run, interface
+                own, facts = run, guards.expected(tensors).interface
                 if offloaded is not None:
                     own, facts = offloaded.program(step, interface)
                 result = assemble(*run_forward(own, facts, tensors, run is step), tensors)

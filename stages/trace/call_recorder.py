@@ -23,7 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tightfit.stages.runtime.guards.encode import tensor_digest
 from tightfit.stages.trace.code_inspection import caller_location, is_external_code
-from tightfit.stages.trace.constant_folding import ConstantFolder
+from tightfit.stages.trace.constant_folding import ConstantFolder, hint_size
 from tightfit.stages.trace.guards.tensor_queries import TensorQueries
 from tightfit.stages.trace.number_operands import NumberOperands
 from tightfit.util.errors import ModelError
@@ -242,9 +242,9 @@ class CallRecorder(TorchFunctionMode):
             true = self.known.find(argument) if self.known.every else None
             if true is not None:
                 with _disable_current_modes():
-                    return f"{tensor_digest(true)} {argument.dtype}{list(argument.shape)}"
-            number = self._numbers.get(argument, "")
-            return f"#{number} {argument.dtype}{list(argument.shape)}"
+                    return f"{tensor_digest(true)} {argument.dtype}{list(true.shape)}"
+            number, shape = self._numbers.get(argument, ""), [*map(hint_size, argument.shape)]
+            return f"#{number} {argument.dtype}{shape}"
         if isinstance(argument, list | tuple):
             return f"[{', '.join(map(self._words, argument))}]"
         if isinstance(argument, dict):

@@ -145,6 +145,10 @@ class FunctionalForward:
         found = []
         for path, leaf in zip(self.tree.paths("input"), self.given, strict=True):
             reject_stateful_iterators(leaf, path)
+        if self.built.symbolic:
+            from tightfit.stages.trace.symbolic_sizes import symbolic_inputs
+
+            return symbolic_inputs(self.built, self.places, mode)
         for place in self.places:
             like = self.given[place]
             if type(like) not in (torch.Tensor, nn.Parameter) and not _is_fake(like):

@@ -19,6 +19,7 @@ from tightfit.api.backward_optimizer import (
     measure_optimizer,
     resident_parameter_numbers,
 )
+from tightfit.api.dynamic_shapes import check_dynamic_shapes, with_dynamic_shapes
 from tightfit.api.input_specialization import (
     InputSpecialization,
     budget_text,
@@ -67,7 +68,13 @@ from tightfit.api.plan_result import ChosenPlan, FrontierEntry
 from tightfit.api.progress_bar import FUSED_STAGE_LABELS, STAGE_LABELS, ProgressReporter
 from tightfit.api.replanner import Replanner
 from tightfit.api.stage_runner import PLANNING_LOCK, StageRunner
-from tightfit.api.verification import LoadPlanned, check_captured, check_plan, check_updates
+from tightfit.api.verification import (
+    LoadPlanned,
+    check_captured,
+    check_plan,
+    check_sizes,
+    check_updates,
+)
 from tightfit.util.allocators import release_free_memory
 from tightfit.util.budget import DEFAULT_BUDGET, NO_BUDGET
 from tightfit.util.child_process import ChildProcess
@@ -86,6 +93,7 @@ def plan(
     kwargs: Mapping[str, Any] | None = None,
     *,
     samples: Sequence[Sample] | None = None,
+    dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None,
     budget: str | int | FrontierEntry = DEFAULT_BUDGET,
     strategy: str = "auto",
     loss: Callable[[Any], Tensor] | None = None,
@@ -113,6 +121,12 @@ def plan(
         samples: Further calls, (args, kwargs) each. Those of other shapes get a plan each within
             the bytes of one budget (a share is that of the largest), over the same parameters; the
             module chooses at each call.
+        dynamic_shapes: Sizes of inputs that differ from call to call, as torch.export takes them:
+            {"input_ids": {0: Dim("batch", max=8), 1: Dim("tokens", max=1024)}} with
+            torch.export.Dim. One plan is made at the largest sizes, which are those of the sample
+            where a Dim has no max, and the peak of no call is above that. A smallest size is at
+            least 2. It excludes an optimizer, fused_kernels, cuda_graphs and `samples` of several
+            shapes.
         budget: Size ("8GiB"), number of bytes, share ("50%" of what can be saved), "min" for the
             smallest that is known to work, or an entry of another plan's `frontier`. On a GPU it
             bounds reserved memory, on the CPU requested bytes. A baseline takes none.
@@ -180,6 +194,10 @@ def plan(
     action, replans = mismatch_action(on_mismatch, optimizer, cuda_graphs)
     check_offload(offload, strategy, optimizer, action, cuda_graphs, fused_kernels)
     check_gradients(gradients, offload, optimizer)
+    if dynamic_shapes is not None:
+        others = {"optimizer": optimizer, "fused_kernels": fused_kernels}
+        replanned = {'on_mismatch="replan"': replans}
+        check_dynamic_shapes(strategy, **others, **replanned, cuda_graphs=cuda_graphs)
     if strategy in baseline_names() and budget not in (DEFAULT_BUDGET, NO_BUDGET):
         raise ConfigError(f"budget: {strategy} is a baseline, which keeps to none: leave it out")
     written = NO_BUDGET if strategy in baseline_names() else budget_text(budget)
@@ -191,6 +209,8 @@ def plan(
         both = ones is None and optimizer is None and not cuda_graphs
         own = (model, collect_samples(args, kwargs, samples), loss, device, ones)
         given, device = group_samples(*own, apart=ones is not None or both)
+        if dynamic_shapes is not None:
+            given = with_dynamic_shapes(given, dynamic_shapes)
         check_optimizer(optimizer, model)
         check_cuda_graphs(cuda_graphs, device, len(given))
         check_fused_kernels(fused_kernels, optimizer, device)
@@ -341,6 +361,7 @@ def _check_specialized(
     """A plan that was compared with its model, and with it the one of eager's kernels that its
     package has, too."""
     made = check_plan(one.runner, one.variant, one.plan, load_one)
+    check_sizes(one.runner, one.variant, made, load_one)
     if one.eager_fallback is not None:
         other = one.eager_fallback
         eager = loader(one.plan.package, part="eager")
