@@ -340,6 +340,11 @@ def test_a_plan_of_a_chain_needs_no_schedule(run: Path, capsys: pytest.CaptureFi
     assert main(["chain", *words, "--out", "chain/plan"]) == 0
     Path("chain/chain.arrow").rename("chain.arrow")
     assert complaints(capsys, "chain") == []
+    sequence = Path("chain/plan/sequence.arrow")
+    whole = sequence.read_bytes()
+    sequence.write_bytes(whole[:50])
+    assert complaints(capsys, "chain") == [f"{sequence}: is not a complete Arrow file"]
+    sequence.write_bytes(whole)
     document = json.loads(Path("chain/plan/plan.json").read_text())
     store.write_json("chain/plan/plan.json", {**document, "peak": 10**6})
     assert any("is above the budget of 200 bytes" in line for line in complaints(capsys, "chain"))
