@@ -192,3 +192,16 @@ def check_chain(chain: Chain, where: str) -> None:
     total = sum(getattr(row, name) for row in chain.positions for name in sizes)
     if total + chain.a_0 + chain.delta_0 >= MAX_BYTES:
         raise ArtifactError(f"{where}: the chain's sizes are more bytes than there are anywhere")
+
+
+def describe_loss_difference(path: Path | str, chain: Chain, other: Path | str, rest: Chain) -> str:
+    """In which column the last positions of two chains differ, "" if they are the same loss;
+    places and labels do not count. `path` and `other` name the chains."""
+    own, theirs = asdict(chain.positions[-1]), asdict(rest.positions[-1])
+    for name in own:
+        if name not in ("position", "label") and own[name] != theirs[name]:
+            return (
+                f"{path}: its loss has {name} = {own[name]}, that of {other} has {theirs[name]}; "
+                "the branches of a join end in the same loss"
+            )
+    return ""

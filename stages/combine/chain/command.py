@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +69,7 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigError("chain needs --budget, or --machine for a pipeline")
     from tightfit.schemas import store
     from tightfit.schemas.block_options import read_block_options
-    from tightfit.schemas.chain import CHAIN, read_chain
+    from tightfit.schemas.chain import CHAIN, describe_loss_difference, read_chain
     from tightfit.schemas.plan import write_plan
     from tightfit.schemas.sequence import write_sequence
     from tightfit.util.command_line import print_plan_status
@@ -78,7 +77,8 @@ def run(options: argparse.Namespace) -> None:
     strategy = _load_strategy(options)
     chains = [read_chain(path) for path in options.chain]
     for path, chain in zip(options.chain[1:], chains[1:], strict=True):
-        _check_loss(options.chain[0], chains[0], path, chain)
+        if said := describe_loss_difference(path, chain, options.chain[0], chains[0]):
+            raise ArtifactError(said)
     blocks = read_block_options(options.options) if strategy.about.uses_solved_options else None
     frontier = _build_frontier(strategy, chains, blocks, options.slots)
     budget = parse_chain_budget(options.budget)
@@ -118,17 +118,6 @@ def _build_frontier(
     from tightfit.stages.combine.join.problem import build_join_problem
 
     return JoinFrontier(build_join_problem(chains, blocks), slots)
-
-
-def _check_loss(first_path: Path, first: Chain, path: Path, chain: Chain) -> None:
-    """Raises ArtifactError where two branches do not end in the same loss."""
-    known, found = asdict(first.positions[-1]), asdict(chain.positions[-1])
-    for name in known:
-        if name not in ("position", "label") and known[name] != found[name]:
-            raise ArtifactError(
-                f"{path}: its loss has {name} = {found[name]}, that of {first_path} has "
-                f"{known[name]}; the branches of a join end in the same loss"
-            )
 
 
 def plan_chain(
