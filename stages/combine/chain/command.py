@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tightfit.schemas.machine import machine_path
 from tightfit.stages.combine.chain_offload.command import offload_lineage_entries, run_offload
 from tightfit.stages.combine.pipeline.plan_command import (
     add_pipeline_arguments,
@@ -17,7 +18,7 @@ from tightfit.stages.combine.pipeline.plan_command import (
 )
 from tightfit.util.command_line import LineageEntry
 from tightfit.util.errors import ArtifactError, ConfigError
-from tightfit.util.strategies import OFFLOADERS
+from tightfit.util.strategies import ALLOCATORS, CHAIN_STRATEGIES, OFFLOADERS, STRATEGIES
 
 if TYPE_CHECKING:
     from tightfit.schemas.block_options import BlockOption
@@ -42,13 +43,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the chain to plan; several are the branches of a join, and end in the same loss",
     )
     parser.add_argument("--options", type=Path, help="options.arrow of its blocks")
-    parser.add_argument("--strategy", required=True, help="how to plan, by name")
+    parser.add_argument("--strategy", required=True, help=_strategy_help())
     parser.add_argument(
         "--budget", help="the memory to stay within, such as 8GiB, 145MB, 50%% or min"
+    )
+    parser.add_argument(
+        "--machine",
+        type=machine_path,
+        help="the .json of the devices to plan a pipeline on, or of the one to offload from",
     )
     parser.add_argument("--slots", type=int, default=500, help="memory slots of the program")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write into")
     add_pipeline_arguments(parser)
+
+
+def _strategy_help() -> str:
+    """The strategies by what they plan."""
+    own = ", ".join(name for name in CHAIN_STRATEGIES if name in STRATEGIES)
+    return (
+        f"how to plan, by name: {own}; with a link to the host in --machine: "
+        f"{', '.join(OFFLOADERS)}; for pipelines over the devices of --machine: "
+        f"{', '.join(ALLOCATORS)}"
+    )
 
 
 def run(options: argparse.Namespace) -> None:
@@ -58,12 +74,17 @@ def run(options: argparse.Namespace) -> None:
     A budget too small gives the status "infeasible" and an empty sequence. Raises ConfigError or
     ArtifactError when an option or a file is not what it should be.
     """
+    if options.strategy not in CHAIN_STRATEGIES:
+        known = " or ".join(CHAIN_STRATEGIES)
+        raise ConfigError(f"--strategy {options.strategy}: a chain is planned by {known}")
     if options.strategy in OFFLOADERS:
         run_offload(options)
         return
     if options.machine is not None:
         run_pipeline(options)
         return
+    if options.strategy in ALLOCATORS:
+        raise ConfigError(f"--strategy {options.strategy} plans a pipeline, and needs --machine")
     check_no_pipeline(options)
     if options.budget is None:
         raise ConfigError("chain needs --budget, or --machine for a pipeline")
