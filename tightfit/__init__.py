@@ -29,12 +29,18 @@ if TYPE_CHECKING:
     from tightfit.api.plan_result import ChosenPlan as ChosenPlan
     from tightfit.api.planning import load as load
     from tightfit.api.planning import plan as plan
+    from tightfit.schemas.chain import Chain as Chain
+    from tightfit.schemas.chain import ChainPosition as ChainPosition
+    from tightfit.schemas.chain import read_chain as read_chain
+    from tightfit.schemas.chain import write_chain as write_chain
     from tightfit.schemas.plan import Plan as Plan
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ArtifactError",
+    "Chain",
+    "ChainPosition",
     "ChosenPlan",
     "ConfigError",
     "FusedKernelOptions",
@@ -55,9 +61,13 @@ __all__ = [
     "load_whole",
     "plan",
     "plan_pipeline",
+    "read_chain",
+    "write_chain",
 ]
 
 _LAZY_EXPORTS = {
+    "Chain": "tightfit.schemas.chain",
+    "ChainPosition": "tightfit.schemas.chain",
     "ChosenPlan": "tightfit.api.plan_result",
     "FusedKernelOptions": "tightfit.api.plan_options",
     "GradientOptions": "tightfit.api.plan_options",
@@ -73,6 +83,8 @@ _LAZY_EXPORTS = {
     "load_whole": "tightfit.api.parameter_offload",
     "plan": "tightfit.api.planning",
     "plan_pipeline": "tightfit.api.pipeline_parallel",
+    "read_chain": "tightfit.schemas.chain",
+    "write_chain": "tightfit.schemas.chain",
 }
 
 

@@ -95,7 +95,8 @@ class BuiltModel:
     only ones, which do so in all samples. `mixed` are leaves of (args, kwargs), masks of which it
     takes no call where they hold only ones. `numbers` are leaves, tensors of float64 without
     dimensions, in whose places the model is given floats. Calls may have other sizes on the
-    `dynamic` dimensions, of which the samples have the largest. A `symbolic` capture has symbols there.
+    `dynamic` dimensions, of which the samples have the largest. A `symbolic` capture has symbols
+    there.
     """
 
     model: nn.Module
