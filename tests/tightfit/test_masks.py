@@ -18,7 +18,7 @@ from tightfit.stages.validate import scenarios
 
 transformers: Any = pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.usefixtures("brief_search", "loose_bounds", "traced_once")
+pytestmark = pytest.mark.usefixtures("loose_bounds", "traced_once")
 
 IDS = torch.randint(50, (2, 8), generator=torch.Generator().manual_seed(0))
 ONES = torch.ones_like(IDS)
