@@ -25,7 +25,7 @@ ONES = torch.ones_like(IDS)
 PADDED = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
 LEFT = PADDED.flip(1)
 SIZES: dict[str, Any] = {
-    "vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
     "num_attention_heads": 4, "num_key_value_heads": 2, "use_cache": False,
 }  # fmt: skip
 
