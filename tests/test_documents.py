@@ -161,6 +161,7 @@ def test_code_blocks_are_python(name: str) -> None:
         ast.parse(block)
 
 
+@pytest.mark.usefixtures("brief_search")
 @pytest.mark.parametrize("name", [README, QUICKSTART])
 def test_code_blocks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "\n".join(python_blocks(name))

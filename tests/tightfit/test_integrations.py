@@ -27,8 +27,6 @@ from transformers import (
     TrainingArguments,
 )
 
-pytestmark = pytest.mark.usefixtures("brief_search")
-
 TOKENS = 16
 
 
