@@ -73,7 +73,7 @@ def replace_floats(
     PlanMismatch where one of them is no float."""
     bound = signature.bind(*args, **kwargs)
     for name, make in convert.items():
-        value = bound.arguments.get(name)
+        value = bound.arguments.get(name, signature.parameters[name].default)
         if type(value) is not float:
             raise PlanMismatch(f"{name} is no float, the plan was made for one")
         bound.arguments[name] = make(value)

@@ -104,6 +104,8 @@ class Replanner:
         reason = self.refused.get(situation) or self.obstacle(args, kwargs)
         changing = "" if reason else self.numbers.next_change(refusals)
         inputs = self._input_names(model, args, kwargs, changing)
+        if changing in self.numbers.inputs and changing not in inputs:
+            changing = ""  # this call has another type in its place
         if changing and changing not in inputs:
             self.numbers.unplanned.setdefault(changing, CHANGING_NUMBER.format(changing, ""))
         reason = reason or self.numbers.unplanned.get(changing, "")
@@ -139,9 +141,10 @@ class Replanner:
         asked = self.make_plan.keywords
         if asked["device"] != "cpu" or asked["fused_kernels"] is not None:
             return ()
-        bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+        bound = inspect.signature(model.forward).bind(*args, **kwargs)
+        bound.apply_defaults()
         names = dict.fromkeys((*self.numbers.inputs, changing))
-        return tuple(name for name in names if type(bound.get(name)) is float)
+        return tuple(name for name in names if type(bound.arguments.get(name)) is float)
 
     def refuse(self, situation: Hashable, reason: str) -> None:
         """Calls in a situation run the original from now on."""
@@ -196,7 +199,7 @@ class Replanner:
             own = inspect.signature(model.forward), *sample
             known = sorted(self.numbers.values.get(changing, ()))
             others = [
-                replace_floats(*own, {changing: partial(_constant, float(value))})
+                replace_floats(*own, {changing: partial(_constant_value, float(value))})
                 for value in known
             ]
             convert = dict.fromkeys(inputs, NumberInput)
@@ -214,7 +217,7 @@ class Replanner:
             return self.make_plan(model, **given, budget=MIN_BUDGET)[1].plans
 
 
-def _constant(value: float, _: float) -> float:
+def _constant_value(value: float, _: float) -> float:
     return value
 
 
