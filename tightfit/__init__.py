@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tightfit.schemas.chain import read_chain as read_chain
     from tightfit.schemas.chain import write_chain as write_chain
     from tightfit.schemas.plan import Plan as Plan
+    from tightfit.stages.torch_utils.memory_meter import memory_session as memory_session
 
 __version__ = "0.1.0"
 
@@ -59,6 +60,7 @@ __all__ = [
     "load",
     "load_pipeline",
     "load_whole",
+    "memory_session",
     "plan",
     "plan_pipeline",
     "read_chain",
@@ -81,6 +83,7 @@ _LAZY_EXPORTS = {
     "load": "tightfit.api.planning",
     "load_pipeline": "tightfit.api.pipeline_parallel",
     "load_whole": "tightfit.api.parameter_offload",
+    "memory_session": "tightfit.stages.torch_utils.memory_meter",
     "plan": "tightfit.api.planning",
     "plan_pipeline": "tightfit.api.pipeline_parallel",
     "read_chain": "tightfit.schemas.chain",
