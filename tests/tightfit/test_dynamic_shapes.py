@@ -125,6 +125,11 @@ def test_what_is_no_range_is_refused(given: Any, said: str) -> None:
         read((tokens(3, 9),), kwargs, given)
 
 
+def test_a_sample_that_the_forward_does_not_take_is_told() -> None:
+    with pytest.raises(tightfit.ModelError, match=r"does not take the sample: .*'rows'"):
+        read((tokens(3, 9),), {"rows": 3}, {"ids": {1: TOKENS}})
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tightfit.api.multi_shape_module import call_signature
 from tightfit.schemas.graph.dynamic_inputs import DynamicDimension, DynamicInputs
-from tightfit.util.errors import ConfigError
+from tightfit.util.errors import ConfigError, ModelError
 from tightfit.util.strategies import STRATEGIES
 
 if TYPE_CHECKING:
@@ -69,10 +69,9 @@ class _DimensionReader:
     def __init__(self, built: BuiltModel) -> None:
         from tightfit.stages.runtime.pytree import flatten, read_tree
 
-        self.signature = inspect.signature(built.model.forward)
         self.leaves, text = flatten(built.samples[0])
         args, kwargs = read_tree(text).unflatten(range(len(self.leaves)))
-        self.arguments: dict[str, Any] = dict(self.signature.bind(*args, **kwargs).arguments)
+        self.arguments = _bind_arguments(built, args, kwargs)
         self.dimensions: dict[str, DynamicDimension] = {}
         self.first: dict[str, str] = {}
         self.sizes: dict[str, int] = {}
@@ -201,6 +200,19 @@ class _DimensionReader:
                 "another one"
             )
         return name
+
+
+def _bind_arguments(built: BuiltModel, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call of a model by name; raises ModelError where it takes others."""
+    signature = inspect.signature(built.model.forward)
+    try:
+        found = dict(signature.bind(*args, **kwargs).arguments)
+    except TypeError as error:
+        raise ModelError(f"{built.label}: the forward does not take the sample: {error}") from error
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            found |= found.pop(name, {})
+    return found
 
 
 def _size_limits(dim: Any, size: int) -> tuple[int, int]:

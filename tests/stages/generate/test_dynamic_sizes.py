@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.stages.generate.plans import check_equal, generated, keep_all, recompute, step
+from tests.stages.generate.plans import (
+    PLAN,
+    check_equal,
+    generated,
+    keep_all,
+    recompute,
+    step,
+)
 from tests.stages.trace import dynamic_models as dynamic
 from tests.stages.trace.test_dynamic_trace import MODELS
+from tightfit.schemas.actions import Offload
 from tightfit.schemas.costs import Costs
 from tightfit.schemas.graph.dynamic_shapes import graph_at
 from tightfit.schemas.graph.training_graph import Graph
+from tightfit.schemas.schedule import ScheduleStep
 from tightfit.stages.combine.lowering.schedule import lower_to_schedule
+from tightfit.stages.generate.package import build_package
 from tightfit.stages.profile.cost_library import open_cost_library
 from tightfit.stages.profile.profile import profile
 from tightfit.stages.simulate.simulate import simulate
@@ -25,6 +37,7 @@ from tightfit.stages.torch_utils.model_factory import BuiltModel
 from tightfit.stages.torch_utils.sample_sizes import resize_samples
 from tightfit.stages.trace.dynamic_trace import trace_dynamic
 from tightfit.stages.validate.dynamic_sizes import compare_sizes, measure_size_peak
+from tightfit.util.errors import ArtifactError
 
 
 def random_sizes(built: BuiltModel, count: int) -> list[dict[str, int]]:
@@ -70,11 +83,12 @@ def test_bits_and_peaks_are_those_of_each_size(name: str, tmp_path: Path) -> Non
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: Any) -> tuple[Graph, torch.nn.Module, Path]:
+def loaded(tmp_path_factory: Any) -> tuple[Graph, torch.nn.Module, Path, str]:
     built = dynamic.built_dynamic(dynamic.tokens(dynamic.Weighted))
     graph = trace_dynamic(built, "model")
     folder = tmp_path_factory.mktemp("package")
-    return graph, generated(graph, folder, keep_all(graph)).load(built.model), folder
+    package = generated(graph, folder, keep_all(graph))
+    return graph, package.load(built.model), folder, package.__name__
 
 
 @pytest.mark.parametrize(
@@ -113,3 +127,15 @@ def test_the_program_reads_its_sizes(loaded: Any) -> None:
     text = (loaded[2] / "step.py").read_text()
     assert "tokens = input_0.shape[1]" in text or ".shape[1]" in text
     assert "batch*tokens" in text
+
+
+def test_no_cuda_graph_is_made_of_it(loaded: Any) -> None:
+    interface = replace(importlib.import_module(f"{loaded[3]}.interface").INTERFACE, device="cuda")
+    graphs = importlib.import_module("tightfit.stages.runtime.cuda_graphs")
+    assert "calls of several sizes" in graphs.cuda_graph_obstacle(loaded[1].forward, interface)
+
+
+def test_a_step_that_sends_tensors_away_is_refused(loaded: Any) -> None:
+    moved = ScheduleStep(Offload(0))
+    with pytest.raises(ArtifactError, match="sends no tensors away"):
+        build_package(loaded[0], [moved], PLAN)
