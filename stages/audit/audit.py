@@ -30,6 +30,7 @@ from tightfit.schemas.plan import Plan, read_plan
 from tightfit.schemas.schedule import schedule_optimizer_plan
 from tightfit.stages.audit.artifact_kinds import ARTIFACT_READERS
 from tightfit.stages.audit.pipeline_checks import (
+    RANKS_FOLDER,
     check_pipeline_files,
     check_pipeline_measurement,
 )
@@ -226,7 +227,10 @@ class _RunFiles:
             records=[path for path in files if path.parent.name == LINEAGE_FOLDER],
             left_over=left_over,
             pipelines=[
-                path for path in files if path.name == PIPELINE_FILE and is_pipeline(path.parent)
+                path
+                for path in files
+                if path.name == PIPELINE_FILE
+                and (path.parent.name == RANKS_FOLDER or is_pipeline(path.parent))
             ],
             measured=[path for path in files if path.name == "measurement.json"],
             documents=[

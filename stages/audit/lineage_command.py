@@ -113,6 +113,9 @@ def _own_facts(path: Path) -> dict[str, Any]:
         plan = read_plan(path)
         said = {"strategy": plan.strategy, "budget": plan.budget, "status": plan.status}
         return {**said, "method": plan.solver}
+    if path.suffix == ".json":
+        kind = store.read_json(path).get("artifact")
+        return {"kind": kind} if kind else {}
     return {}
 
 

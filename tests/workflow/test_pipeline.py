@@ -195,12 +195,27 @@ def test_a_pipeline_that_failed_is_told_by_audit_table_and_exit_code(copied: Wor
         ("ranks/stage-1/schedule.arrow", "stage-1/schedule.arrow: is missing"),
         ("ranks/pipeline.json", "pipeline.json: is gone, and the record of how it was made"),
         ("plan/pattern.arrow", "pattern.arrow: is gone"),
+        ("plan", "plan/plan.json, is gone; run again"),
+        ("ranks", "ranks/pipeline.json, is gone; run again"),
     ],
 )
 def test_a_file_that_is_missing_is_told(copied: Workplace, file: str, said: str) -> None:
-    (copied.folder / "results/ran/pipeline/one_f_one_b" / file).unlink()
+    path = copied.folder / "results/ran/pipeline/one_f_one_b" / file
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
     told = copied.stage("audit", "results")
     assert told.returncode == 1 and said in told.stdout
+
+
+def test_a_damaged_pipeline_hides_nothing_else(copied: Workplace) -> None:
+    place = copied.folder / "results/ran/pipeline/one_f_one_b"
+    for file in (place / "ranks/pipeline.json", place / "measurement.json"):
+        file.write_bytes(file.read_bytes()[:40])
+    told = copied.stage("audit", "results")
+    assert told.returncode == 1
+    for name in ("ranks/pipeline.json", "measurement.json"):
+        assert f"one_f_one_b/{name}: is not JSON" in told.stdout
+    shown = copied.stage("lineage", "--json", "results/ran/pipeline/one_f_one_b/measurement.json")
+    assert "is not JSON" in shown.stdout
 
 
 def test_a_stage_of_another_split_is_told(copied: Workplace) -> None:
