@@ -81,7 +81,10 @@ def _name_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
     try:
         yield
     except ModelError as error:
-        raise ModelError(f"{error} (with dynamic_shapes, at {shown})") from error
+        equal = (
+            "; dimensions that have to be equal need one name" if "must match" in f"{error}" else ""
+        )
+        raise ModelError(f"{error} (with dynamic_shapes, at {shown}{equal})") from error
 
 
 def traced_sizes(dynamic: DynamicInputs) -> list[dict[str, int]]:
@@ -104,7 +107,8 @@ def _odd_size(dimension: DynamicDimension, fraction: float, taken: set[int]) -> 
     near = sorted(sizes[:: max(len(sizes) // 4096, 1)], key=lambda size: abs(size - wanted))
     inner = [size for size in near if smallest < size < largest] or near
     odd = [size for size in inner if size % 2 and size not in taken]
-    return (odd or [size for size in inner if size not in taken] or inner)[0]
+    free = [size for size in (*inner, *near) if size not in taken]
+    return (odd or free or inner)[0]
 
 
 class _Merger:

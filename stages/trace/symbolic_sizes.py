@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,15 +13,16 @@ from torch import fx
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
-from torch.utils._sympy.value_ranges import ValueRanges
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from tightfit.schemas.graph.dynamic_inputs import DynamicDimension, DynamicInputs
 from tightfit.stages.torch_utils.model_factory import BuiltModel, structure_leaves
 from tightfit.stages.trace.code_inspection import caller_location, short_path
 from tightfit.util.errors import ModelError
 
-_MAX_TRIED_SIZES = 4096
-"""So many sizes, at most, are tried for a condition that a capture met."""
+_MAX_TRIED_SIZES = 2**14
+"""So many sizes, at most, are tried for a condition that a capture met and that limits of sizes do
+not prove."""
 
 
 class _RecordingShapeEnv(ShapeEnv):
@@ -137,31 +139,47 @@ def _check_specializations(env: _RecordingShapeEnv, label: str) -> None:
 
 
 def _check_conditions(env: _RecordingShapeEnv, label: str, dynamic: DynamicInputs) -> None:
-    """Refuses a capture of which a condition does not hold at all sizes."""
+    """Refuses a capture of which a condition is not proven to hold at all sizes: by the limits of
+    these, or since it holds at each of them."""
     for number, guard in enumerate(env.guards):
         symbols = sorted(guard.expr.free_symbols & env.names.keys(), key=str)
         dimensions = [dynamic.dimension(env.names[symbol]) for symbol in symbols]
-        for sizes in _tried_sizes(dimensions):
+        limits = {
+            symbol: ValueRanges(one.smallest, one.largest)
+            for symbol, one in zip(symbols, dimensions, strict=True)
+        }
+        if bound_sympy(guard.expr, limits) == ValueRanges.wrap(sympy.true):
+            continue
+        shown = guard.expr.xreplace(_as_symbols(env.names))
+        line = _line_clause(env.lines[number] if number < len(env.lines) else "")
+        remedy = "give dynamic_shapes a range in which it goes one way, or several samples"
+        tried, is_complete = _tried_sizes(dimensions)
+        for sizes in tried:
             if guard.expr.xreplace(dict(zip(symbols, map(sympy.Integer, sizes), strict=True))):
                 continue
             at = ", ".join(f"{d.name} = {size}" for d, size in zip(dimensions, sizes, strict=True))
-            line = _line_clause(env.lines[number] if number < len(env.lines) else "")
             raise ModelError(
-                f"{label}: the forward goes another way where not "
-                f"{guard.expr.xreplace(_as_symbols(env.names))}{line}, as at {at}: give "
-                "dynamic_shapes a range in which it goes one way, or several samples"
+                f"{label}: the forward goes another way where not {shown}{line}, as at {at}: "
+                f"{remedy}"
+            )
+        if not is_complete:
+            raise ModelError(
+                f"{label}: the forward goes another way where not {shown}{line}, and there are too "
+                f"many sizes to look at each: {remedy}"
             )
 
 
-def _tried_sizes(dimensions: Sequence[DynamicDimension]) -> Iterator[tuple[int, ...]]:
-    """Sizes at which a condition is looked at: all where these are few, else the limits and sizes
-    at equal distances between."""
+def _tried_sizes(
+    dimensions: Sequence[DynamicDimension],
+) -> tuple[Iterator[tuple[int, ...]], bool]:
+    """Sizes at which a condition is looked at, and whether these are all: else they are the limits
+    and sizes at equal distances between."""
     each = int(_MAX_TRIED_SIZES ** (1 / max(len(dimensions), 1)))
-    ranges = []
-    for one in dimensions:
-        step = max((one.largest - one.smallest) // each, 1)
-        ranges.append([*range(one.smallest, one.largest, step), one.largest])
-    yield from itertools.product(*ranges)
+    ranges = [range(one.smallest, one.largest + 1) for one in dimensions]
+    if math.prod(map(len, ranges)) <= _MAX_TRIED_SIZES:
+        return itertools.product(*ranges), True
+    some = [[*own[:: max(len(own) // each, 1)], own[-1]] for own in ranges]
+    return itertools.product(*some), False
 
 
 def _line_clause(line: str | None) -> str:

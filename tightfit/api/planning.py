@@ -1,7 +1,6 @@
 """The whole path in one call: a model in, a module that fits the budget out.
 
-The stages are those of the workflow: ops measured and blocks solved in a store are not done again
-here.
+The stages are those of the workflow; what a store has of measured ops and blocks is not made again.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ _REMEDY = 'undo it, plan again with it, or load the plan with on_mismatch="origi
 
 
 _RANGE_REMEDY = (
-    'plan with a larger range in dynamic_shapes, or load the plan with on_mismatch="original"'
+    "plan with a range in dynamic_shapes that has it (from 2 on: PyTorch runs other operators for "
+    '0 and 1), or load the plan with on_mismatch="original"'
 )
 _MAX_REMEMBERED_SIZES = 1 << 12
 

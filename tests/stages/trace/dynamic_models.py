@@ -100,6 +100,20 @@ class Branch(Weighted):
         return x.exp() if x.shape[1] > 16 else x
 
 
+class Square(Weighted):
+    """Goes another way with as many tokens as rows."""
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] == x.shape[1] else x.sin()
+
+
+class OneSize(Weighted):
+    """Goes another way with a number of tokens that few look at."""
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[1] == 4001 else x.sin()
+
+
 class Halves(Weighted):
     """Reads the first half of an even number of tokens."""
 

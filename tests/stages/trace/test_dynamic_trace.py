@@ -83,6 +83,32 @@ def test_what_is_no_one_program_is_refused(kind: type[torch.nn.Module], said: st
         trace_dynamic(built, "model")
 
 
+@pytest.mark.parametrize(
+    ("kind", "least", "most"), [(dynamic.Square, 2, 20_000), (dynamic.OneSize, 2, 30_000)]
+)
+def test_a_branch_for_few_of_many_sizes_is_refused(
+    kind: type[torch.nn.Module], least: int, most: int
+) -> None:
+    dimensions = (dynamic.TEXT[0], replace(dynamic.TEXT[1], smallest=least, largest=most))
+    with pytest.raises(ModelError, match=r"goes another way where not Ne\("):
+        trace_dynamic(dynamic.built_dynamic(dynamic.tokens(kind), dimensions), "model")
+
+
+def test_a_branch_beyond_the_range_is_none() -> None:
+    dimensions = (dynamic.TEXT[0], replace(dynamic.TEXT[1], smallest=5, largest=400))
+    for kind in (dynamic.Square, dynamic.OneSize):
+        graph = trace_dynamic(dynamic.built_dynamic(dynamic.tokens(kind), dimensions), "model")
+        assert graph.dynamic is not None
+
+
+def test_small_ranges_have_sizes_that_tell_dimensions_apart() -> None:
+    small = tuple(replace(one, smallest=2, largest=4) for one in dynamic.TEXT)
+    built = dynamic.built_dynamic(dynamic.tokens(dynamic.Weighted), small)
+    assert built.dynamic is not None
+    assert any(sizes["batch"] != sizes["tokens"] for sizes in traced_sizes(built.dynamic))
+    assert trace_dynamic(built, "model").dynamic is not None
+
+
 def test_dimensions_that_have_to_be_equal_are_told() -> None:
     class Sum(torch.nn.Module):
         def __init__(self) -> None:
@@ -97,7 +123,7 @@ def test_dimensions_that_have_to_be_equal_are_told() -> None:
     built = dynamic.built_dynamic(given, dimensions[:1])
     assert built.dynamic is not None
     apart = replace(built.dynamic, dimensions=dimensions, axes={0: {0: "batch"}, 1: {0: "others"}})
-    with pytest.raises(ModelError, match="fixes the dynamic dimension"):
+    with pytest.raises(ModelError, match="dimensions that have to be equal need one name"):
         trace_dynamic(replace(built, dynamic=apart), "model")
 
 
