@@ -30,6 +30,14 @@ _RANGE_REMEDY = (
 _MAX_REMEMBERED_SIZES = 1 << 12
 
 
+def _plan_mismatch(difference: Exception) -> Exception:
+    """The error for a call that differs, with the number that is another one, if that is why."""
+    remedy = getattr(difference, "remedy", "") or _REMEDY
+    mismatch = PlanMismatch(f"{difference}; {remedy}")
+    vars(mismatch)["number"] = getattr(difference, "number", None)
+    return mismatch
+
+
 class ExpectedLayouts:
     """Shapes and strides of the tensors of a call, and the interface of its `sizes`, which are a
     text for people, "" where all calls have the same."""
@@ -103,10 +111,8 @@ class Guards:
             self.answers.check(tensors, modules, self.watch.lists.tensors, expected.strides)
             self.check(tensors, expected)
         except (PlanMismatch, ModelDifference) as difference:
-            remedy = getattr(difference, "remedy", "") or _REMEDY
-            mismatch = PlanMismatch(f"{difference}; {remedy}")
-            vars(mismatch)["number"] = getattr(difference, "number", None)
-            raise mismatch from difference.__cause__
+            # The error has no name here: with one it would keep this frame and its tensors alive.
+            raise _plan_mismatch(difference) from difference.__cause__
         tie = self.ties.difference(tensors, self.watch.lists.tensors)
         if tie is not None:
             raise PlanMismatch(tie)
