@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -15,8 +15,24 @@ class DynamicDimension:
     largest: int
 
 
+class DimensionLimits:
+    """What has `dimensions`, with their limits."""
+
+    dimensions: Sequence[DynamicDimension]
+
+    @property
+    def largest(self) -> dict[str, int]:
+        """The largest sizes, by name."""
+        return {one.name: one.largest for one in self.dimensions}
+
+    @property
+    def smallest(self) -> dict[str, int]:
+        """The smallest sizes, by name."""
+        return {one.name: one.smallest for one in self.dimensions}
+
+
 @dataclass(frozen=True)
-class DynamicInputs:
+class DynamicInputs(DimensionLimits):
     """The `dimensions` of a plan, and where inputs have them: by the number of a leaf of
     (args, kwargs), axes with the name of the dimension there.
 
@@ -31,13 +47,3 @@ class DynamicInputs:
     def dimension(self, name: str) -> DynamicDimension:
         """The dimension of a name."""
         return next(one for one in self.dimensions if one.name == name)
-
-    @property
-    def largest(self) -> dict[str, int]:
-        """The largest sizes, by name."""
-        return {one.name: one.largest for one in self.dimensions}
-
-    @property
-    def smallest(self) -> dict[str, int]:
-        """The smallest sizes, by name."""
-        return {one.name: one.smallest for one in self.dimensions}

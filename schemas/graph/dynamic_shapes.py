@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tightfit.schemas.graph.dynamic_inputs import DynamicDimension
+from tightfit.schemas.graph.dynamic_inputs import DimensionLimits, DynamicDimension
 from tightfit.schemas.graph.op_arguments import encode_arguments, parse_arguments
 from tightfit.schemas.graph.size_expressions import (
     Size,
@@ -50,7 +50,7 @@ class DynamicLayout:
 
 
 @dataclass(frozen=True)
-class DynamicShapes:
+class DynamicShapes(DimensionLimits):
     """What differs between the sizes of a graph.
 
     `sources` say where a call has the sizes of the `dimensions`. `arguments` are the texts of ops,
@@ -67,16 +67,6 @@ class DynamicShapes:
     arguments: dict[int, str]
     layouts: dict[int, DynamicLayout]
     storages: dict[int, Size]
-
-    @property
-    def largest(self) -> dict[str, int]:
-        """The largest sizes, by name."""
-        return {one.name: one.largest for one in self.dimensions}
-
-    @property
-    def smallest(self) -> dict[str, int]:
-        """The smallest sizes, by name."""
-        return {one.name: one.smallest for one in self.dimensions}
 
     def describe(self) -> str:
         """The ranges, for people.

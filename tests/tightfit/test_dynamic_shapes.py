@@ -135,6 +135,7 @@ def test_a_sample_that_the_forward_does_not_take_is_told() -> None:
     [
         ({"fused_kernels": tightfit.FusedKernelOptions()}, "dynamic_shapes and fused_kernels"),
         ({"cuda_graphs": True}, "dynamic_shapes and cuda_graphs exclude each other"),
+        ({"on_mismatch": "replan"}, "dynamic_shapes and on_mismatch='replan' exclude each other"),
         ({"strategy": "offload"}, "is not for the strategy offload"),
         ({"samples": [((tokens(3, 4),), {})]}, "takes samples of one shape"),
     ],

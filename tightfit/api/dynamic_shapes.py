@@ -21,7 +21,7 @@ SMALLEST_SIZE = 2
 """Sizes 0 and 1 are those of other programs: operators broadcast, or have nothing to do."""
 
 
-def check_dynamic_shapes(strategy: str, **others: object) -> None:
+def check_dynamic_shapes(strategy: str, others: Mapping[str, object]) -> None:
     """Raises ConfigError where a plan with dynamic shapes cannot be made as it is asked for:
     `others` are options of `plan`, by name, which must not be given."""
     for name, given in others.items():

@@ -194,9 +194,9 @@ def plan(
     check_offload(offload, strategy, optimizer, action, cuda_graphs, fused_kernels)
     check_gradients(gradients, offload, optimizer)
     if dynamic_shapes is not None:
-        others = {"optimizer": optimizer, "fused_kernels": fused_kernels}
-        replanned = {'on_mismatch="replan"': replans}
-        check_dynamic_shapes(strategy, **others, **replanned, cuda_graphs=cuda_graphs)
+        others: dict[str, object] = {"optimizer": optimizer, "fused_kernels": fused_kernels}
+        others |= {"cuda_graphs": cuda_graphs, f"on_mismatch={action!r}": replans}
+        check_dynamic_shapes(strategy, others)
     if strategy in baseline_names() and budget not in (DEFAULT_BUDGET, NO_BUDGET):
         raise ConfigError(f"budget: {strategy} is a baseline, which keeps to none: leave it out")
     written = NO_BUDGET if strategy in baseline_names() else budget_text(budget)
