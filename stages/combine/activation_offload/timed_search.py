@@ -60,7 +60,7 @@ class TimedTransferSearch:
         first to be through within the budget or, where none was met, the one least above it."""
         nodes = len(self.problem.nodes)
         count = min(max(share * nodes, MIN_MOVES), MAX_WORK // nodes)
-        steps = np.array(start, np.int32)
+        steps = np.array(start, np.int64)
         # Threads that search at a time have clocks of their own.
         own = self.streams
         timing = own._replace(sent=own.sent.copy(), back=own.back.copy(), viewed=own.viewed.copy())

@@ -3,7 +3,7 @@ now and then, less and less often."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from tightfit.stages.combine.local_search.moves import (
     remove_cascade,
     undo,
 )
-from tightfit.stages.combine.local_search.njit import njit_inline, njit_internal, njit_no_refcount
+from tightfit.stages.combine.local_search.njit import njit_internal, njit_no_refcount, reference_to
 from tightfit.stages.combine.local_search.state import (
     EXCESS,
     JOURNAL_LENGTH,
@@ -111,7 +111,7 @@ def anneal(
     for epoch in range(pace.epochs):
         warmth = pace.temperature * pace.cooling**epoch
         state = build_state(a, best, budget, seed * pace.epochs + epoch + 1)
-        found = np.empty(state.at.size, np.int32)
+        found = np.empty(state.at.size, np.int64)
         length, price = anneal_epoch(
             state, a, timing, count, warmth, price * pace.price_relief, factor, pace.equal, found
         )
@@ -124,7 +124,7 @@ def price_growth(pace: AnnealingSchedule, moves: int) -> float:
     return max(pace.factor, pace.price_relief ** (-3 * PRICE_INTERVAL / max(moves, PRICE_INTERVAL)))
 
 
-@njit_inline
+@njit_internal
 def initial_price(a: ProblemArrays, mean: float, price: float) -> float:
     """What a byte above the budget costs at first, where ops take a `mean` time: the price, where
     that is not 0, else little."""
@@ -135,13 +135,13 @@ def initial_price(a: ProblemArrays, mean: float, price: float) -> float:
     return price
 
 
-@njit_inline
+@njit_internal
 def adapt_price(price: float, factor: float, inside: int) -> float:
     """What it costs after so many of the last sequences were within the budget."""
     return price / factor if inside > FEASIBLE_SHARE * PRICE_INTERVAL else price * factor
 
 
-@njit_inline
+@njit_internal
 def is_better(
     excess: int, seconds: float, best_excess: int, best_seconds: float, mean: float
 ) -> bool:
@@ -165,10 +165,12 @@ def anneal_epoch(
     """One epoch: fills `best` with the best sequence and returns its length and what a byte above
     the budget costs in the end; 0 lets it begin with little. Without transfers (`t` is None) it is
     compiled without what they need."""
+    s, a = reference_to(s), reference_to(a)
+    streams: Any = reference_to(t)
     own, excess = s.seconds[0], s.figures[EXCESS]
     seconds = own
     if t is not None:
-        seconds = finish_time(s, a, t)
+        seconds = finish_time(s, a, streams)
     mean = own / s.node.size
     price = initial_price(a, mean, price)
     length = copy_sequence(s, best)
@@ -193,16 +195,16 @@ def anneal_epoch(
             if kind < 0.2:
                 draw_recompute(s, a)
             elif kind < 0.4:
-                draw_offload(s, a, t)
+                draw_offload(s, a, streams)
             elif kind < 0.55:
                 draw_removal(s, a)
             elif kind < 0.65:
-                draw_offload_removal(s, a, t)
+                draw_offload_removal(s, a, streams)
             elif kind < 0.85:
                 draw_shift(s, a)
             else:
-                draw_transfer_shift(s, a, t)
-            drop_unused_offloads(s, a, t)
+                draw_transfer_shift(s, a, streams)
+            drop_unused_offloads(s, a, streams)
         if s.figures[JOURNAL_LENGTH]:
             later, accepted = s.seconds[0], False
             penalty = price * (s.figures[EXCESS] - excess)
@@ -212,7 +214,7 @@ def anneal_epoch(
             else:
                 limit = seconds - warmth * mean * np.log(draw_uniform(s)) - penalty
                 if later <= limit:
-                    later = finish_time(s, a, t)
+                    later = finish_time(s, a, streams)
                     accepted = later <= limit
             if accepted:
                 s.figures[JOURNAL_LENGTH] = 0
@@ -231,7 +233,7 @@ def anneal_epoch(
     return length, price
 
 
-@njit_inline
+@njit_internal
 def draw_run_after(s: SearchState, low: int, high: int) -> int:
     """The first run from a random slot after `low` up to `high` on, at which there is one."""
     place = low + 1 + int(draw_uniform(s) * (high - low))
@@ -275,7 +277,7 @@ def draw_offload(s: SearchState, a: ProblemArrays, t: StreamTiming) -> None:
         insert_offload(s, a, t, storage, event)
 
 
-@njit_inline
+@njit_internal
 def insert_offload(
     s: SearchState, a: ProblemArrays, t: StreamTiming, storage: int, event: int
 ) -> None:
@@ -302,7 +304,7 @@ def insert_offload(
     drop_unread_runs(s, a, comes)
 
 
-@njit_inline
+@njit_internal
 def draw_transfer(s: SearchState, t: StreamTiming) -> int:
     """The first transfer from a random slot on, -1 where there is none."""
     place = int(draw_uniform(s) * s.at.size)

@@ -175,13 +175,13 @@ def build_arrays(
                 for form, group in zip(forms, reuses, strict=True)
                 for reuse in group
             ],
-            np.int32,
+            np.int64,
         ),
         reuse_seconds=np.array([r.seconds for group in reuses for r in group], np.float64),
         reuse_peak=np.array([r.peak for group in reuses for r in group], np.int64),
         size=np.array(problem.sizes, np.int64),
         drawn=np.arange(1.0, len(storages) + 1.0),
-        rank=np.argsort(order).astype(np.int32),
+        rank=np.argsort(order).astype(np.int64),
         stays=np.array([storage.stays for storage in storages], np.bool_),
         again_start=again_start,
         again_item=again_item,
@@ -191,7 +191,7 @@ def build_arrays(
         view_start=_start_offsets(views.seconds),
         view_seconds=np.array([each for group in views.seconds for each in group], np.float64),
         brings=np.isin(positions, list(views.brings)),
-        kind=np.array(kinds, np.int32),
+        kind=np.array(kinds, np.int64),
         equal_start=equal_start,
         equal_item=equal_item,
     )
@@ -200,7 +200,7 @@ def build_arrays(
 def _fixed_order_neighbors(problem: PlanningGraph) -> tuple[PositionArray, PositionArray]:
     """By position, the nodes ahead of it and behind it of those that keep their turn."""
     turns = [at for at, node in enumerate(problem.nodes) if keeps_fixed_order(node)]
-    earlier, later = (np.full(len(problem.positions), NO_VALUE, np.int32) for _ in range(2))
+    earlier, later = (np.full(len(problem.positions), NO_VALUE, np.int64) for _ in range(2))
     earlier[turns[1:]], later[turns[:-1]] = turns[:-1], turns[1:]
     return earlier, later
 
@@ -230,10 +230,10 @@ def weight_by_size(a: ProblemArrays) -> ProblemArrays:
 
 def _flatten(groups: Iterable[list[int]]) -> tuple[PositionArray, PositionArray]:
     lists = list(groups)
-    return _start_offsets(lists), np.array([item for group in lists for item in group], np.int32)
+    return _start_offsets(lists), np.array([item for group in lists for item in group], np.int64)
 
 
 def _start_offsets(lists: Sequence[Sequence[object]]) -> PositionArray:
-    start = np.zeros(len(lists) + 1, np.int32)
+    start = np.zeros(len(lists) + 1, np.int64)
     start[1:] = np.cumsum([len(group) for group in lists])
     return start

@@ -13,7 +13,7 @@ from numba import njit
 
 from tightfit.stages.combine.array_types import BoolArray, IntArray, PositionArray
 from tightfit.stages.combine.local_search.arrays import ProblemArrays
-from tightfit.stages.combine.local_search.njit import njit_inline
+from tightfit.stages.combine.local_search.njit import njit_internal
 
 if TYPE_CHECKING:
     from tightfit.stages.combine.local_search.state import SearchState
@@ -24,7 +24,7 @@ def execution_rows(a: ProblemArrays, sequence: PositionArray, length: int) -> Po
     """The row of each execution: its node's, or that of the node's further runs."""
     nodes = a.once.size
     seen = np.zeros(nodes, np.bool_)
-    rows = np.empty(length, np.int32)
+    rows = np.empty(length, np.int64)
     for i in range(length):
         node = sequence[i]
         rows[i] = node + nodes if seen[node] else node
@@ -50,7 +50,7 @@ def step_liveness_back(a: ProblemArrays, row: int, used: BoolArray) -> int:
     return freed
 
 
-@njit_inline
+@njit_internal
 def sum_view_seconds(a: ProblemArrays, storage: int, bits: int) -> float:
     """The seconds of some of the views of a storage."""
     seconds = 0.0
@@ -73,9 +73,9 @@ def memory_timeline(
     nodes = a.once.size
     rows = execution_rows(a, sequence, length)
     freed = np.zeros(length, np.int64)
-    reuse = np.full(length, -1, np.int32)
+    reuse = np.full(length, -1, np.int64)
     used = a.stays.copy()
-    runs = np.zeros(nodes, np.int32)
+    runs = np.zeros(nodes, np.int64)
     for i in range(length - 1, -1, -1):
         row = rows[i]
         runs[sequence[i]] += 1
@@ -122,20 +122,20 @@ def memory_timeline(
     return largest, seconds
 
 
-@njit_inline
+@njit_internal
 def view_bits_of_event(s: SearchState, a: ProblemArrays, event: int) -> int:
     """The views that an event reads, as bits."""
     run = s.owner[event]
     return a.input_views[a.input_start[s.row[run]] + event - s.event[run]]
 
 
-@njit_inline
+@njit_internal
 def starts_view_lifetime(s: SearchState, a: ProblemArrays, event: int) -> bool:
     """Whether an event makes a storage whose views are to be made, too."""
     return s.makes[event] and not a.brings[s.node[s.owner[event]]]
 
 
-@njit_inline
+@njit_internal
 def event_view_seconds(s: SearchState, a: ProblemArrays, storage: int, event: int) -> float:
     """The seconds of the views that are made for an event alone: those that it reads and no other
     read of that life does; where it makes the storage, those that are read before and after it.

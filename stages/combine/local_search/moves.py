@@ -7,7 +7,7 @@ cannot be made changes nothing and notes nothing.
 from __future__ import annotations
 
 from tightfit.stages.combine.local_search.arrays import ProblemArrays
-from tightfit.stages.combine.local_search.njit import njit_inline, njit_internal
+from tightfit.stages.combine.local_search.njit import njit_internal
 from tightfit.stages.combine.local_search.state import (
     BUDGET,
     EXCESS,
@@ -31,14 +31,14 @@ DRAW_TRIES = 8
 """How often a place for a move is drawn before the move is given up."""
 
 
-@njit_inline
+@njit_internal
 def draw_uniform(s: SearchState) -> float:
     """A random number from 0 to 1."""
     s.figures[RANDOM_STATE] = s.figures[RANDOM_STATE] * 48271 % 2147483647
     return s.figures[RANDOM_STATE] / 2147483647.0
 
 
-@njit_inline
+@njit_internal
 def insert_and_log(s: SearchState, a: ProblemArrays, run: int, slot: int) -> None:
     """Puts a run into an empty slot and notes it."""
     insert_run(s, a, run, slot)
@@ -48,7 +48,7 @@ def insert_and_log(s: SearchState, a: ProblemArrays, run: int, slot: int) -> Non
     s.figures[JOURNAL_LENGTH] = noted + 2
 
 
-@njit_inline
+@njit_internal
 def remove_and_log(s: SearchState, a: ProblemArrays, run: int) -> None:
     """Takes a run out and notes it."""
     noted = s.figures[JOURNAL_LENGTH]
@@ -70,7 +70,7 @@ def undo(s: SearchState, a: ProblemArrays) -> None:
             insert_run(s, a, run, slot)
 
 
-@njit_inline
+@njit_internal
 def is_needed(s: SearchState, a: ProblemArrays, run: int) -> bool:
     """Whether a run has to be there: by rule, or for what it makes."""
     node = s.node[run]
@@ -108,13 +108,13 @@ def remove_cascade(s: SearchState, a: ProblemArrays, run: int) -> None:
                         s.stack[top] = maker
 
 
-@njit_inline
+@njit_internal
 def can_recompute(a: ProblemArrays, storage: int) -> bool:
     """Whether a storage can be made again."""
     return a.again_start[storage] < a.again_start[storage + 1]
 
 
-@njit_inline
+@njit_internal
 def draw_maker(s: SearchState, a: ProblemArrays, storage: int) -> int:
     """One of what makes a storage again; there must be some."""
     low, high = a.again_start[storage], a.again_start[storage + 1]
@@ -123,7 +123,7 @@ def draw_maker(s: SearchState, a: ProblemArrays, storage: int) -> int:
     return a.again_item[low]
 
 
-@njit_inline
+@njit_internal
 def is_in_chain(s: SearchState, a: ProblemArrays, storage: int) -> bool:
     """Whether a storage is made by the chain that is being made."""
     for k in range(a.again_start[storage], a.again_start[storage + 1]):
@@ -132,7 +132,7 @@ def is_in_chain(s: SearchState, a: ProblemArrays, storage: int) -> bool:
     return False
 
 
-@njit_inline
+@njit_internal
 def moves_with_chain(s: SearchState, event: int) -> bool:
     """Whether all that reads a storage up to an event, since it was made, is to be made again."""
     while event >= 0 and not s.makes[event]:
@@ -184,7 +184,7 @@ def draw_chain(s: SearchState, a: ProblemArrays, storage: int, slot: int) -> int
     return count
 
 
-@njit_inline
+@njit_internal
 def insert_chain(s: SearchState, a: ProblemArrays, storage: int, reader: int) -> int:
     """Puts what makes a storage again right before a run that reads it; returns how many runs."""
     count = draw_chain(s, a, storage, s.slot[reader])
@@ -209,7 +209,7 @@ def recompute_before(s: SearchState, a: ProblemArrays, storage: int, event: int)
         drop_unread_runs(s, a, s.at[slot + i])
 
 
-@njit_inline
+@njit_internal
 def drop_unread_runs(s: SearchState, a: ProblemArrays, run: int) -> None:
     """Takes out the runs that made what a run makes again, where nothing reads it between."""
     row = s.row[run]
@@ -221,7 +221,7 @@ def drop_unread_runs(s: SearchState, a: ProblemArrays, run: int) -> None:
         event += 1
 
 
-@njit_inline
+@njit_internal
 def draw_run(s: SearchState, low: int, high: int) -> int:
     """A run between two slots, -1 where none was met."""
     for _ in range(DRAW_TRIES):
@@ -231,7 +231,7 @@ def draw_run(s: SearchState, low: int, high: int) -> int:
     return -1
 
 
-@njit_inline
+@njit_internal
 def draw_storage(s: SearchState, a: ProblemArrays) -> int:
     """A storage, as likely as `drawn` says."""
     low, high = 0, a.drawn.size - 1
@@ -245,7 +245,7 @@ def draw_storage(s: SearchState, a: ProblemArrays) -> int:
     return low
 
 
-@njit_inline
+@njit_internal
 def draw_slot_over_budget(s: SearchState) -> int:
     """Half of the time a slot at which the line is above the budget, if it is anywhere; else -1."""
     over = -1
@@ -321,7 +321,7 @@ def draw_shift(s: SearchState, a: ProblemArrays) -> None:
         move_run(s, a, run, target)
 
 
-@njit_inline
+@njit_internal
 def draw_slot(s: SearchState, low: int, high: int, kind: float, ends: float) -> int:
     """A slot after `low` up to `high`, each end as likely as `ends` says of a number `kind` from 0
     to 1."""
@@ -333,7 +333,7 @@ def draw_slot(s: SearchState, low: int, high: int, kind: float, ends: float) -> 
     return target
 
 
-@njit_inline
+@njit_internal
 def move_run(s: SearchState, a: ProblemArrays, run: int, target: int) -> None:
     """Moves a run to a slot, before what is there, and notes it; nothing where it lies there."""
     if target == s.slot[run]:
@@ -344,7 +344,7 @@ def move_run(s: SearchState, a: ProblemArrays, run: int, target: int) -> None:
     insert_and_log(s, a, run, target)
 
 
-@njit_inline
+@njit_internal
 def clamp_to_fixed_order(
     s: SearchState, a: ProblemArrays, run: int, low: int, high: int
 ) -> tuple[int, int]:
@@ -358,7 +358,7 @@ def clamp_to_fixed_order(
     return low, high
 
 
-@njit_inline
+@njit_internal
 def allowed_slots(s: SearchState, a: ProblemArrays, run: int) -> tuple[int, int]:
     """The slots between which a run may lie, both excluded: after the makers of its inputs, before
     they are made again, between the events of what it makes, and on its side of the loss."""

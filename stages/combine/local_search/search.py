@@ -60,7 +60,7 @@ class LocalSearch:
         no longer, or more than `ceiling` bytes otherwise."""
         line = np.empty(len(sequence), np.int64)
         return memory_timeline(
-            self.arrays, np.array(sequence, np.int32), len(sequence), ceiling, line
+            self.arrays, np.array(sequence, np.int64), len(sequence), ceiling, line
         )
 
     def improve(
@@ -110,7 +110,7 @@ class LocalSearch:
         for seed, start in enumerate(starts, first):
             if start.sequence == self.keep_all and start.peak <= budget:
                 continue
-            sequence = np.array(start.sequence, np.int32)
+            sequence = np.array(start.sequence, np.int64)
             found = anneal(a, sequence, budget, count, seed, pace)
             best = min(
                 best,

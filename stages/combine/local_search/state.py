@@ -16,7 +16,7 @@ import numpy as np
 from tightfit.stages.combine.array_types import BoolArray, IntArray, PositionArray, SecondsArray
 from tightfit.stages.combine.local_search.arrays import ProblemArrays
 from tightfit.stages.combine.local_search.liveness import event_view_seconds
-from tightfit.stages.combine.local_search.njit import njit_inline, njit_internal, njit_no_refcount
+from tightfit.stages.combine.local_search.njit import njit_internal, njit_no_refcount, reference_to
 
 EMPTY_SLOT_BYTES = 1 << 60
 """What the line lacks where a slot is empty, so that no empty slot is above a budget."""
@@ -66,13 +66,13 @@ def build_state(a: ProblemArrays, sequence: PositionArray, budget: int, seed: in
     nodes, storages = a.once.size, a.size.size
     counts = np.bincount(sequence, minlength=nodes) + np.where(a.once, 0, SPARE_RUNS)
     copies = _start_offsets(counts)
-    node = np.repeat(np.arange(nodes), counts).astype(np.int32)
+    node = np.repeat(np.arange(nodes), counts).astype(np.int64)
     widths = np.diff(a.input_start) + np.diff(a.output_start)
     events = _start_offsets(np.maximum(widths[:nodes], widths[nodes:])[node])
     runs, slots = int(copies[-1]), len(sequence) + nodes // 2 + 64
 
     def places(size: int) -> PositionArray:
-        return np.full(size, -1, np.int32)
+        return np.full(size, -1, np.int64)
 
     state = SearchState(
         line=np.full(slots, -EMPTY_SLOT_BYTES, np.int64),
@@ -84,18 +84,18 @@ def build_state(a: ProblemArrays, sequence: PositionArray, budget: int, seed: in
         spent=np.zeros(runs),
         copies=copies,
         first=places(nodes),
-        runs=np.zeros(nodes, np.int32),
+        runs=np.zeros(nodes, np.int64),
         event=events,
-        owner=np.repeat(np.arange(runs), np.diff(events)).astype(np.int32),
+        owner=np.repeat(np.arange(runs), np.diff(events)).astype(np.int64),
         makes=np.zeros(int(events[-1]), np.bool_),
         before=places(int(events[-1])),
         after=places(int(events[-1])),
         head=places(storages),
         tail=places(storages),
-        note=np.zeros(4 * runs + 16, np.int32),
+        note=np.zeros(4 * runs + 16, np.int64),
         chain=places(nodes + 1),
         stack=places(nodes + runs + 16),
-        planned=np.zeros(nodes, np.int32),
+        planned=np.zeros(nodes, np.int64),
         figures=np.array([0, budget, 0, 0, seed], np.int64),
         seconds=np.zeros(1),
     )
@@ -104,7 +104,7 @@ def build_state(a: ProblemArrays, sequence: PositionArray, budget: int, seed: in
 
 
 def _start_offsets(counts: IntArray) -> PositionArray:
-    start = np.zeros(len(counts) + 1, np.int32)
+    start = np.zeros(len(counts) + 1, np.int64)
     start[1:] = np.cumsum(counts)
     return start
 
@@ -112,6 +112,7 @@ def _start_offsets(counts: IntArray) -> PositionArray:
 @njit_no_refcount
 def spread_runs(s: SearchState, a: ProblemArrays, sequence: PositionArray) -> None:
     """Puts a sequence into an empty state, with gaps between the runs."""
+    s, a = reference_to(s), reference_to(a)
     gaps = s.at.size - 1
     for i in range(sequence.size):
         insert_run(s, a, free_run(s, sequence[i]), i * gaps // sequence.size)
@@ -120,6 +121,7 @@ def spread_runs(s: SearchState, a: ProblemArrays, sequence: PositionArray) -> No
 @njit_no_refcount
 def copy_sequence(s: SearchState, out: PositionArray) -> int:
     """Fills `out` with the nodes of the runs, in order; returns how many they are."""
+    s = reference_to(s)
     count = 0
     for slot in range(s.at.size):
         if s.at[slot] >= 0:
@@ -128,7 +130,7 @@ def copy_sequence(s: SearchState, out: PositionArray) -> int:
     return count
 
 
-@njit_inline
+@njit_internal
 def free_run(s: SearchState, node: int) -> int:
     """A run of a node that is not there, -1 where all are."""
     for run in range(s.copies[node], s.copies[node + 1]):
@@ -150,7 +152,7 @@ def add_bytes(line: IntArray, figures: IntArray, low: int, high: int, amount: in
     figures[EXCESS] += change
 
 
-@njit_inline
+@njit_internal
 def event_before(s: SearchState, storage: int, slot: int) -> int:
     """The last event of a storage before a slot, -1 where there is none."""
     event = s.tail[storage]
@@ -159,13 +161,13 @@ def event_before(s: SearchState, storage: int, slot: int) -> int:
     return event
 
 
-@njit_inline
+@njit_internal
 def is_read(s: SearchState, a: ProblemArrays, storage: int, event: int) -> bool:
     """Whether an event, -1 for the end, is a read."""
     return not s.makes[event] if event >= 0 else a.stays[storage]
 
 
-@njit_inline
+@njit_internal
 def update_lifetime(
     s: SearchState, a: ProblemArrays, storage: int, event: int, before: int, after: int, sign: int
 ) -> None:
@@ -182,7 +184,7 @@ def update_lifetime(
         add_bytes(s.line, s.figures, s.slot[s.owner[before]], here, size)
 
 
-@njit_inline
+@njit_internal
 def link_event(s: SearchState, a: ProblemArrays, event: int, storage: int, making: bool) -> None:
     """Puts an event of a run into the list of its storage."""
     before = event_before(s, storage, s.slot[s.owner[event]])
@@ -204,7 +206,7 @@ def link_event(s: SearchState, a: ProblemArrays, event: int, storage: int, makin
     update_run_of_event(s, a, before)
 
 
-@njit_inline
+@njit_internal
 def unlink_event(s: SearchState, a: ProblemArrays, event: int, storage: int) -> None:
     """Takes an event out of the list of its storage."""
     before, after = s.before[event], s.after[event]
@@ -222,7 +224,7 @@ def unlink_event(s: SearchState, a: ProblemArrays, event: int, storage: int) -> 
     update_run_of_event(s, a, before)
 
 
-@njit_inline
+@njit_internal
 def update_run_of_event(s: SearchState, a: ProblemArrays, event: int) -> None:
     """Settles the run of an event, -1 for none, after which another one came or went."""
     if event >= 0 and not s.makes[event]:
@@ -231,7 +233,7 @@ def update_run_of_event(s: SearchState, a: ProblemArrays, event: int) -> None:
             update_run(s, a, run)
 
 
-@njit_inline
+@njit_internal
 def update_run(s: SearchState, a: ProblemArrays, run: int) -> None:
     """Brings up to date what a run adds to line and seconds: its form depends on what ends with
     it, and its random state on whether it is the only one."""
@@ -262,7 +264,7 @@ def update_run(s: SearchState, a: ProblemArrays, run: int) -> None:
         s.own[run] = own
 
 
-@njit_inline
+@njit_internal
 def add_random_state_bytes(s: SearchState, a: ProblemArrays, node: int, sign: int) -> None:
     """Adds (`sign` 1) or takes off (-1) the random state of a node, from its first to its last
     run."""
@@ -364,7 +366,7 @@ def open_gap(s: SearchState, slot: int, count: int) -> int:
     return slot
 
 
-@njit_inline
+@njit_internal
 def shift_run(s: SearchState, source: int, target: int) -> None:
     """Moves a run into the empty slot beside its own."""
     run = s.at[source]

@@ -18,7 +18,7 @@ from tightfit.schemas.link import HostLink
 from tightfit.stages.combine.array_types import BoolArray, IntArray, PositionArray, SecondsArray
 from tightfit.stages.combine.local_search.arrays import ProblemArrays
 from tightfit.stages.combine.local_search.liveness import sum_view_seconds
-from tightfit.stages.combine.local_search.njit import njit_inline, njit_no_refcount
+from tightfit.stages.combine.local_search.njit import njit_internal, njit_no_refcount, reference_to
 from tightfit.stages.combine.local_search.state import SearchState
 
 COMPUTE, OFFLOAD, PREFETCH = range(3)
@@ -44,7 +44,7 @@ class StreamTiming(NamedTuple):
     room: SecondsArray
 
 
-@njit_inline
+@njit_internal
 def is_prefetched(s: SearchState, t: StreamTiming, storage: int) -> bool:
     """Whether a storage comes back somewhere."""
     return t.comes[storage] >= 0 and s.runs[t.comes[storage]] > 0
@@ -54,6 +54,7 @@ def is_prefetched(s: SearchState, t: StreamTiming, storage: int) -> bool:
 def finish_time(s: SearchState, a: ProblemArrays, t: StreamTiming) -> float:
     """When all streams are through; infinite where something comes back that did not leave, or what
     leaves takes more than the room that there is."""
+    s, a, t = reference_to(s), reference_to(a), reference_to(t)
     clock = out = into = 0.0
     size = 0
     t.sent[:] = 0.0
@@ -118,12 +119,12 @@ def build_stream_timing(
     those of the storage at place i of `moved_storages` are the nodes `nodes` + 2 i and the one
     behind."""
     storages = len(sizes)
-    kind = np.zeros(nodes + 2 * len(moved_storages), np.int32)
+    kind = np.zeros(nodes + 2 * len(moved_storages), np.int64)
     kind[nodes::2], kind[nodes + 1 :: 2] = OFFLOAD, PREFETCH
-    moved = np.array(moved_storages, np.int32)
-    storage = np.full(kind.size, -1, np.int32)
+    moved = np.array(moved_storages, np.int64)
+    storage = np.full(kind.size, -1, np.int64)
     storage[nodes::2] = storage[nodes + 1 :: 2] = moved
-    leaves, comes = np.full(storages, -1, np.int32), np.full(storages, -1, np.int32)
+    leaves, comes = np.full(storages, -1, np.int64), np.full(storages, -1, np.int64)
     leaves[moved] = np.arange(nodes, kind.size, 2)
     comes[moved] = np.arange(nodes + 1, kind.size, 2)
     taken, overhead = np.zeros(storages), np.zeros(storages)

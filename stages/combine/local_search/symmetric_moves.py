@@ -12,7 +12,7 @@ from tightfit.stages.combine.local_search.moves import (
     insert_chain,
     remove_cascade,
 )
-from tightfit.stages.combine.local_search.njit import njit_inline, njit_internal
+from tightfit.stages.combine.local_search.njit import njit_internal
 from tightfit.stages.combine.local_search.state import JOURNAL_LENGTH, SearchState
 
 MAX_SYMMETRIC_NODES = 16
@@ -20,28 +20,28 @@ MAX_SYMMETRIC_NODES = 16
 than so many others."""
 
 
-@njit_inline
+@njit_internal
 def skips_symmetric_move(s: SearchState, a: ProblemArrays, kind: int) -> bool:
     """Whether a move in all nodes of a kind is left out, as is drawn."""
     many = a.equal_start[kind + 1] - a.equal_start[kind]
     return bool(many > MAX_SYMMETRIC_NODES and draw_uniform(s) * many > MAX_SYMMETRIC_NODES)
 
 
-@njit_inline
+@njit_internal
 def is_equivalent_run(s: SearchState, a: ProblemArrays, run: int, other: int) -> bool:
     """Whether runs are of equal nodes, both the first ones or none of them."""
     node, like = s.node[run], s.node[other]
     return bool(a.kind[node] == a.kind[like] and (s.first[node] == run) == (s.first[like] == other))
 
 
-@njit_inline
+@njit_internal
 def is_recompute(s: SearchState, a: ProblemArrays, run: int) -> bool:
     """Whether a run is there beside the first one of its node."""
     node = s.node[run]
     return bool(s.first[node] != run or node >= a.nodes)
 
 
-@njit_inline
+@njit_internal
 def next_reader(s: SearchState, a: ProblemArrays, run: int) -> int:
     """The run that reads next what a run makes, -1 where nothing does."""
     row = s.row[run]

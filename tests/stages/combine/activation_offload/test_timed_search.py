@@ -46,7 +46,7 @@ def without_reuses(made: PlanningGraph) -> PlanningGraph:
 
 def seconds_of(mover: TimedTransferSearch, sequence: list[int], budget: int) -> tuple[float, int]:
     """When a sequence with transfers is through, and the bytes above the budget."""
-    state = build_state(mover.arrays, np.array(sequence, np.int32), budget, 1)
+    state = build_state(mover.arrays, np.array(sequence, np.int64), budget, 1)
     return float(finish_time(state, mover.arrays, mover.streams)), int(state.figures[EXCESS])
 
 

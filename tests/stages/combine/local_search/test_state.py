@@ -27,7 +27,7 @@ from tightfit.stages.combine.local_search.moves import (
     draw_storage,
     undo,
 )
-from tightfit.stages.combine.local_search.njit import njit_no_refcount
+from tightfit.stages.combine.local_search.njit import njit_no_refcount, reference_to
 from tightfit.stages.combine.local_search.state import (
     EXCESS,
     JOURNAL_LENGTH,
@@ -52,6 +52,7 @@ ALWAYS = -1
 @njit_no_refcount
 def move(state: SearchState, a: ProblemArrays, kind: int) -> None:
     """A move by its kind, or the undoing of one."""
+    state, a = reference_to(state), reference_to(a)
     if kind == AGAIN:
         draw_recompute(state, a)
     elif kind == REMOVAL:
@@ -69,12 +70,13 @@ def move(state: SearchState, a: ProblemArrays, kind: int) -> None:
 @njit_no_refcount
 def make_room(state: SearchState, slot: int, count: int) -> int:
     """`open_gap`, to be called from here."""
-    return open_gap(state, slot, count)
+    return open_gap(reference_to(state), slot, count)
 
 
 @njit_no_refcount
 def run_again(state: SearchState, a: ProblemArrays, node: int, slot: int) -> int:
     """Puts a further run of a node into a slot; returns its number, -1 where there is none."""
+    state, a = reference_to(state), reference_to(a)
     run = free_run(state, node)
     if run >= 0:
         insert_run(state, a, run, slot)
@@ -82,7 +84,7 @@ def run_again(state: SearchState, a: ProblemArrays, node: int, slot: int) -> int
 
 
 def positions(sequence: list[int]) -> np.ndarray:
-    return np.array(sequence, np.int32)
+    return np.array(sequence, np.int64)
 
 
 @settings(max_examples=300, deadline=None)
@@ -101,7 +103,7 @@ def test_the_compiled_memory_line_is_the_plain_one(
 
 def order(state: SearchState) -> list[int]:
     """The nodes that a state runs."""
-    out = np.zeros(state.at.size, np.int32)
+    out = np.zeros(state.at.size, np.int64)
     return out[: copy_sequence(state, out)].tolist()
 
 
@@ -234,6 +236,7 @@ def test_equal_layers_move_together() -> None:
 @njit_no_refcount
 def count_draws(state: SearchState, a: ProblemArrays, draws: int, counts: np.ndarray) -> None:
     """Counts how often each storage is drawn."""
+    state, a = reference_to(state), reference_to(a)
     for _ in range(draws):
         counts[draw_storage(state, a)] += 1
 
