@@ -23,6 +23,7 @@ from tightfit.util.process_group import is_interrupted, run_process_group
 
 PACKAGE = INSTALL_ROOT / "tightfit"
 SNAKEFILE = PACKAGE / "Snakefile"
+SNAKEMAKE_PROGRAM = PACKAGE / "snakemake_process.py"
 PROFILES = PACKAGE / "workflow" / "profiles"
 DEFAULT_PROFILE = "default"
 LOGGER_FOLDER = PACKAGE / "workflow" / "progress"
@@ -164,7 +165,7 @@ class WorkflowRun:
     ) -> int:
         # -P: a module in the folder of the configuration must not stand in for one of Snakemake's.
         return run_process_group(
-            [sys.executable, "-P", "-m", "snakemake", *words, *self.options],
+            [sys.executable, "-P", str(SNAKEMAKE_PROGRAM), *words, *self.options],
             folder=self.folder,
             environment=self.environment,
             output=output,
