@@ -78,9 +78,10 @@ def run(options: argparse.Namespace) -> int:
     from tightfit.schemas.config import read_config, require_disks, require_folders
 
     _require_snakemake()
-    config = read_config(options.configuration)
+    here = options.profile == DEFAULT_PROFILE  # disks and modules of a cluster are its nodes' own
+    config = read_config(options.configuration, factories=here)
     require_folders(config, str(options.configuration))
-    if options.profile == DEFAULT_PROFILE:  # the disks of a cluster are those of its nodes
+    if here:
         require_disks(config, str(options.configuration))
     with (
         lock_run_folder(options.configuration.absolute().parent, not options.dry_run) as lock,
