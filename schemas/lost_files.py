@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Set
+from functools import cache
 from pathlib import Path
 
 from tightfit.schemas.error_logs import latest_error_log
@@ -29,6 +30,9 @@ _ARTIFACT_KEYS = {"artifact"}
 """Those of all others."""
 _RECORD_KEYS = {"stage"}
 """Those of the records of how files were made."""
+_PAGES = ("report.html", "index.html")
+_FOLDERS_TO_PAGES = 4
+"""How many folders above that of an output a page may be that shows it."""
 
 
 def find_lost_outputs(results: Path, wanted: Iterable[Path]) -> list[Path]:
@@ -101,10 +105,34 @@ def _kind_keys(file: Path) -> Set[str]:
 
 
 def was_made(output: Path) -> bool:
-    """Whether a step made an output before, even if the output is gone, and none failed there
-    since: that of a step that fails is gone too."""
-    made = lineage_path(output).exists()
+    """Whether a step made an output before, even if the output is gone, also with its folder, and
+    none failed there since: that of a step that fails is gone too."""
+    made = lineage_path(output).exists() or _is_shown_folder(output.parent)
     return made and not any(map(latest_error_log, output.parents[:2]))
+
+
+def _is_shown_folder(folder: Path) -> bool:
+    """Whether the records of a folder are gone, and a page above it was made of files in it."""
+    if (folder / LINEAGE_FOLDER).exists():
+        return False
+    for above in folder.parents[:_FOLDERS_TO_PAGES]:
+        for page in _PAGES:
+            record = lineage_path(above / page)
+            if record.exists() and _normal_path(folder) in _shown_folders(
+                above / page, record.stat().st_mtime_ns
+            ):
+                return True
+    return False
+
+
+@cache
+def _shown_folders(page: Path, _changed: int) -> Set[Path]:
+    """The folders of all that a page was made of, by a record that was written at a time."""
+    return {folder for path in _recorded_inputs(page) for folder in path.parents}
+
+
+def _normal_path(path: Path) -> Path:
+    return Path(os.path.normpath(path))
 
 
 def _recorded_inputs(path: Path) -> list[Path]:
@@ -113,4 +141,4 @@ def _recorded_inputs(path: Path) -> list[Path]:
         inputs = read_lineage(path).inputs
     except ArtifactError:
         return []
-    return [Path(os.path.normpath(path.parent / entry.path)) for entry in inputs]
+    return [_normal_path(path.parent / entry.path) for entry in inputs]

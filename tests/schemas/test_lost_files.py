@@ -176,3 +176,20 @@ def test_what_failed_since_is_not_taken_for_lost(results: Path) -> None:
     (results / "m/logs").mkdir()
     (results / "m/logs/trace.txt").write_text("trace: no such luck")
     assert not was_made(graph)
+
+
+def test_an_output_that_is_gone_with_its_folder_was_made_if_a_page_shows_the_folder(
+    results: Path,
+) -> None:
+    plan, module = results / "m/auto/plan.json", results / "m/auto/module"
+    other = results / "m/other/plan.json"
+    shutil.rmtree(results / "m/auto")
+    assert was_made(plan) and was_made(module)
+    assert not was_made(other)
+    make(results / "index.html", "m/auto/plan.json")
+    shutil.rmtree(results / "m")
+    assert was_made(results / "m/graph.arrow") and was_made(plan)
+    assert not was_made(results / "n/graph.arrow")
+    (results / "m/logs").mkdir(parents=True)
+    (results / "m/logs/trace.txt").write_text("trace: no such luck")
+    assert not was_made(plan)
