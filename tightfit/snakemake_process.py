@@ -32,8 +32,9 @@ def unused_plugins(words: Sequence[str], installed: Sequence[str]) -> set[str]:
     """
     plugins = {name for name in installed if name.startswith(PLUGIN_PREFIX)}
     texts = [*words]
-    for folder in [*_option_values(words, "--profile"), DEFAULT_WORKFLOW_PROFILE]:
-        texts += [path.read_text(errors="replace") for path in Path(folder).glob("*.yaml")]
+    profiles = [*map(Path, _option_values(words, "--profile")), DEFAULT_WORKFLOW_PROFILE]
+    for folder in profiles:
+        texts += [path.read_text(errors="replace") for path in folder.glob("*.yaml")]
     names = {name.removeprefix(PLUGIN_PREFIX).replace("_", "-") for name in plugins}
     named = any(name in text for name in names for text in texts)
     return set() if named or any("workflow-profile" in word for word in words) else plugins

@@ -44,10 +44,10 @@ class ChainPlanResult:
         try:
             if path.exists():
                 plan = read_pipeline_plan(path) if is_pipeline_plan(path) else read_plan(path)
-        except ArtifactError as error:
+        except ArtifactError as damage:
             if strict:
                 raise
-            return cls(place, None, str(error), True)
+            return cls(place, None, str(damage), True)
         error = latest_error(place)
         return cls(place, plan, error or ("" if plan is not None else NOT_PLANNED_YET))
 

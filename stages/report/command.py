@@ -271,7 +271,7 @@ def _failed_models(options: argparse.Namespace) -> list[Path]:
         if model.name in unpaged and not model.plans:
             continue
         folder = options.failed / model.name
-        failed = model.error or model.failures or model.damaged
+        failed = bool(model.error or model.failures or model.damaged)
         failed = failed or any(plan.error for plan in model.plans)
         if failed or not (folder / PAGE_DONE_FILE).exists():
             folders.append(folder)
