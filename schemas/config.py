@@ -26,6 +26,7 @@ from tightfit.schemas.config_errors import (
     format_config_errors,
     format_key_path,
 )
+from tightfit.schemas.config_factories import find_missing_factories
 from tightfit.schemas.config_matrix import expand_matrices, matrix_problems
 from tightfit.schemas.config_optimizer_step import (
     OptimizerStepConfig,
@@ -177,9 +178,11 @@ def parse_config(
     source: str = "config.yaml",
     folder: Path = Path(),
     found_before: Sequence[str] = (),
+    factories: bool = False,
 ) -> Config:
     """Checks a configuration and fills in its defaults. Its relative paths start at a folder. What
-    was `found_before` is wrong with its text is told with the rest.
+    was `found_before` is wrong with its text is told with the rest. With `factories` their modules
+    have to be found on this machine, in whose jobs they are imported.
 
     Raises ConfigError with one line for each error, naming its path and what was expected.
     """
@@ -196,6 +199,7 @@ def parse_config(
         *find_chain_problems(found, planned_model_names(plain)),
         *find_pipeline_problems(found),
     ]
+    faults += find_missing_factories(found, folder) if factories else ()
     # What is wrong beyond the schema is told of the values that the schema takes.
     sound = without_refused_values(plain, errors) if errors else plain
     if Draft202012Validator(schema).is_valid(sound):
@@ -242,11 +246,11 @@ def _plan_settings(document: dict[str, Any], model: dict[str, Any]) -> dict[str,
     }
 
 
-def read_config(path: Path | str) -> Config:
+def read_config(path: Path | str, factories: bool = False) -> Config:
     """Reads a configuration file, in whose folder its relative paths start; raises ConfigError when
-    it is absent, no YAML or not valid."""
+    it is absent, no YAML or not valid, with `factories` also if the module of one is not found."""
     document, twice = read_yaml(path)
-    return parse_config(document, str(path), Path(path).parent, twice)
+    return parse_config(document, str(path), Path(path).parent, twice, factories)
 
 
 def require_folders(config: Config, source: str = "config.yaml") -> None:

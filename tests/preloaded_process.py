@@ -42,8 +42,8 @@ PROGRAM = """#!{python} -IS
 import array, json, os, socket, sys
 words = sys.argv[1:]
 name = os.path.basename(sys.argv[0])
-if words[:3] == ["-P", "-m", "snakemake"]:
-    name, words = "snakemake", words[3:]
+if words[:1] == ["-P"] and words[1].endswith("/snakemake_process.py"):
+    name, words = "snakemake", words[2:]
 ours = words[:1] == ["-m"] and (words[1] == "tightfit" or words[1].startswith("tests."))
 if name == "python" and not ours:
     os.execv({python!r}, [{python!r}, *words])

@@ -23,6 +23,7 @@ from tightfit.util.process_group import is_interrupted, run_process_group
 
 PACKAGE = INSTALL_ROOT / "tightfit"
 SNAKEFILE = PACKAGE / "Snakefile"
+SNAKEMAKE_PROGRAM = PACKAGE / "snakemake_process.py"
 PROFILES = PACKAGE / "workflow" / "profiles"
 DEFAULT_PROFILE = "default"
 LOGGER_FOLDER = PACKAGE / "workflow" / "progress"
@@ -77,9 +78,10 @@ def run(options: argparse.Namespace) -> int:
     from tightfit.schemas.config import read_config, require_disks, require_folders
 
     _require_snakemake()
-    config = read_config(options.configuration)
+    here = options.profile == DEFAULT_PROFILE  # disks and modules of a cluster are its nodes' own
+    config = read_config(options.configuration, factories=here)
     require_folders(config, str(options.configuration))
-    if options.profile == DEFAULT_PROFILE:  # the disks of a cluster are those of its nodes
+    if here:
         require_disks(config, str(options.configuration))
     with (
         lock_run_folder(options.configuration.absolute().parent, not options.dry_run) as lock,
@@ -164,7 +166,7 @@ class WorkflowRun:
     ) -> int:
         # -P: a module in the folder of the configuration must not stand in for one of Snakemake's.
         return run_process_group(
-            [sys.executable, "-P", "-m", "snakemake", *words, *self.options],
+            [sys.executable, "-P", str(SNAKEMAKE_PROGRAM), *words, *self.options],
             folder=self.folder,
             environment=self.environment,
             output=output,

@@ -17,9 +17,10 @@ from tightfit.stages.report.load import (
     NOT_PLANNED_YET,
 )
 from tightfit.stages.report.model_page import panel_id
-from tightfit.stages.report.outcomes import Severity, optimality_label
+from tightfit.stages.report.outcomes import DAMAGED, Severity, optimality_label
 from tightfit.stages.report.tradeoff_plot import strategy_colors
 from tightfit.util.budget import NO_BUDGET
+from tightfit.util.errors import ArtifactError
 
 NOT_RUN = "simulated, not run"
 """Why no plan of a chain is measured."""
@@ -28,19 +29,25 @@ NOT_RUN = "simulated, not run"
 @dataclass(frozen=True)
 class ChainPlanResult:
     """One plan of a chain, in a folder `place`: its plan, None where there is none, and the
-    sentence of what went wrong, "" where nothing did."""
+    sentence of what went wrong, "" where nothing did. A `damaged` one cannot be read."""
 
     place: Path
     plan: Plan | PipelinePlan | None
     error: str
+    damaged: bool = False
 
     @classmethod
-    def of(cls, place: Path) -> ChainPlanResult:
-        """What a folder of a plan holds; raises ArtifactError where it is damaged."""
+    def of(cls, place: Path, strict: bool = True) -> ChainPlanResult:
+        """What a folder of a plan holds; raises ArtifactError where it is damaged, if `strict`."""
         path = place / "plan.json"
         plan: Plan | PipelinePlan | None = None
-        if path.exists():
-            plan = read_pipeline_plan(path) if is_pipeline_plan(path) else read_plan(path)
+        try:
+            if path.exists():
+                plan = read_pipeline_plan(path) if is_pipeline_plan(path) else read_plan(path)
+        except ArtifactError as damage:
+            if strict:
+                raise
+            return cls(place, None, str(damage), True)
         error = latest_error(place)
         return cls(place, plan, error or ("" if plan is not None else NOT_PLANNED_YET))
 
@@ -69,7 +76,8 @@ class ChainPlanResult:
     def outcome(self) -> tuple[Severity, str]:
         """How bad it is, and the word for it."""
         if self.error:
-            return "bad", "not planned" if self.error == NOT_PLANNED_YET else "failed"
+            missing = "not planned" if self.error == NOT_PLANNED_YET else "failed"
+            return "bad", DAMAGED if self.damaged else missing
         assert self.plan is not None, "a plan that is not there has an error"
         return ("bad", "infeasible") if self.infeasible else ("warning", "should fit")
 
@@ -128,12 +136,12 @@ def find_chain_plans(results: Path) -> list[Path]:
 
 
 def read_chain_results(
-    results: Path, planned: Iterable[Path] | None = None
+    results: Path, planned: Iterable[Path] | None = None, strict: bool = True
 ) -> list[ChainPlanResult]:
     """The plans of chains, by path: those `planned` (as the plan.json of each, there or not), or
-    all of a run; raises ArtifactError where one is damaged."""
+    all of a run; raises ArtifactError where one is damaged, if `strict`."""
     places = {path.parent for path in (find_chain_plans(results) if planned is None else planned)}
-    return [ChainPlanResult.of(place) for place in sorted(places)]
+    return [ChainPlanResult.of(place, strict) for place in sorted(places)]
 
 
 def chain_index_rows(found: Sequence[ChainPlanResult]) -> list[IndexRow]:

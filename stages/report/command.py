@@ -231,34 +231,32 @@ def _write_index_page(
     from tightfit.stages.report.plan_readers import read_plan_rows
     from tightfit.stages.report.render import render_index
 
-    further = chain_index_rows(read_chain_results(folder, chains))
+    further = chain_index_rows(read_chain_results(folder, chains, strict))
     models = load_run_results(folder, planned, curves, strict)
-    index = build_run_index(models, read_plan_rows(folder, asked), further)
+    index = build_run_index(models, read_plan_rows(folder, asked, strict), further)
     write_bytes(path, render_index(index).encode())
 
 
 def _write_failed_pages(options: argparse.Namespace) -> None:
     """The pages of the models that are not done and the index, without the marks that they are
-    done; raises ArtifactError behind these, where a model whose files are damaged has none."""
+    done. A model whose files are damaged has none: the index names the file, and the next run makes
+    it again."""
     from tightfit.schemas.lineage import remove_with_lineage
     from tightfit.stages.report.load import MODEL_PAGE_FILE
     from tightfit.stages.report.result_files import PAGE_DONE_FILE
 
-    planned, damaged = _planned_points(options), []
+    planned = _planned_points(options)
     for folder in _failed_models(options):
         (folder / PAGE_DONE_FILE).unlink(missing_ok=True)
         try:
             points = None if planned is None else planned[folder.name]
             _write_model_page(folder, folder / MODEL_PAGE_FILE, not options.plans_only, points)
-        except ArtifactError as error:
+        except ArtifactError:
             remove_with_lineage(folder / MODEL_PAGE_FILE)
-            damaged.append(str(error))
     (options.failed / "index.done").unlink(missing_ok=True)
     chains, asked = _planned_chains(options, options.failed), _planned_folders(options)
     curves = not options.plans_only
     _write_index_page(options.failed, options.out, curves, planned, chains, asked, strict=False)
-    if damaged:
-        raise ArtifactError("; ".join(damaged))
 
 
 def _failed_models(options: argparse.Namespace) -> list[Path]:
@@ -273,7 +271,8 @@ def _failed_models(options: argparse.Namespace) -> list[Path]:
         if model.name in unpaged and not model.plans:
             continue
         folder = options.failed / model.name
-        failed = model.error or model.failures or any(plan.error for plan in model.plans)
+        failed = bool(model.error or model.failures or model.damaged)
+        failed = failed or any(plan.error for plan in model.plans)
         if failed or not (folder / PAGE_DONE_FILE).exists():
             folders.append(folder)
     return folders

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote
 
 from tightfit.stages.report.axes import AxisScale, fit_scale, staircase_path
 from tightfit.stages.report.load import MODEL_PAGE_FILE, NOT_PLANNED_YET, ModelResults, PlanResult
 from tightfit.stages.report.model_page import panel_id
 from tightfit.stages.report.outcomes import (
+    DAMAGED,
     Severity,
     optimality_label,
     plan_outcome,
@@ -91,9 +92,12 @@ def build_run_index(
         spark, scales = _build_sparkline(model, f"curve-{number}")
         if spark is not None:
             sparks.append(spark)
-        rows += _model_rows(model, colors, spark.id if spark else "", scales)
-        own = [row for row in plan_rows if row.folder.model == model.name]
-        rows += [_plan_row_line(row, colors) for row in own if row.status or not model.error]
+        own = _model_rows(model, colors, spark.id if spark else "", scales)
+        own += [_plan_row_line(row, colors) for row in plan_rows if row.folder.model == model.name]
+        if model.error and not any(model.error in row.words for row in own):
+            link = _model_link(model)
+            own.insert(0, _failure_row(model.name, "", "", link, 0, model.error))
+        rows += own
     names = [model.name for model in models]
     alone = [row for row in plan_rows if row.folder.model not in names]
     rows += [*(_plan_row_line(row, colors) for row in alone), *further]
@@ -140,6 +144,11 @@ def _predicted_place(result: PlanResult) -> tuple[int, float] | None:
     return plan.peak, relative
 
 
+def _model_link(model: ModelResults) -> str:
+    """The address of a model's page, "" where there is none."""
+    return f"{quote(model.name)}/{MODEL_PAGE_FILE}" if model.shown else ""
+
+
 def _model_rows(
     model: ModelResults,
     colors: dict[str, int],
@@ -147,15 +156,11 @@ def _model_rows(
     scales: tuple[AxisScale, AxisScale] | None,
 ) -> list[IndexRow]:
     order = strategy_order(model)
-    link = f"{quote(model.name)}/{MODEL_PAGE_FILE}" if model.shown else ""
-    rows = []
-    if model.error:
-        rows.append(_failure_row(model.name, "", "", link, 0, model.error))
-    for folder, message in sorted(model.failures.items()):
+    rows, link = [], _model_link(model)
+    for folder, message in sorted({**model.failures, **model.damaged}.items()):
         strategy, _, budget = folder.partition("/")
-        rows.append(
-            _failure_row(model.name, strategy, budget, link, colors.get(strategy, 0), message)
-        )
+        row = _failure_row(model.name, strategy, budget, link, colors.get(strategy, 0), message)
+        rows.append(replace(row, word=DAMAGED) if folder in model.damaged else row)
     plans = sorted(
         model.plans,
         key=lambda result: (

@@ -4,7 +4,7 @@ failed, a budget that no plan meets and a plan not yet measured all still have a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +16,6 @@ from tightfit.schemas.config import EAGER_FOLDER
 from tightfit.schemas.config_chains import CHAINS_FOLDER
 from tightfit.schemas.costs import Costs, ProfileDevice, read_costs, read_profile_device
 from tightfit.schemas.error_logs import (
-    MODEL_STAGES,
     STRATEGY_STAGES,
     latest_error,
     latest_error_log,
@@ -105,8 +104,9 @@ class PlanResult:
 class ModelResults:
     """All that a run found out about one model. `error` is the message of a stage that failed for
     the whole model, `failures` those for a strategy or a point that has no plan, by folder;
-    `digests` are those of the artifacts by file. Where kernels are fused, `beside` is what was
-    planned with eager's. It is `shown` where it has a page."""
+    `damaged` those for a point of which a file cannot be read; `digests` are those of the artifacts
+    by file. Where kernels are fused, `beside` is what was planned with eager's. It is `shown` where
+    it has a page."""
 
     name: str
     error: str
@@ -120,6 +120,7 @@ class ModelResults:
     digests: dict[str, str]
     beside: EagerResults | None = None
     shown: bool = False
+    damaged: dict[str, str] = field(default_factory=dict)
 
     @property
     def pace(self) -> float:
@@ -194,6 +195,27 @@ def load_model_results(
     )
 
 
+def load_readable_results(
+    folder: Path, planned: Iterable[str] | None = None, curves: bool = True
+) -> ModelResults:
+    """The results of one model without what pages alone show, as far as they can be read: if a file
+    is damaged, those of the points that are not `damaged` themselves."""
+    points = None if planned is None else set(planned)
+    try:
+        return load_model_results(folder, whole=False, planned=points, curves=curves)
+    except ArtifactError as error:
+        plans, damaged, said = list[PlanResult](), dict[str, str](), str(error)
+    for path in point_files(folder, "plan.json", points):
+        point = str(path.parent.relative_to(folder))
+        try:
+            plans += load_model_results(folder, whole=False, planned=[point]).plans
+        except ArtifactError as error:
+            damaged[point] = str(error)
+    said, failures = "" if damaged else said, _failures(folder, points)
+    found = ModelResults(folder.name, said, failures, None, None, None, {}, {}, plans, {})
+    return replace(found, shown=(folder / MODEL_PAGE_FILE).exists(), damaged=damaged)
+
+
 def load_run_results(
     folder: Path | str,
     planned: PlannedPoints | None = None,
@@ -201,21 +223,18 @@ def load_run_results(
     strict: bool = True,
 ) -> list[ModelResults]:
     """The results of all models of a run, by name, without their large artifacts. Where points are
-    `planned`, by model, there are no other models. A model of which a file is damaged has that as
-    its error, which is raised if `strict`. `curves` are as in `load_model_results`."""
+    `planned`, by model, there are no other models. Of one of which a file is damaged there is
+    what can be read, which is raised if `strict`. `curves` are as in `load_model_results`."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: there is no such directory of results")
     found = []
     for path in _model_folders(folder, planned):
         points = None if planned is None else planned[path.name]
-        try:
+        if strict:
             found.append(load_model_results(path, whole=False, planned=points, curves=curves))
-        except ArtifactError as error:
-            if strict:
-                raise
-            none = ModelResults(path.name, str(error), {}, None, None, None, {}, {}, [], {})
-            found.append(replace(none, shown=(path / MODEL_PAGE_FILE).exists()))
+        else:
+            found.append(load_readable_results(path, points, curves))
     return found
 
 
@@ -344,7 +363,7 @@ def _read_if_exists(path: Path, reader: Callable[[Path], T]) -> T | None:
 
 def _failures(folder: Path, points: Iterable[str] | None) -> dict[str, str]:
     """Sentences of strategies and points that have come to no plan, by their folder. If points are
-    named there are no others, and each without a plan has one, unless the whole model failed."""
+    named there are no others, and each without a plan has one."""
     folders = sorted(path for path in (*folder.glob("*"), *folder.glob("*/*")) if path.is_dir())
     errors = {path: latest_error(path) for path in folders if not (path / "plan.json").exists()}
     found = {str(path.relative_to(folder)): error for path, error in errors.items() if error}
@@ -353,7 +372,7 @@ def _failures(folder: Path, points: Iterable[str] | None) -> dict[str, str]:
     known = {EAGER_FOLDER, *points, *(point.partition("/")[0] for point in points)}
     found = {name: error for name, error in found.items() if name in known}
     missing = [point for point in points if not (folder / point / "plan.json").exists()]
-    if not missing or latest_error_log(folder, MODEL_STAGES) is not None:
+    if not missing:
         return found
     told = {EAGER_FOLDER, *(point.partition("/")[0] for point in missing)}
     told |= {name for name in found if name.startswith(SAMPLE_FOLDER)}

@@ -121,7 +121,7 @@ def build_model_page(results: ModelResults) -> ModelPage:
         title=results.graph.model if results.graph else results.name,
         subtitle=_subtitle(results),
         error=results.error,
-        failures=sorted(results.failures.items()),
+        failures=sorted(item for item in results.failures.items() if item[1] != results.error),
         cards=found,
         curve=plot_tradeoff(results, ids),
         panels=panels,

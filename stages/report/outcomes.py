@@ -22,6 +22,8 @@ from tightfit.util.budget import NO_BUDGET
 from tightfit.util.strategies import baseline_names
 
 Severity = Literal["good", "warning", "bad"]
+DAMAGED = "damaged"
+"""The word for a plan of which a file cannot be read."""
 
 
 @dataclass(frozen=True)

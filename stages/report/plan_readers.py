@@ -9,8 +9,10 @@ from tightfit.schemas.config_pipeline import PIPELINE_FOLDER
 from tightfit.schemas.pipeline import PIPELINE_FILE
 from tightfit.schemas.pipeline_pattern import PATTERN_FILE
 from tightfit.schemas.plan_folders import PLAN_PATH, PlanFolder, find_plan_folders
+from tightfit.stages.report.outcomes import DAMAGED, PlanOutcome
 from tightfit.stages.report.pipeline_rows import read_pipeline_row
 from tightfit.stages.report.plan_rows import PlanRow
+from tightfit.util.errors import ArtifactError
 
 PLAN_READERS: dict[str, Callable[[Path, PlanFolder], PlanRow]] = {
     PIPELINE_FOLDER: read_pipeline_row
@@ -25,14 +27,26 @@ PLAN_ROW_FILES = (
 """What the readers read of a folder."""
 
 
-def read_plan_rows(results: Path, asked: Iterable[PlanFolder] | None = None) -> list[PlanRow]:
+def read_plan_rows(
+    results: Path, asked: Iterable[PlanFolder] | None = None, strict: bool = True
+) -> list[PlanRow]:
     """A row for each plan that was asked for; for each that is there where None was.
 
-    Raises ArtifactError for a damaged file.
+    Raises ArtifactError for a damaged file if `strict`; otherwise the row of its plan names it.
     """
     folders = find_plan_folders(results) if asked is None else asked
-    rows = [PLAN_READERS[folder.kind](results, folder) for folder in folders]
+    rows = [_read_plan_row(results, folder, strict) for folder in folders]
     return [row for row in rows if asked is not None or row.status or row.log]
+
+
+def _read_plan_row(results: Path, folder: PlanFolder, strict: bool) -> PlanRow:
+    try:
+        return PLAN_READERS[folder.kind](results, folder)
+    except ArtifactError as error:
+        if strict:
+            raise
+        outcome = PlanOutcome("bad", DAMAGED, str(error), None, None, False, False)
+        return PlanRow(folder, folder.target, None, outcome, status=DAMAGED)
 
 
 def plan_row_files(results: Path) -> list[Path]:

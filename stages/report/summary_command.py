@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 from tightfit.schemas.config import Config, read_config
 from tightfit.schemas.error_logs import (
@@ -15,135 +14,35 @@ from tightfit.schemas.error_logs import (
     read_error,
     upstream_error_log,
 )
-from tightfit.schemas.measurement import Measurement
-from tightfit.schemas.plan import GpuMemory, Plan
+from tightfit.schemas.plan import Plan
 from tightfit.schemas.plan_folders import plan_folders
 from tightfit.stages.report.chain_results import NOT_RUN, ChainPlanResult, find_chain_plans
 from tightfit.stages.report.formatting import (
     RATIO_MARKS,
     format_bytes,
-    format_duration,
     format_percent,
     format_ratio,
     format_with_resident,
 )
+from tightfit.stages.report.index_page import format_budget_folder
 from tightfit.stages.report.joint_budget_note import describe_joint_budget
-from tightfit.stages.report.load import (
-    MODEL_PAGE_FILE,
-    ModelResults,
-    PlanResult,
-    load_model_results,
-)
-from tightfit.stages.report.outcomes import plan_outcome, reason_not_validated
+from tightfit.stages.report.load import MODEL_PAGE_FILE, PlanResult, load_readable_results
+from tightfit.stages.report.outcomes import DAMAGED, plan_outcome, reason_not_validated
 from tightfit.stages.report.plan_readers import read_plan_rows
 from tightfit.stages.report.plan_rows import PlanRow
+from tightfit.stages.report.summary_tables import (
+    GPU_HEADS,
+    GPU_TITLE,
+    OFFLOAD_HEADS,
+    OFFLOAD_TITLE,
+    GpuRow,
+    OffloadRow,
+    build_rich_table,
+    format_seconds,
+)
 from tightfit.util.budget import NO_BUDGET
 from tightfit.util.errors import ConfigError
 from tightfit.util.processes import is_file_locked
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-
-GPU_TITLE = "Of the GPU in all, with parameters and inputs"
-GPU_HEADS = ("requested", "allocated", "reserved", "on new inputs", "ahead", "context")
-OFFLOAD_TITLE = "Transfers to an offload target, predicted and measured"
-OFFLOAD_HEADS = (
-    "in the offload target",
-    "measured",
-    "step",
-    "measured",
-    "of it waiting",
-    "measured",
-)
-
-
-class SummaryTableRow(Protocol):
-    """One plan in such a table."""
-
-    @property
-    def place(self) -> tuple[str, str, str]:
-        """Its model, strategy and budget."""
-
-    def cells(self) -> list[str]:
-        """What stands behind these, below the table's heads."""
-
-
-def build_rich_table(title: str, heads: Sequence[str], rows: Sequence[SummaryTableRow]) -> Table:
-    """The table of some plans."""
-    from rich.table import Table
-
-    table = Table(header_style="bold", title=title)
-    for name in ("model", "strategy"):
-        table.add_column(name, overflow="fold")
-    for name in ("budget", *heads):
-        table.add_column(name, justify="right", overflow="fold")
-    for row in rows:
-        table.add_row(*row.place, *row.cells())
-    return table
-
-
-@dataclass(frozen=True)
-class GpuRow:
-    """What one plan takes of a GPU, and what was measured of it; budgets bound what is reserved on
-    new inputs."""
-
-    place: tuple[str, str, str]
-    predicted: GpuMemory
-    found: Measurement | None
-
-    def cells(self) -> list[str]:
-        """The cells below `GPU_HEADS`: what was foretold and, where it was measured, found."""
-        gpu, found = self.predicted, self.found
-        allocated = None if found is None else found.allocated_peak
-        reserved = None if found is None else found.reserved_peak
-        context = None if found is None else found.cuda_context
-        return [
-            format_bytes(gpu.requested),
-            _predicted_and_measured(gpu.allocated, allocated),
-            _predicted_and_measured(gpu.reserved, reserved),
-            format_bytes(gpu.steady_reserved),
-            format_bytes(gpu.arena) if gpu.arena else "",
-            "not measured" if context is None else format_bytes(context),
-        ]
-
-
-@dataclass(frozen=True)
-class OffloadRow:
-    """One plan with transfers, and what was measured of it."""
-
-    place: tuple[str, str, str]
-    plan: Plan
-    found: Measurement | None
-
-    def cells(self) -> list[str]:
-        """The cells below `OFFLOAD_HEADS`, each figure as predicted and as measured."""
-        moved, found = self.plan.transfers, self.found
-        there = None if moved is None else moved.host_peak
-        if found is not None and found.predicted_offload_peak is not None:
-            there = found.predicted_offload_peak  # of a whole step with what updates pass through
-        waited = None if moved is None else moved.wait_seconds
-        return [
-            "" if there is None else format_bytes(there),
-            "" if found is None or found.offload_peak is None else format_bytes(found.offload_peak),
-            _format_seconds(self.plan.time),
-            _format_seconds(None if found is None else found.measured_time),
-            _format_seconds(waited),
-            _format_seconds(None if found is None else found.wait_seconds),
-        ]
-
-
-def _predicted_and_measured(foretold: int, measured: int | None) -> str:
-    return (
-        format_bytes(foretold)
-        if measured is None
-        else f"{format_bytes(foretold)}, measured {format_bytes(measured)}"
-    )
-
-
-def _format_seconds(seconds: float | None) -> str:
-    return "" if seconds is None else format_duration(seconds)
-
 
 TABLE_WIDTH = 240
 """The most columns of the table where the output is no terminal: no path is cut into two."""
@@ -192,19 +91,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the table and, below it, a message for each plan that failed, with the log that has
-    it. Returns the exit code: 1 where the configuration asks for that (`fail_on`)."""
+    it, or of which a file is damaged. Returns the exit code: 1 where a file is, and where the
+    configuration asks for that (`fail_on`)."""
     if (path := options.configuration) is None and options.results is None:
         path = Path("config.yaml")
     config = read_config(path) if path else None
     folder = options.results or Path(config.results if config else "")
-    plan_rows = read_plan_rows(folder, None if config is None else plan_folders(config))
+    plan_rows = read_plan_rows(folder, None if config is None else plan_folders(config), False)
     lines: list[SummaryRow] = []
     for name in _model_names(folder, config):
         lines += _summary_rows(folder / name, config)
         lines += [_summarize_plan_row(row) for row in plan_rows if row.folder.model == name]
     lines += _chain_rows(folder, config)
     print_summary(lines, folder)
-    return int(config is not None and any(line.plan_status in config.fail_on for line in lines))
+    failing = () if config is None else config.fail_on
+    return int(any(line.status == DAMAGED or line.plan_status in failing for line in lines))
 
 
 def print_summary(lines: list[SummaryRow], folder: Path) -> None:
@@ -300,36 +201,46 @@ def _model_names(folder: Path, config: Config | None) -> list[str]:
 
 def _summary_rows(folder: Path, config: Config | None) -> Iterator[SummaryRow]:
     """The lines of one model: the points of the configuration, or whatever was planned."""
-    results = _load_results(folder)
-    plans = {plan.folder: plan for plan in results.plans} if results else {}
+    made = any(folder.glob("*/*/plan.json"))
+    results = load_readable_results(folder) if made else None
+    found, damaged = (results.plans, results.damaged) if results else ([], {})
+    plans = {plan.folder: plan for plan in found}
     report = str(folder / MODEL_PAGE_FILE) if (folder / MODEL_PAGE_FILE).exists() else ""
     if config is None:
-        for plan in plans.values():
+        for plan in found:
             yield _plan_summary(folder, plan, report)
+        for point, said in damaged.items():
+            strategy, _, budget = point.partition("/")
+            told = format_budget_folder(budget) or _format_budget(NO_BUDGET)
+            yield _missing_summary(folder.name, strategy, told, report, (DAMAGED, said))
         return
     for request in config.requests(folder.name):
-        plan_here = plans.get(f"{request.strategy}/{request.directory}")
-        if plan_here is not None:
-            line = _plan_summary(folder, plan_here, report)
-            joint = describe_joint_budget(folder, config.models[folder.name].joint, plan_here)
+        point = f"{request.strategy}/{request.directory}"
+        if point in plans:
+            line = _plan_summary(folder, plans[point], report)
+            joint = describe_joint_budget(folder, config.models[folder.name].joint, plans[point])
             yield replace(line, note=joint) if joint else line
-        else:
-            place = folder / request.strategy / request.directory
-            log = latest_error_log(place) or upstream_error_log(place)
-            budget, runs = _format_budget(request.budget), is_file_locked(log)
-            yield SummaryRow(
-                folder.name,
-                request.strategy,
-                budget,
-                RUNNING if runs else "not planned" if log is None else "failed",
-                "",
-                "",
-                "",
-                "",
-                report,
-                "warning" if runs else "bad",
-                "" if log is None or runs else f"{read_error(log)} (see {log})",
-            )
+            continue
+        about = (DAMAGED, damaged[point]) if point in damaged else _why_missing(folder / point)
+        budget = _format_budget(request.budget)
+        yield _missing_summary(folder.name, request.strategy, budget, report, about)
+
+
+def _why_missing(place: Path) -> tuple[str, str]:
+    """The status of a plan that is not there, and what is said of that."""
+    log = latest_error_log(place) or upstream_error_log(place)
+    if is_file_locked(log):
+        return RUNNING, ""
+    return ("not planned", "") if log is None else ("failed", f"{read_error(log)} (see {log})")
+
+
+def _missing_summary(
+    model: str, strategy: str, budget: str, report: str, about: tuple[str, str]
+) -> SummaryRow:
+    """The line of a plan that cannot be shown: its status, and why."""
+    status, note = about
+    state = "warning" if status == RUNNING else "bad"
+    return SummaryRow(model, strategy, budget, status, "", "", "", "", report, state, note)
 
 
 def _chain_rows(folder: Path, config: Config | None) -> Iterator[SummaryRow]:
@@ -339,8 +250,8 @@ def _chain_rows(folder: Path, config: Config | None) -> Iterator[SummaryRow]:
     else:
         asked = [request for chain in config.chains.values() for request in chain.requests()]
         places = [folder / request.folder for request in asked]
-    for result in map(ChainPlanResult.of, places):
-        yield _chain_summary(result)
+    for place in places:
+        yield _chain_summary(ChainPlanResult.of(place, strict=False))
 
 
 def _chain_summary(result: ChainPlanResult) -> SummaryRow:
@@ -359,17 +270,13 @@ def _chain_summary(result: ChainPlanResult) -> SummaryRow:
         RUNNING if runs else word,
         "" if result.peak is None else format_bytes(result.peak),
         "",
-        _format_seconds(period) if result.ratio is None else format_ratio(result.ratio),
+        format_seconds(period) if result.ratio is None else format_ratio(result.ratio),
         "" if result.gap is None else format_percent(result.gap),
         str(page) if page.exists() else "",
         "warning" if runs else state,
         note,
         plan_status="" if result.plan is None else result.plan.status,
     )
-
-
-def _load_results(folder: Path) -> ModelResults | None:
-    return load_model_results(folder, whole=False) if list(folder.glob("*/*/plan.json")) else None
 
 
 def _plan_summary(folder: Path, result: PlanResult, report: str) -> SummaryRow:

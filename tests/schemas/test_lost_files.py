@@ -21,8 +21,8 @@ from tightfit.schemas.pipeline import (
 )
 
 DIGEST = "0" * 64
-WHOLE = {".arrow": "ARROW1...ARROW1", ".json": "{}"}
-"""Contents of files that are not cut off."""
+WHOLE = {".arrow": "ARROW1...ARROW1", ".json": '{"strategy": "auto"}'}
+"""Contents of files that are not damaged: that of a JSON file is a plan's."""
 
 
 def make(path: Path, *inputs: str) -> Path:
@@ -110,13 +110,19 @@ def test_what_is_gone_is_found_by_what_was_made_of_it(
         ("m/graph.arrow", b"", ["m/graph.arrow"]),
         ("m/graph.arrow", b"ARROW1 and no more", ["m/graph.arrow"]),
         ("m/auto/plan.json", b"{}x", ["m/auto/plan.json"]),
+        ("m/auto/plan.json", b"{}", ["m/auto/plan.json"]),
+        ("m/auto/plan.json", b'["strategy"]', ["m/auto/plan.json"]),
+        ("m/auto/plan.json", b'{"artifact": "tightfit.pipeline/3"}', ["m/auto/plan.json"]),
+        ("m/auto/plan.json", b'["%s"]' % (b"x" * 2**17), ["m/auto/plan.json"]),
+        ("m/auto/lineage/plan.json.json", b"{}", ["m/auto/plan.json"]),
+        ("m/ranks/pipeline.json", b"{}", ["m/ranks/pipeline.json"]),
         ("m/auto/plan.json", b"\xff", ["m/auto/plan.json"]),
         ("m/auto/plan.json", b'{"long": "%s"' % (b"x" * 2**17), ["m/auto/plan.json"]),
         ("m/auto/plan.json", b'{"long": "%s"}\n' % (b"x" * 2**17), []),
         ("m/ranks/stage-1/graph.arrow", b"cut off", ["m/ranks/pipeline.json"]),
     ],
 )
-def test_what_is_cut_off_counts_as_lost(
+def test_what_is_damaged_counts_as_lost(
     results: Path, file: str, content: bytes, found: list[str]
 ) -> None:
     (results / file).write_bytes(content)
@@ -127,6 +133,35 @@ def test_inputs_of_a_lost_file_are_looked_at_too(results: Path) -> None:
     (results / "m/auto/plan.json").unlink()
     (results / "m/graph.arrow").unlink()
     assert lost(results) == ["m/auto/plan.json", "m/graph.arrow"]
+
+
+@pytest.mark.parametrize(
+    ("name", "document", "damaged"),
+    [
+        ("measurement.json", '{"artifact": "tightfit.pipeline_measurement/3"}', False),
+        ("measurement.json", "{}", True),
+        ("measurement.json", "[]", True),
+        ("measurement.json", '{"strategy": "auto"}', True),
+        ("trace.json", '{"traceEvents": []}', False),
+        ("trace.json", '{"events": []}', True),
+        ("module/eager_guards.json", '{"guards": []}', False),
+        ("module/pipeline.json", '{"programs": []}', False),
+        ("module/pipeline.json", "{}", True),
+        ("updates.json", '{"artifact": "tightfit.updates/2"}', False),
+        ("updates.json", "null", True),
+    ],
+)
+def test_a_document_of_another_kind_is_damaged(
+    tmp_path: Path, name: str, document: str, damaged: bool
+) -> None:
+    module, inside = tmp_path / "module", name.startswith("module/")
+    if inside:
+        module.mkdir()
+        manifest = PackageManifest(DIGEST, DIGEST, DIGEST, {Path(name).name: DIGEST})
+        (module / MANIFEST_NAME).write_bytes(manifest_bytes(manifest))
+    (tmp_path / name).write_text(document)
+    made = make(module if inside else tmp_path / name)
+    assert find_missing_files(made) == ([tmp_path / name] if damaged else [])
 
 
 def test_a_mark_has_no_record(tmp_path: Path) -> None:
@@ -141,3 +176,20 @@ def test_what_failed_since_is_not_taken_for_lost(results: Path) -> None:
     (results / "m/logs").mkdir()
     (results / "m/logs/trace.txt").write_text("trace: no such luck")
     assert not was_made(graph)
+
+
+def test_an_output_that_is_gone_with_its_folder_was_made_if_a_page_shows_the_folder(
+    results: Path,
+) -> None:
+    plan, module = results / "m/auto/plan.json", results / "m/auto/module"
+    other = results / "m/other/plan.json"
+    shutil.rmtree(results / "m/auto")
+    assert was_made(plan) and was_made(module)
+    assert not was_made(other)
+    make(results / "index.html", "m/auto/plan.json")
+    shutil.rmtree(results / "m")
+    assert was_made(results / "m/graph.arrow") and was_made(plan)
+    assert not was_made(results / "n/graph.arrow")
+    (results / "m/logs").mkdir(parents=True)
+    (results / "m/logs/trace.txt").write_text("trace: no such luck")
+    assert not was_made(plan)

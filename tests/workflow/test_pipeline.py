@@ -282,8 +282,15 @@ def test_all_that_was_lost_is_named_and_made_again(copied: Workplace) -> None:
 
 
 def test_a_measurement_that_was_lost_is_made_again(copied: Workplace) -> None:
-    (copied.folder / "results/ran/pipeline/one_f_one_b/measurement.json").unlink()
+    place = Path("results/ran/pipeline/one_f_one_b")
+    (copied.folder / place / "measurement.json").unlink()
     assert "ran: running the ranks of one_f_one_b against one process" in todo(copied)
+    (copied.folder / place / "measurement.json").write_text("{}")
+    shutil.rmtree(copied.folder / place / "plan")
+    told = " ".join(reasons(copied))
+    lost = ", ".join(f"{place}/plan/{name}" for name in ("pattern.arrow", "sequence.arrow"))
+    assert f"lost: {lost}, {place}/plan/plan.json; damaged: {place}/measurement.json" in told
+    assert "new" not in told
 
 
 REDONE = {

@@ -125,7 +125,7 @@ def test_what_was_lost_is_named_and_may_change_nothing(tmp_path: Path) -> None:
     )
     for made in (module, plan):
         lineage_path(made).parent.mkdir(exist_ok=True)
-        lineage_path(made).write_text("{}")
+        lineage_path(made).write_text('{"stage": "combine"}')
     jobs = [
         Job("generate", POINT, "Forced execution", outputs=(str(module),)),
         Job("select", POINT, f"Missing output files: {plan}", outputs=(str(plan),)),

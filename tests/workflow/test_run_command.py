@@ -185,6 +185,10 @@ def test_a_run_with_a_wrong_configuration_says_so_and_fails(
         (None, "mine.yaml: cannot be read (No such file or directory)"),
         ("models: {a: [", "mine.yaml: is not YAML (while parsing a flow"),
         ("", "mine.yaml: the configuration: nothing was found, expected a mapping"),
+        (
+            "models: {a: {factory: 'tower:build'}}",
+            "mine.yaml: models.a.factory: there is no module 'tower' for 'tower:build', expected",
+        ),
     ],
 )
 def test_a_file_that_is_no_configuration_is_told_in_a_sentence(
@@ -208,10 +212,11 @@ def test_a_file_that_is_no_configuration_is_told_in_a_sentence(
 
 @pytest.fixture
 def ending(workplace: Workplace) -> str:
-    """A configuration without a fault of its own, whose run ends at once: its factory is
-    nowhere."""
+    """A configuration without a fault of its own, whose run ends at once: its factory cannot be
+    imported."""
     path = workplace.checkout / "right.yaml"
-    path.write_text("models: {a: {factory: 'nowhere:a'}}\nsearch_path: [gone]\n")
+    (workplace.checkout / "unusable.py").write_text("raise RuntimeError('out of order')\n")
+    path.write_text("models: {a: {factory: 'unusable:a'}}\nsearch_path: [gone]\n")
     return path.name
 
 
@@ -277,7 +282,7 @@ def test_a_second_run_waits_for_the_first(workplace: Workplace, ending: str) -> 
         pass
     rest, _ = waiting.communicate(timeout=120)
     assert waiting.returncode == 1
-    assert "nowhere" in rest
+    assert "out of order" in rest
 
 
 def test_a_dry_run_does_not_wait(workplace: Workplace, ending: str) -> None:

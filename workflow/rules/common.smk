@@ -1,6 +1,5 @@
 # Configuration, folders and fingerprints that the rules share.
 
-import inspect
 import json
 import os
 import subprocess
@@ -504,9 +503,3 @@ def code_behind(factory):
 def code_of(stage):
     """The fingerprint of the code of a stage."""
     return f"code of {stage} {stage_fingerprint(stage)}"
-
-
-# Snakemake asks for the signature of such a function each time that it calls it.
-for value in list(globals().values()):
-    if inspect.isfunction(value) and value.__globals__ is globals():
-        value.__signature__ = inspect.signature(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 
 from tests.stages.report.cases import small_graph
 from tests.stages.report.pages import Page, index_of, page_of, write_error
+from tightfit.__main__ import main
 from tightfit.schemas.error_logs import upstream_error
 from tightfit.schemas.graph.training_graph import write_graph
 from tightfit.stages.report import command
@@ -184,7 +186,13 @@ def test_what_was_planned_and_is_not_there_has_the_reason(results: Path, tmp_pat
     assert found.failures["auto/50pct"] == "combine: no plan" and "auto" not in found.failures
     (folder / "small" / "logs" / "trace.txt").write_text("trace: no model")
     found = load_model_results(folder / "small", planned=PLANNED)
-    assert found.error == "trace: no model" and list(found.failures) == ["auto"]
+    assert found.error == "trace: no model"
+    assert found.failures == {
+        "offload/50pct": "trace: no model",
+        "offmate/10pct": "trace: no model",
+        "hiremate/none": "trace: no model",
+        "auto/50pct": "combine: no plan",
+    }
 
 
 def test_a_link_that_failed_is_told_of_older_plans_alone(results: Path, tmp_path: Path) -> None:
@@ -238,12 +246,70 @@ def test_a_failed_run_with_a_damaged_file_has_all_other_pages(
         shutil.copytree(results / "small", folder / name)
     (folder / "damaged" / "report.html").touch()
     (folder / "damaged" / file).write_bytes(b"nothing")
-    with pytest.raises(ArtifactError, match=r"damaged/rockmate/\S+: is not a complete Arrow file"):
-        failed(folder)
+    failed(folder)
+    assert not (folder / "damaged" / "report.html").exists()
     assert (folder / "other" / "report.html").exists()
     page = Page((folder / "index.html").read_text())
     assert {a["href"].partition("/")[0] for a in page.all("a") if a["href"]} == {"other"}
     assert {a["data-model"] for a in page.all("tr") if "data-text" in a} == {"damaged", "other"}
+
+
+def test_a_damaged_plan_is_a_row_of_index_and_table_and_hides_no_other(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "results"
+    shutil.copytree(results / "small", folder / "small")
+    chain = folder / "chains/towers/rotor/50pct/plan.json"
+    pipeline = folder / "small/pipeline/madpipe/plan/plan.json"
+    for path in (folder / "small/rockmate/50pct/plan.json", chain, pipeline):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    failed(folder, *folder.glob("small/*/*/plan.json"), chain, pipeline)
+    rows = {
+        (row["data-model"], row["data-strategy"], row["data-status"])
+        for row in Page((folder / "index.html").read_text()).all("tr")
+        if "data-text" in row
+    }
+    damaged = {
+        ("small", "rockmate", "damaged"),
+        ("small", "madpipe", "damaged"),
+        ("chains/towers", "rotor", "damaged"),
+    }
+    assert damaged <= rows
+    assert {("small", "keep_all", "baseline"), ("small", "rockmate", "infeasible")} <= rows
+    capsys.readouterr()
+    assert main(["summary", str(folder)]) == 1
+    told = capsys.readouterr().out
+    assert told.count(" damaged ") == 3 and " baseline " in told and " infeasible " in told
+    assert f"small rockmate 50%: {folder}/small/rockmate/50pct/plan.json: lacks" in told
+    assert f"small madpipe -: {pipeline}: lacks" in told
+    assert f"chains/towers rotor 50%: {chain}: lacks" in told
+
+
+def test_a_model_that_failed_as_a_whole_has_the_rows_of_the_table(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "results"
+    shutil.copytree(results / "small", folder / "small")
+    write_error(folder / "broken", "no such factory", "trace")
+    for name in ("rockmate", "keep_all"):
+        shutil.copytree(folder / "small" / name, folder / "half" / name)
+    write_error(folder / "half", "no such factory", "trace")
+    budgets = ["50%", "10%", "90%"]
+    model = {"factory": "nowhere:model", "strategies": ["rockmate"], "budgets": budgets}
+    document = {"results": str(folder), "models": {"broken": model, "half": model}}
+    (tmp_path / "config.yaml").write_text(json.dumps(document))
+    main(["summary", "--configuration", str(tmp_path / "config.yaml")])
+    lines = capsys.readouterr().out.splitlines()
+    told = [line.split("│") for line in lines if "rockmate │" in line]
+    points = [f"rockmate/{budget}" for budget in ("50pct", "10pct", "90pct")]
+    planned = {"broken": points, "half": points}
+    rows = build_run_index(load_run_results(folder, planned)).rows
+    shown = [(row.strategy, row.budget, row.word) for row in rows]
+    assert sorted(shown) == sorted(tuple(word.strip() for word in line[2:5]) for line in told)
+    assert len(shown) == 6 and {word for _, _, word in shown} == {"failed"}
+    page = page_of(folder / "broken")[1]
+    assert page.text.count("no such factory") == 1
 
 
 def write_page(*words: object) -> str:

@@ -158,10 +158,11 @@ def _infeasible_note(data: dict[str, Any]) -> str:
 
 def _skip_descriptions() -> None:
     """Has Snakemake hand over jobs without message and command. Reasons are told without them, and
-    their texts take a quarter of the dry run of many jobs."""
+    their texts take a quarter of the dry run of many jobs. No rule has an environment of conda,
+    which Snakemake would look for by the parameters of each job."""
     from snakemake.jobs import Job
 
-    for name in ("message", "shellcmd"):
+    for name in ("message", "shellcmd", "conda_env_spec"):
         setattr(Job, name, None)
 
 
