@@ -12,12 +12,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tightfit.schemas.graph.dynamic_inputs import DimensionLimits, DynamicDimension
+from tightfit.schemas.graph.dynamic_inputs import (
+    SMALLEST_SIZE,
+    DimensionLimits,
+    DynamicDimension,
+    DynamicInputs,
+)
 from tightfit.schemas.graph.op_arguments import encode_arguments, parse_arguments
 from tightfit.schemas.graph.size_expressions import (
     Size,
     evaluate_size,
     is_nondecreasing,
+    linear_size,
     size_names,
 )
 from tightfit.schemas.graph.tensor_layout import DTYPE_BYTES
@@ -33,11 +39,14 @@ _MAX_DIMENSIONS = 8
 
 @dataclass(frozen=True)
 class SizeSource:
-    """An axis of an input, by the id of its value, whose size is that of a dimension."""
+    """An axis of an input, by the id of its value, whose size is that of a dimension, times a
+    `factor` and with an `offset`."""
 
     dimension: str
     value: int
     axis: int
+    factor: int = 1
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,17 +77,6 @@ class DynamicShapes(DimensionLimits):
     layouts: dict[int, DynamicLayout]
     storages: dict[int, Size]
 
-    def describe(self) -> str:
-        """The ranges, for people.
-
-        Example:
-            >>> graph.dynamic.describe()
-            'batch from 2 to 8, tokens from 2 to 1024'
-        """
-        return ", ".join(
-            f"{one.name} from {one.smallest} to {one.largest}" for one in self.dimensions
-        )
-
 
 def layout_at(layout: DynamicLayout, sizes: Mapping[str, int]) -> tuple[list[int], list[int], int]:
     """Shape, strides and offset at some sizes."""
@@ -102,6 +100,18 @@ def graph_at(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     for number, size in dynamic.storages.items():
         storages[number] = evaluate_size(size, sizes)
     return replace(graph, ops=ops, values=values, storages=storages, dynamic=None)
+
+
+def graph_dynamic_inputs(graph: Graph) -> DynamicInputs:
+    """The dynamic dimensions of a graph, and which axes of its inputs have them."""
+    assert graph.dynamic is not None
+    axes: dict[int, dict[int, str]] = {}
+    for leaf, value in enumerate(graph.inputs):
+        layout = graph.dynamic.layouts.get(value)
+        found = {} if layout is None else dict(enumerate(layout.shape))
+        if sizes := {axis: size for axis, size in found.items() if isinstance(size, str)}:
+            axes[leaf] = sizes
+    return DynamicInputs(tuple(graph.dynamic.dimensions), axes)
 
 
 def arguments_at(text: str, sizes: Mapping[str, int]) -> str:
@@ -191,7 +201,7 @@ def _find_dimension_fault(graph: Graph, dynamic: DynamicShapes) -> str:
     if not 0 < len(names) <= _MAX_DIMENSIONS or len(set(names)) < len(names):
         return f"has the dynamic dimensions {names}"
     for one in dynamic.dimensions:
-        if not one.name.isidentifier() or not 2 <= one.smallest <= one.largest:
+        if not one.name.isidentifier() or not 1 <= one.smallest <= one.largest:
             return f"the dynamic dimension {one.name!r} is from {one.smallest} to {one.largest}"
     if graph.alternatives:
         return "has alternatives and dynamic shapes"
@@ -202,8 +212,11 @@ def _find_source_fault(graph: Graph, dynamic: DynamicShapes) -> str:
     for source in dynamic.sources:
         layout = dynamic.layouts.get(source.value)
         known = graph.values[source.value].kind == "input" and layout is not None
-        if not known or layout is None or layout.shape[source.axis] != source.dimension:
+        form = linear_size(layout.shape[source.axis]) if layout is not None and known else None
+        if form is None or form != (source.dimension, source.factor, source.offset):
             return f"value {source.value} has no dimension {source.dimension!r} at {source.axis}"
+        if source.factor * dynamic.smallest[source.dimension] + source.offset < SMALLEST_SIZE:
+            return f"value {source.value} may have less than {SMALLEST_SIZE} at {source.axis}"
     if {source.dimension for source in dynamic.sources} != set(dynamic.largest):
         return "a dynamic dimension is that of no input"
     for number in dynamic.layouts:

@@ -14,7 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tightfit.schemas.graph.dynamic_inputs import DynamicDimension, DynamicInputs
+from tightfit.schemas.graph.dynamic_inputs import (
+    DynamicDimension,
+    DynamicInputs,
+    describe_sizes,
+)
 from tightfit.schemas.graph.dynamic_shapes import (
     DynamicLayout,
     DynamicShapes,
@@ -23,7 +27,7 @@ from tightfit.schemas.graph.dynamic_shapes import (
 )
 from tightfit.schemas.graph.loss_room import with_loss_room
 from tightfit.schemas.graph.op_arguments import decode_arguments, encode_arguments
-from tightfit.schemas.graph.size_expressions import Size
+from tightfit.schemas.graph.size_expressions import Size, linear_size
 from tightfit.schemas.graph.training_graph import NO_VALUE, Graph, GraphValue, Op
 from tightfit.stages.torch_utils.devices import device_of_tensors, enter_device, parse_device
 from tightfit.stages.torch_utils.model_factory import BuiltModel, all_tensors
@@ -34,6 +38,9 @@ from tightfit.stages.trace.symbolic_sizes import graph_expressions
 from tightfit.stages.trace.trace import capture_step
 from tightfit.util.errors import ArtifactError, ModelError
 
+_MAX_ODD_DISTANCE = 64
+"""How far, at most, the sizes between lie from the smallest: large ones take long, since operators
+are run to see how their results lie."""
 _FRACTIONS = (0.37, 0.71)
 """Where, within each range, the sizes lie of which graphs are made beside the limits."""
 
@@ -77,14 +84,15 @@ def trace_dynamic(
 @contextlib.contextmanager
 def _name_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
     """Within it errors say at which sizes they are."""
-    shown = ", ".join(f"{dimension} = {size}" for dimension, size in sizes.items())
     try:
         yield
     except ModelError as error:
         equal = (
             "; dimensions that have to be equal need one name" if "must match" in f"{error}" else ""
         )
-        raise ModelError(f"{error} (with dynamic_shapes, at {shown}{equal})") from error
+        raise ModelError(
+            f"{error} (with dynamic_shapes, at {describe_sizes(sizes)}{equal})"
+        ) from error
 
 
 def traced_sizes(dynamic: DynamicInputs) -> list[dict[str, int]]:
@@ -102,7 +110,7 @@ def traced_sizes(dynamic: DynamicInputs) -> list[dict[str, int]]:
 def _odd_size(dimension: DynamicDimension, fraction: float, taken: set[int]) -> int:
     """A size near a fraction of a range, odd and not taken if there is such."""
     smallest, largest = dimension.smallest, dimension.largest
-    wanted = smallest + fraction * (largest - smallest)
+    wanted = smallest + fraction * min(largest - smallest, _MAX_ODD_DISTANCE)
     sizes = range(smallest, largest + 1)
     near = sorted(sizes[:: max(len(sizes) // 4096, 1)], key=lambda size: abs(size - wanted))
     inner = [size for size in near if smallest < size < largest] or near
@@ -271,11 +279,12 @@ class _Merger:
         known: set[str] = set()
         inputs = self.graphs[0].inputs
         for leaf, axes in sorted(self.dynamic.axes.items()):
-            for axis, name in axes.items():
+            for axis, size in axes.items():
                 value = inputs[leaf]
+                name, factor, offset = linear_size(size) or (size, 1, 0)
                 if name not in known and value != NO_VALUE:
                     known.add(name)
-                    yield SizeSource(name, value, axis)
+                    yield SizeSource(name, value, axis, factor, offset)
 
 
 def _known_strides(sizes: Sequence[int], strides: Sequence[int]) -> list[int | None]:

@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMi
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from tightfit.schemas.graph.dynamic_inputs import DynamicDimension, DynamicInputs
+from tightfit.schemas.graph.size_expressions import linear_size
 from tightfit.stages.torch_utils.model_factory import BuiltModel, structure_leaves
 from tightfit.stages.trace.code_inspection import caller_location, short_path
 from tightfit.util.errors import ModelError
@@ -64,10 +65,12 @@ def symbolic_inputs(
     for place in places:
         like, axes = leaves[place], built.dynamic.axes.get(place, {})
         shape = list(like.shape)
-        for axis, name in axes.items():
+        for axis, size in axes.items():
+            name, factor, offset = linear_size(size) or (size, 1, 0)
             if name not in symbols:
-                symbols[name] = _create_symbol(env, built.dynamic.dimension(name), like.shape[axis])
-            shape[axis] = symbols[name]
+                hint = (like.shape[axis] - offset) // factor
+                symbols[name] = _create_symbol(env, built.dynamic.dimension(name), hint)
+            shape[axis] = factor * symbols[name] + offset
         order = sorted(range(like.dim()), key=like.stride, reverse=True)
         with mode:
             if axes:
