@@ -18,6 +18,7 @@ from tightfit.schemas.graph.dynamic_inputs import (
     DynamicDimension,
     DynamicInputs,
 )
+from tightfit.schemas.graph.number_expressions import evaluate_number
 from tightfit.schemas.graph.op_arguments import encode_arguments, parse_arguments
 from tightfit.schemas.graph.size_expressions import (
     Size,
@@ -63,7 +64,8 @@ class DynamicShapes(DimensionLimits):
     """What differs between the sizes of a graph.
 
     `sources` say where a call has the sizes of the `dimensions`. `arguments` are the texts of ops,
-    by their ids, in which `{"size": text}` stands for a number; `layouts` are those of values and
+    by their ids, in which `{"size": text}` stands for a number and `{"number": text}` for a float
+    (`schemas.graph.number_expressions`); `layouts` are those of values and
     `storages` the bytes of storages, by id.
 
     Example:
@@ -123,6 +125,8 @@ def arguments_at(text: str, sizes: Mapping[str, int]) -> str:
         if isinstance(argument, dict):
             if set(argument) == {"size"}:
                 return evaluate_size(argument["size"], sizes)
+            if set(argument) == {"number"}:
+                return evaluate_number(argument["number"], sizes)
             return {key: number(item) for key, item in argument.items()}
         return argument
 

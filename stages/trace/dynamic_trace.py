@@ -32,9 +32,10 @@ from tightfit.schemas.graph.training_graph import NO_VALUE, Graph, GraphValue, O
 from tightfit.stages.torch_utils.devices import device_of_tensors, enter_device, parse_device
 from tightfit.stages.torch_utils.model_factory import BuiltModel, all_tensors
 from tightfit.stages.torch_utils.sample_sizes import resize_samples
+from tightfit.stages.trace.canonicalize.layout import MendedCalls
 from tightfit.stages.trace.size_fit import SizeFit
 from tightfit.stages.trace.size_propagation import SizePropagator
-from tightfit.stages.trace.symbolic_sizes import graph_expressions
+from tightfit.stages.trace.symbolic_sizes import graph_expressions, number_texts
 from tightfit.stages.trace.trace import capture_step
 from tightfit.util.errors import ArtifactError, ModelError
 
@@ -65,14 +66,18 @@ def trace_dynamic(
         with _name_sizes(points[-1]):
             step = capture_step(symbolic, kind)
         expressions = graph_expressions(step.captured.graph, built.label, built.dynamic)
+        numbers = number_texts(step.captured.graph)
         propagator = SizePropagator(step.captured.graph)
-        graphs = []
+        graphs: list[Graph] = []
+        mended = MendedCalls()
         for sizes in points:
             at = replace(resize_samples(built, sizes), dynamic=None)
             with _name_sizes(sizes):
                 propagator.run(sizes)
-                graphs.append(with_loss_room(step.graph(at, name, channels_last), room))
-    fit = SizeFit(expressions, points)
+                graph = step.graph(at, name, channels_last, mended)
+            mended.complete = True
+            graphs.append(with_loss_room(graph, room))
+    fit = SizeFit(expressions, points, numbers)
     graph = _Merger(built.label, built.dynamic, graphs, fit).graph()
     try:
         check_dynamic_shapes(graph, built.label)
@@ -193,13 +198,16 @@ class _Merger:
         where it has none."""
         found = self.fit.find(tuple(numbers))
         if found is None:
-            names = " and ".join(one.name for one in self.dynamic.dimensions)
             raise ModelError(
-                f"{self.label}: a size{place()} is no expression of {names} that a plan can follow "
-                f"({', '.join(map(str, numbers))}): leave a dimension out of dynamic_shapes, or "
-                "give several samples"
+                f"{self.label}: a size{place()} is no expression of {self.names()} that a plan can "
+                f"follow ({', '.join(map(str, numbers))}): leave a dimension out of "
+                "dynamic_shapes, or give several samples"
             )
         return found
+
+    def names(self) -> str:
+        """The names of the dimensions, for people."""
+        return " and ".join(one.name for one in self.dynamic.dimensions)
 
     def layout(self, value: GraphValue) -> DynamicLayout | None:
         """The layout of a value, None where it is the same at all sizes."""
@@ -246,6 +254,8 @@ class _Merger:
             return first
         if all(type(one) is int for one in together):
             return {"size": self.size(together, place)}
+        if number := self.fit.find_number(together):
+            return {"number": number}
         if isinstance(first, list) and all(
             isinstance(one, list) and len(one) == len(first) for one in together
         ):
@@ -255,9 +265,9 @@ class _Merger:
         ):
             return {key: self.argument([one[key] for one in together], place) for key in first}
         raise ModelError(
-            f"{self.label}: an argument{place()} depends on sizes and is no size ({together[0]!r} "
-            f"and {together[1]!r}): leave a dimension out of dynamic_shapes, or give several "
-            "samples"
+            f"{self.label}: an argument{place()} depends on {self.names()} in a way that a plan "
+            f"cannot follow ({together[0]!r} and {together[1]!r}): leave a dimension out of "
+            "dynamic_shapes, or give several samples"
         )
 
     def in_place(self, op: Op, shapes: DynamicShapes) -> list[int]:
