@@ -202,6 +202,9 @@ def test_one_plan_takes_all_sizes(store: Path) -> None:
         **SETTINGS,
     )
     assert "it takes calls with batch from 2 to 4, tokens from 2 to 12" in plan.summary()
+    sizes = "(batch = 2, tokens = 2) and (batch = 3, tokens = 7)"
+    assert f"compared with the model at the largest sizes and {sizes}" in plan.summary()
+    assert plan.dynamic is not None and len(plan.dynamic.peaks) == 4
     twin, chance = copy.deepcopy(model), random.Random(0)
     restored = pickle.loads(pickle.dumps(planned))
     for _ in range(8):

@@ -297,17 +297,19 @@ class StageRunner:
 
     def check_sizes(
         self, graph: Path, built: BuiltModel, planned: nn.Module, predicted: DynamicPlan | None
-    ) -> None:
-        """Raises ModelError where the planned module of a graph with dynamic shapes does not do
-        what the original does at other sizes, or takes other bytes there than predicted."""
+    ) -> str:
+        """The sizes other than the largest at which the planned module of a graph with dynamic
+        shapes was compared, for people. Raises ModelError where it does not do what the original
+        does there, or takes other bytes than predicted."""
         from tightfit.schemas.graph.training_graph import read_graph
         from tightfit.stages.validate.dynamic_sizes import compare_sizes
 
         self.progress.stage("check")
         own = (self.progress.report, self.full_check)
-        _, said = compare_sizes(read_graph(graph), built, planned, predicted, *own)
+        found, said = compare_sizes(read_graph(graph), built, planned, predicted, *own)
         if said:
             raise ModelError(said)
+        return " and ".join(f"({one.describe()})" for one in found)
 
     def check_transfers(
         self, graph: Path, built: BuiltModel, planned: nn.Module, plan: Plan
