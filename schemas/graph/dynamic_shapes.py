@@ -187,14 +187,17 @@ def _find_fault(graph: Graph, dynamic: DynamicShapes) -> str:
         )
         if fault:
             return fault
+        if graph_at(graph, dynamic.largest) != replace(graph, dynamic=None):
+            return "the dynamic shapes are not the graph's own at the largest sizes"
         for sizes in corner_sizes(dynamic.dimensions):
-            at = graph_at(graph, sizes)
-            if sizes == dynamic.largest and at != replace(graph, dynamic=None):
-                return "the dynamic shapes are not the graph's own at the largest sizes"
-            for value in at.values:
-                there = graph.storages[value.storage] and value.id in dynamic.layouts
-                if there and not _lies_within(value, at.storages[value.storage]):
-                    return f"value {value.id} does not lie within its storage at {sizes}"
+            for number, layout in dynamic.layouts.items():
+                shape, strides, offset = layout_at(layout, sizes)
+                own = graph.values[number]
+                value = replace(own, shape=shape, strides=strides, offset=offset)
+                size = dynamic.storages.get(own.storage, graph.storages[own.storage])
+                there = graph.storages[own.storage]
+                if there and not _lies_within(value, evaluate_size(size, sizes)):
+                    return f"value {number} does not lie within its storage at {sizes}"
     except (ArtifactError, NameError, TypeError, IndexError, ZeroDivisionError) as error:
         return f"a dynamic shape is none: {error}"
     return ""
