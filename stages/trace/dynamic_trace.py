@@ -9,6 +9,7 @@ one of these expressions, or a sum of multiples.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -63,7 +64,7 @@ def trace_dynamic(
     room = loss_room if built.loss is None else 0
     with enter_device(device_of_tensors(all_tensors(built), kind)):
         symbolic = replace(resize_samples(built, points[-1]), symbolic=True)
-        with _name_sizes(points[-1]):
+        with _name_sizes(points[-1]), _pause_garbage_collector():
             step = capture_step(symbolic, kind)
         expressions = graph_expressions(step.captured.graph, built.label, built.dynamic)
         numbers = number_texts(step.captured.graph)
@@ -84,6 +85,19 @@ def trace_dynamic(
     except ArtifactError as error:
         raise ModelError(f"{error}: leave a dimension out of dynamic_shapes") from error
     return graph
+
+
+@contextlib.contextmanager
+def _pause_garbage_collector() -> Iterator[None]:
+    """Within it Python does not look for cycles among the many small objects that expressions of
+    sizes are, which takes a seventh of a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager
