@@ -20,6 +20,7 @@ from tightfit.schemas.config_checks import (
     planned_model_names,
     sample_names,
 )
+from tightfit.schemas.config_dynamic import DynamicConfig, find_dynamic_problems
 from tightfit.schemas.config_errors import (
     describe_schema_error,
     format_choices,
@@ -100,7 +101,8 @@ class ModelConfig(PlanSettings):
     `joint` are the names of the samples that share the bytes of each budget, this one among them;
     none where it is its own. One with a `pipeline` alone has no strategies for one device. With an
     `optimizer_step` its whole step is planned. `loss_room` are the bytes, as written, that plans
-    leave to a loss which the factory does not give."""
+    leave to a loss which the factory does not give, and `dynamic` the sizes of inputs that differ
+    from call to call."""
 
     name: str
     factory: str
@@ -115,6 +117,7 @@ class ModelConfig(PlanSettings):
     pipeline: PipelineConfig | None = None
     optimizer_step: OptimizerStepConfig | None = None
     loss_room: str = USUAL_LOSS_ROOM
+    dynamic: DynamicConfig | None = None
 
     @property
     def arguments_json(self) -> str:
@@ -198,6 +201,7 @@ def parse_config(
     faults = [
         *find_chain_problems(found, planned_model_names(plain)),
         *find_pipeline_problems(found),
+        *find_dynamic_problems(plain),
     ]
     faults += find_missing_factories(found, folder) if factories else ()
     # What is wrong beyond the schema is told of the values that the schema takes.
@@ -327,6 +331,7 @@ def _expand_samples(name: str, document: dict[str, Any]) -> Iterator[ModelConfig
             pipeline=pipeline,
             optimizer_step=step,
             loss_room=str(model["loss_room"]),
+            dynamic=DynamicConfig.of_model(model),
             **{key: fused and model.get(key, document[key]) for key in PACKAGE_CONTENT_KEYS},
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tightfit.schemas.config_dynamic import DYNAMIC_KEY
 from tightfit.schemas.config_errors import format_key_path
 from tightfit.util.errors import ConfigError
 
@@ -76,7 +77,7 @@ def to_json_values(document: Any) -> tuple[Any, list[str]]:
             return None
         if isinstance(value, Mapping):
             for key in value:
-                if not isinstance(key, str):
+                if not isinstance(key, str) and not (type(key) is int and _has_axes(path)):
                     problems.append(
                         f"{format_key_path([*path, str(key)])}: the key {key!r} is no text, "
                         'expected a name; write it in quotes, such as "off"'
@@ -99,6 +100,11 @@ def to_json_values(document: Any) -> tuple[Any, list[str]]:
         return str(value)
 
     return convert(document, [], frozenset()), problems
+
+
+def _has_axes(path: list[str | int]) -> bool:
+    """Whether a mapping may have the numbers of axes as keys."""
+    return path[:1] == ["models"] and path[2:3] == [DYNAMIC_KEY]
 
 
 def without_refused_values(document: Any, errors: list[Any]) -> Any:

@@ -14,6 +14,11 @@ import pyarrow as pa
 from tightfit.schemas import store
 from tightfit.schemas.arrow_fields import boolean_field, integer_field, number_field, text_field
 from tightfit.schemas.costs import PREEMPTION_THRESHOLD
+from tightfit.schemas.dynamic_plan import (
+    SizeMeasurement,
+    decode_size_measurements,
+    encode_size_measurements,
+)
 from tightfit.util.errors import ArtifactError
 
 FAILED_STATUS = "failed"
@@ -51,7 +56,9 @@ class Measurement:
     `predicted_offload_peak` and `offload_peak` are the most bytes there; `predicted_wait_seconds`
     is how long a step waits for transfers by the plan, and `wait_seconds` the median of what it
     waited. `resident_peak` and `original_resident_peak` are the most bytes of RSS of a step above
-    what the process had before it, on the CPU, with the `allocator` of C that they hold for."""
+    what the process had before it, on the CPU, with the `allocator` of C that they hold for.
+    `sizes` are those at which a plan of dynamic dimensions was compared beside the largest, of
+    which all other figures are."""
 
     model: str
     device: str
@@ -95,6 +102,7 @@ class Measurement:
     resident_peak: int | None = None
     original_resident_peak: int | None = None
     allocator: str = ""
+    sizes: tuple[SizeMeasurement, ...] = ()
 
     @property
     def scattered(self) -> bool:
@@ -135,7 +143,13 @@ _ARROW = {
 MEASUREMENT = store.ArtifactType(
     "tightfit.measurement",
     7,
-    pa.schema([_ARROW[str(field.type)](field.name) for field in fields(Measurement)]),
+    pa.schema(
+        [
+            _ARROW[str(field.type)](field.name)
+            for field in fields(Measurement)
+            if field.name != "sizes"
+        ]
+    ),
 )
 
 
@@ -143,16 +157,22 @@ def write_measurement(path: Path | str, measurement: Measurement, module: str = 
     """Writes a measurement, one row, and returns the digest.
 
     `module` names the module that was measured, by `schemas.package_manifest.module_digest`; it
-    stands in the metadata."""
-    return store.write(path, MEASUREMENT, [asdict(measurement)], {"module": module})
+    stands in the metadata, as do measurements of further sizes, where there are any."""
+    row, about = asdict(measurement), {"module": module}
+    del row["sizes"]
+    if measurement.sizes:
+        about["sizes"] = encode_size_measurements(measurement.sizes)
+    return store.write(path, MEASUREMENT, [row], about)
 
 
 def read_measurement(path: Path | str) -> Measurement:
     """Reads a measurement; raises ArtifactError when the file is damaged or holds several rows."""
-    rows = store.read(path, MEASUREMENT).rows
+    artifact = store.read(path, MEASUREMENT)
+    rows = artifact.rows
     if len(rows) != 1:
         raise ArtifactError(f"{path}: holds {len(rows)} measurements instead of one")
-    return Measurement(**rows[0])
+    sizes = decode_size_measurements(artifact.metadata.get("sizes", "[]"), str(path))
+    return Measurement(**rows[0], sizes=sizes)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from tightfit.schemas import store
+from tightfit.schemas.dynamic_plan import DynamicPlan, parse_dynamic_plan
 from tightfit.util.budget import Budget
 from tightfit.util.errors import ArtifactError
 
@@ -16,7 +17,7 @@ Status = Literal["optimal", "feasible", "infeasible"]
 KernelKind = Literal["eager", "fused"]
 OPTIONAL_KEYS = (
     *("gpu", "transfers", "kernels", "groups", "compiled", "competing_plan", "threads"),
-    *("loss_room", "microbatches"),
+    *("loss_room", "microbatches", "dynamic"),
 )
 """Parts that not every plan has."""
 
@@ -135,6 +136,8 @@ class Plan:
         threads: CPU threads that its costs were measured with, and hold for.
         loss_room: Bytes that `peak` and budgets leave to a loss outside of the plan, None for none.
         microbatches: Number of samples of a whole step with its optimizer, None for other plans.
+        dynamic: Dimensions whose sizes differ from call to call, None if there are none. All other
+            figures are those of the largest sizes.
 
     Example:
         >>> plan = read_plan("results/gpt2/auto/196MB/plan.json")
@@ -168,6 +171,7 @@ class Plan:
     threads: int | None = field(default=None, kw_only=True)
     loss_room: int | None = field(default=None, kw_only=True)
     microbatches: int | None = field(default=None, kw_only=True)
+    dynamic: DynamicPlan | None = field(default=None, kw_only=True)
 
     @property
     def keep_all_total(self) -> int:
@@ -236,6 +240,7 @@ def read_plan(path: Path | str) -> Plan:
     _require_kernels(path, "kernels", document.get("kernels"), (None,))
     before, gpu = document["before_local_search"], document.get("gpu")
     moved, other = document.get("transfers"), document.get("competing_plan")
+    dynamic = document.get("dynamic")
     return Plan(
         **{
             **document,
@@ -247,6 +252,7 @@ def read_plan(path: Path | str) -> Plan:
             "gpu": None if gpu is None else _part(path, "gpu", GpuMemory, gpu),
             "transfers": None if moved is None else _part(path, "transfers", TransferTotals, moved),
             "competing_plan": None if other is None else _competing_plan(path, other),
+            "dynamic": None if dynamic is None else parse_dynamic_plan(dynamic, str(path)),
         }
     )
 

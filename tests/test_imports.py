@@ -37,6 +37,7 @@ PRIVATE = {
     "torch.fx.experimental": {
         "stages/runtime/kernels/compile.py",
         "stages/trace/capture_patches.py",
+        "stages/trace/guards/global_state.py",
         "stages/trace/symbolic_sizes.py",
     },
 }

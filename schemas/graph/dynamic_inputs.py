@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+SMALLEST_SIZE = 2
+"""Sizes 0 and 1 are those of other programs: operators broadcast, or have nothing to do."""
+_BETWEEN = (0.5, 0.29, 0.83)
+"""Where, within each range, sizes between the limits are compared."""
+
 
 @dataclass(frozen=True)
 class DynamicDimension:
-    """A size that calls choose, from `smallest` to `largest`, both included."""
+    """A number that calls choose, from `smallest` to `largest`, both included."""
 
     name: str
     smallest: int
@@ -20,6 +25,17 @@ class DimensionLimits:
 
     dimensions: Sequence[DynamicDimension]
 
+    def describe(self) -> str:
+        """The ranges, for people.
+
+        Example:
+            >>> graph.dynamic.describe()
+            'batch from 2 to 8, tokens from 2 to 1024'
+        """
+        return ", ".join(
+            f"{one.name} from {one.smallest} to {one.largest}" for one in self.dimensions
+        )
+
     @property
     def largest(self) -> dict[str, int]:
         """The largest sizes, by name."""
@@ -30,15 +46,29 @@ class DimensionLimits:
         """The smallest sizes, by name."""
         return {one.name: one.smallest for one in self.dimensions}
 
+    def checked_sizes(self) -> list[dict[str, int]]:
+        """The sizes beside the largest at which a plan is compared with its model: the smallest,
+        and three between, each once."""
+        found = [self.smallest]
+        for fraction in _BETWEEN:
+            found.append(
+                {
+                    one.name: one.smallest + int(fraction * (one.largest - one.smallest))
+                    for one in self.dimensions
+                }
+            )
+        found = [sizes for number, sizes in enumerate(found) if sizes not in found[:number]]
+        return [sizes for sizes in found if sizes != self.largest]
+
 
 @dataclass(frozen=True)
 class DynamicInputs(DimensionLimits):
     """The `dimensions` of a plan, and where inputs have them: by the number of a leaf of
-    (args, kwargs), axes with the name of the dimension there.
+    (args, kwargs), axes with their size, the name of a dimension or an expression of one.
 
     Example:
         >>> tokens = DynamicDimension("tokens", 2, 1024)
-        >>> DynamicInputs((tokens,), {0: {1: "tokens"}, 1: {1: "tokens"}})
+        >>> DynamicInputs((tokens,), {0: {1: "tokens"}, 1: {1: "2*tokens"}})
     """
 
     dimensions: tuple[DynamicDimension, ...]
@@ -47,3 +77,8 @@ class DynamicInputs(DimensionLimits):
     def dimension(self, name: str) -> DynamicDimension:
         """The dimension of a name."""
         return next(one for one in self.dimensions if one.name == name)
+
+
+def describe_sizes(sizes: Mapping[str, int]) -> str:
+    """Sizes by the names of dimensions, for people: "batch = 2, tokens = 7"."""
+    return ", ".join(f"{name} = {size}" for name, size in sizes.items())

@@ -12,12 +12,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tightfit.schemas.graph.dynamic_inputs import DimensionLimits, DynamicDimension
+from tightfit.schemas.graph.dynamic_inputs import (
+    SMALLEST_SIZE,
+    DimensionLimits,
+    DynamicDimension,
+    DynamicInputs,
+)
+from tightfit.schemas.graph.number_expressions import evaluate_number
 from tightfit.schemas.graph.op_arguments import encode_arguments, parse_arguments
 from tightfit.schemas.graph.size_expressions import (
     Size,
     evaluate_size,
     is_nondecreasing,
+    linear_size,
     size_names,
 )
 from tightfit.schemas.graph.tensor_layout import DTYPE_BYTES
@@ -33,11 +40,14 @@ _MAX_DIMENSIONS = 8
 
 @dataclass(frozen=True)
 class SizeSource:
-    """An axis of an input, by the id of its value, whose size is that of a dimension."""
+    """An axis of an input, by the id of its value, whose size is that of a dimension, times a
+    `factor` and with an `offset`."""
 
     dimension: str
     value: int
     axis: int
+    factor: int = 1
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,8 @@ class DynamicShapes(DimensionLimits):
     """What differs between the sizes of a graph.
 
     `sources` say where a call has the sizes of the `dimensions`. `arguments` are the texts of ops,
-    by their ids, in which `{"size": text}` stands for a number; `layouts` are those of values and
+    by their ids, in which `{"size": text}` stands for a number and `{"number": text}` for a float
+    (`schemas.graph.number_expressions`); `layouts` are those of values and
     `storages` the bytes of storages, by id.
 
     Example:
@@ -67,17 +78,6 @@ class DynamicShapes(DimensionLimits):
     arguments: dict[int, str]
     layouts: dict[int, DynamicLayout]
     storages: dict[int, Size]
-
-    def describe(self) -> str:
-        """The ranges, for people.
-
-        Example:
-            >>> graph.dynamic.describe()
-            'batch from 2 to 8, tokens from 2 to 1024'
-        """
-        return ", ".join(
-            f"{one.name} from {one.smallest} to {one.largest}" for one in self.dimensions
-        )
 
 
 def layout_at(layout: DynamicLayout, sizes: Mapping[str, int]) -> tuple[list[int], list[int], int]:
@@ -104,6 +104,18 @@ def graph_at(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     return replace(graph, ops=ops, values=values, storages=storages, dynamic=None)
 
 
+def graph_dynamic_inputs(graph: Graph) -> DynamicInputs:
+    """The dynamic dimensions of a graph, and which axes of its inputs have them."""
+    assert graph.dynamic is not None
+    axes: dict[int, dict[int, str]] = {}
+    for leaf, value in enumerate(graph.inputs):
+        layout = graph.dynamic.layouts.get(value)
+        found = {} if layout is None else dict(enumerate(layout.shape))
+        if sizes := {axis: size for axis, size in found.items() if isinstance(size, str)}:
+            axes[leaf] = sizes
+    return DynamicInputs(tuple(graph.dynamic.dimensions), axes)
+
+
 def arguments_at(text: str, sizes: Mapping[str, int]) -> str:
     """The text of an op's arguments at some sizes."""
 
@@ -113,6 +125,8 @@ def arguments_at(text: str, sizes: Mapping[str, int]) -> str:
         if isinstance(argument, dict):
             if set(argument) == {"size"}:
                 return evaluate_size(argument["size"], sizes)
+            if set(argument) == {"number"}:
+                return evaluate_number(argument["number"], sizes)
             return {key: number(item) for key, item in argument.items()}
         return argument
 
@@ -173,14 +187,17 @@ def _find_fault(graph: Graph, dynamic: DynamicShapes) -> str:
         )
         if fault:
             return fault
+        if graph_at(graph, dynamic.largest) != replace(graph, dynamic=None):
+            return "the dynamic shapes are not the graph's own at the largest sizes"
         for sizes in corner_sizes(dynamic.dimensions):
-            at = graph_at(graph, sizes)
-            if sizes == dynamic.largest and at != replace(graph, dynamic=None):
-                return "the dynamic shapes are not the graph's own at the largest sizes"
-            for value in at.values:
-                there = graph.storages[value.storage] and value.id in dynamic.layouts
-                if there and not _lies_within(value, at.storages[value.storage]):
-                    return f"value {value.id} does not lie within its storage at {sizes}"
+            for number, layout in dynamic.layouts.items():
+                shape, strides, offset = layout_at(layout, sizes)
+                own = graph.values[number]
+                value = replace(own, shape=shape, strides=strides, offset=offset)
+                size = dynamic.storages.get(own.storage, graph.storages[own.storage])
+                there = graph.storages[own.storage]
+                if there and not _lies_within(value, evaluate_size(size, sizes)):
+                    return f"value {number} does not lie within its storage at {sizes}"
     except (ArtifactError, NameError, TypeError, IndexError, ZeroDivisionError) as error:
         return f"a dynamic shape is none: {error}"
     return ""
@@ -191,7 +208,7 @@ def _find_dimension_fault(graph: Graph, dynamic: DynamicShapes) -> str:
     if not 0 < len(names) <= _MAX_DIMENSIONS or len(set(names)) < len(names):
         return f"has the dynamic dimensions {names}"
     for one in dynamic.dimensions:
-        if not one.name.isidentifier() or not 2 <= one.smallest <= one.largest:
+        if not one.name.isidentifier() or not 1 <= one.smallest <= one.largest:
             return f"the dynamic dimension {one.name!r} is from {one.smallest} to {one.largest}"
     if graph.alternatives:
         return "has alternatives and dynamic shapes"
@@ -202,8 +219,11 @@ def _find_source_fault(graph: Graph, dynamic: DynamicShapes) -> str:
     for source in dynamic.sources:
         layout = dynamic.layouts.get(source.value)
         known = graph.values[source.value].kind == "input" and layout is not None
-        if not known or layout is None or layout.shape[source.axis] != source.dimension:
+        form = linear_size(layout.shape[source.axis]) if layout is not None and known else None
+        if form is None or form != (source.dimension, source.factor, source.offset):
             return f"value {source.value} has no dimension {source.dimension!r} at {source.axis}"
+        if source.factor * dynamic.smallest[source.dimension] + source.offset < SMALLEST_SIZE:
+            return f"value {source.value} may have less than {SMALLEST_SIZE} at {source.axis}"
     if {source.dimension for source in dynamic.sources} != set(dynamic.largest):
         return "a dynamic dimension is that of no input"
     for number in dynamic.layouts:

@@ -67,6 +67,27 @@ def is_nondecreasing(size: Size, dimensions: Mapping[str, DynamicDimension]) -> 
     )
 
 
+def linear_size(size: Size) -> tuple[str, int, int] | None:
+    """The dimension, the factor and the offset of a size that is a multiple of one dimension and a
+    number; None for another one.
+
+    Example:
+        >>> linear_size("32*height - 1")
+        ('height', 32, -1)
+    """
+    if isinstance(size, int):
+        return None
+    names = size_names(size)
+    polynomial = _shifted_polynomial(_parse_size(size), dict.fromkeys(names, 0))
+    if len(names) != 1 or polynomial is None:
+        return None
+    [name] = names
+    factor = polynomial.get((name,), 0)
+    if factor < 1 or not {(), (name,)} >= polynomial.keys():
+        return None
+    return name, factor, polynomial.get((), 0)
+
+
 @cache
 def _parse_size(text: str) -> ast.expr:
     try:

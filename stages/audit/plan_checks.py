@@ -29,6 +29,7 @@ from tightfit.schemas.schedule import (
 from tightfit.schemas.sequence import read_sequence
 from tightfit.stages.audit.joint_budget import expected_budget_total
 from tightfit.stages.audit.module_checks import check_modules
+from tightfit.stages.audit.size_checks import check_dynamic_plan, check_measured_sizes
 from tightfit.stages.simulate.caching_allocator import AllocatorBytes
 from tightfit.stages.simulate.cuda_memory import simulate_cuda_memory
 from tightfit.stages.simulate.simulate import simulate, sum_microbatches
@@ -341,6 +342,7 @@ def _check_simulation(
                 f"{files.path}: runs {plan.groups} groups as {plan.compiled} kernels, where the "
                 f"schedule runs {run[0]} as {run[1]}"
             )
+    yield from check_dynamic_plan(files.path, plan, graph, costs, steps)
     yield from _check_gpu_memory(files, graph, costs, steps)
     if plan.lower_bound is not None and plan.time is not None:
         gap = optimality_gap(plan.time, plan.lower_bound)
@@ -390,6 +392,7 @@ def _check_measurement(files: PlanFiles) -> Iterator[str]:
     ):
         if measured != planned:
             yield f"{files.measurement}: {name} is {measured}, in plan.json {planned}"
+    yield from check_measured_sizes(files.measurement, plan, found)
     named = store.read_header(files.measurement).metadata.get("module", "")
     if not named:
         yield f"{files.measurement}: does not name the module that it measured"

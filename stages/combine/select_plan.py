@@ -25,6 +25,7 @@ from tightfit.stages.combine.bounds.lower_bounds import (
     total_view_seconds,
 )
 from tightfit.stages.combine.bounds.transfer_bound import time_lower_bound_with_transfers
+from tightfit.stages.combine.dynamic_peaks import predict_dynamic_peaks
 from tightfit.stages.combine.memory_budget import BudgetAccounting, describe_allocator_overhead
 from tightfit.stages.combine.milp import SolverLimits
 from tightfit.stages.combine.plan_summary import (
@@ -144,6 +145,7 @@ class _BudgetRequest:
             frontier.strategy, self.budget, self.total, self.own, "infeasible", sentence,
             smallest_budget=smallest, keep_all=self.keep_all, baseline=fixed, solver="none",
             gpu=memory, loss_room=player.graph.loss_room or None,
+            dynamic=predict_dynamic_peaks(player.graph, player.costs, None),
         )  # fmt: skip
 
     def _describe_floor(self, measure: _BudgetMeasure, smallest: int) -> str:
@@ -192,6 +194,9 @@ class _BudgetRequest:
             gpu=memory,
             transfers=played.transfers,
             loss_room=in_all.player.graph.loss_room or None,
+            dynamic=predict_dynamic_peaks(
+                in_all.player.graph, in_all.player.costs, played.steps, played.peak
+            ),
         )
 
     def _words(self, status: Status, point: ParetoPoint, gap: float) -> str:

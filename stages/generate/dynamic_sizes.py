@@ -44,7 +44,11 @@ def list_text(sizes: Sequence[Size]) -> str:
 def size_lines(graph: Graph, names: Sequence[str]) -> Iterator[str]:
     """The lines that read the sizes of a call from its inputs, whose names are given."""
     for source in [] if graph.dynamic is None else graph.dynamic.sources:
-        yield f"{source.dimension} = {names[source.value]}.shape[{source.axis}]"
+        size = f"{names[source.value]}.shape[{source.axis}]"
+        if source.offset:
+            size = f"({size} - {source.offset})".replace("- -", "+ ")
+        divided = f" // {source.factor}" if source.factor > 1 else ""
+        yield f"{source.dimension} = {size}{divided}"
 
 
 def dynamic_sizes_lines(graph: Graph, program: SourceProgram) -> list[str]:
@@ -61,7 +65,8 @@ def dynamic_sizes_lines(graph: Graph, program: SourceProgram) -> list[str]:
     limits = {one.name: one for one in dynamic.dimensions}
     ranges = [
         f"SizeRange({source.dimension!r}, {limits[source.dimension].smallest}, "
-        f"{limits[source.dimension].largest}, {positions[source.value]}, {source.axis})"
+        f"{limits[source.dimension].largest}, {positions[source.value]}, {source.axis}, "
+        f"{source.factor}, {source.offset})"
         for source in dynamic.sources
     ]
     names = ", ".join(source.dimension for source in dynamic.sources)

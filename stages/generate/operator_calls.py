@@ -170,8 +170,9 @@ def dynamic_arguments(
     def decode(argument: Any) -> Any:
         if isinstance(argument, list):
             return [decode(item) for item in argument]
-        if isinstance(argument, dict) and set(argument) == {"size"}:
-            return SourceText(argument["size"])
+        if isinstance(argument, dict) and set(argument) in ({"size"}, {"number"}):
+            [text] = argument.values()
+            return SourceText(text)
         return decode_argument(argument, values)
 
     args, kwargs = decode_arguments(written)

@@ -54,6 +54,7 @@ def measure_loss(
     loss: LossCallable,
     known: OpCost | None = None,
     device: torch.device | None = None,
+    timed: bool = True,
 ) -> OpCost:
     """The cost of a loss and its backward on random outputs of the model, on `device` (the current
     one of the graph's kind unless given).
@@ -61,14 +62,15 @@ def measure_loss(
     `net` is what is allocated when the last tangent arrives: the tangents, and the loss and its
     own gradient, which the caller and autograd hold to the end of the step. On CUDA `allocations`
     are those up to that moment. The memory is measured each time; where it is that of `known`, what
-    a loss of the same code cost, that is the cost. Raises ModelError when the loss fails.
+    a loss of the same code cost, that is the cost. Unless `timed` its seconds are 0. Raises
+    ModelError when the loss fails.
     """
     with enter_training_state(graph):
-        return _measure_loss(graph, loss, known, device or parse_device(graph.device))
+        return _measure_loss(graph, loss, known, device or parse_device(graph.device), timed)
 
 
 def _measure_loss(
-    graph: Graph, loss: LossCallable, known: OpCost | None, device: torch.device
+    graph: Graph, loss: LossCallable, known: OpCost | None, device: torch.device, timed: bool
 ) -> OpCost:
     op = next(op for op in graph.ops if op.target == LOSS_TARGET)
     run = _LossRun(graph, loss, device)
@@ -88,6 +90,8 @@ def _measure_loss(
         anew = make_cost(graph, op, NO_VALUE, ZERO_TIMING, whole.peak, to_tangents.net)
         if known is not None and (known.peak, known.net) == (anew.peak, anew.net):
             return replace(known, key=anew.key, allocations=asked)
+        if not timed:
+            return replace(anew, allocations=asked)
         timing = time_calls(device, run.step, run.prepare, limit=0.3)
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

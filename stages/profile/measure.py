@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,14 +96,33 @@ def measure_op(
     repeated run, and values of `op.in_place`. Memory up to `limit` bytes may be used to keep the
     caches as a step has them. Raises ModelError when the op fails."""
     overload = resolve(op.target)
+    with _translated_op_errors(graph, op), default_torch_state():
+        run = _find_accepted_run(graph, op, overload, device, limit)
+        return [
+            run.cost(value)
+            for value in (NO_VALUE, RECOMPUTE_VARIANT, *op.in_place)
+            if value in wanted
+        ]
+
+
+def variant_calls(
+    graph: Graph, op: Op, wanted: set[int], device: torch.device, limit: int = 0
+) -> Iterator[tuple[int, Callable[[], Any]]]:
+    """Calls of an op's forms, each run once before, for those that are `wanted` as `measure_op` has
+    them. Raises ModelError when the op fails."""
+    with _translated_op_errors(graph, op), default_torch_state():
+        run = _find_accepted_run(graph, op, resolve(op.target), device, limit)
+        for value in (NO_VALUE, RECOMPUTE_VARIANT, *op.in_place):
+            if value in wanted:
+                call = run.call(value)
+                run.lasting(call)
+                yield value, call
+
+
+@contextlib.contextmanager
+def _translated_op_errors(graph: Graph, op: Op) -> Iterator[None]:
     try:
-        with default_torch_state():
-            run = _find_accepted_run(graph, op, overload, device, limit)
-            return [
-                run.cost(value)
-                for value in (NO_VALUE, RECOMPUTE_VARIANT, *op.in_place)
-                if value in wanted
-            ]
+        yield
     except OP_ERRORS as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(

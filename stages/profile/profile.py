@@ -12,6 +12,7 @@ from tightfit.schemas.graph.training_graph import LOSS_TARGET, NO_VALUE, Graph, 
 from tightfit.stages.profile.cost_library import RANDOM_STATE_KEY, CostLibrary, distinct_op_variants
 from tightfit.stages.profile.loss import LossCallable, loss_library_key, measure_loss
 from tightfit.stages.profile.measure import measure_op, measure_random_state, op_footprint
+from tightfit.stages.profile.memory_at_sizes import memory_rows_at_sizes
 from tightfit.stages.torch_utils.custom_operators import is_custom_operator
 from tightfit.stages.torch_utils.devices import enter_device, parse_device, preserve_random_states
 from tightfit.stages.torch_utils.fused_group_operators import register_groups
@@ -36,9 +37,10 @@ def profile(
     What the library has is taken from it, the rest is measured on `device` (the current one of the
     graph's kind unless given) and added to it; with `remeasure` all is measured. What the library
     has is trusted, however busy the machine was when it was measured: one store gives one graph the
-    same costs at any time. The loss is run where the graph has one; the library knows the time of a
-    loss with the same code, closures and all. Operators that are not PyTorch's own may change under
-    their name: they are measured anew, and the library does not learn them. At no time is more
+    same costs at any time. Of a graph with dynamic shapes there are also rows for the memory at
+    other sizes, which are no times. The loss is run where the graph has one; the library knows the
+    time of a loss with the same code, closures and all. Operators that are not PyTorch's own may
+    change under their name: they are measured anew, and not learned. At no time is more
     memory taken than the largest op takes with its operands. Raises ConfigError when the graph has
     a loss and `loss` is None, ModelError when an op cannot be run or leaves other bytes than the
     graph says.
@@ -75,11 +77,12 @@ def profile(
                 measured += kept
             if anew(RANDOM_STATE_KEY):
                 measured.append(measure_random_state(place))
+            at_sizes = [*memory_rows_at_sizes(graph, loss, library, place)]
         finally:
             library.add(row for row in measured if row.key not in foreign)
     known = {row.key: row for row in measured} | library.costs.rows
     rows += [known[key] for key in [*plain, RANDOM_STATE_KEY]]
-    costs = Costs(rows, library.costs.device)
+    costs = Costs([*at_sizes, *rows], library.costs.device)
     check_sizes(graph, costs)
     return costs
 

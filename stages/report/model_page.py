@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tightfit.schemas.plan import GpuMemory, Plan
+from tightfit.stages.report.dynamic_sizes import describe_largest, size_facts
 from tightfit.stages.report.formatting import (
     describe_loss,
     format_bytes,
@@ -78,9 +79,10 @@ class BlockMatrix:
 class ModelPage:
     """A model's page.
 
-    `subtitle` says where it was planned. `ids` names the panels, `first` is the panel that is open
-    at first, and `outcomes` has the statuses by the folder of their plan. `failures` are points
-    that have no plan, with the message of what went wrong; `notes` say what is missing.
+    `subtitle` says where it was planned, `sizes` which sizes calls have. `ids` names the panels,
+    `first` is the panel that is open at first, and `outcomes` has the statuses by the folder of
+    their plan. `failures` are points that have no plan, with the message of what went wrong;
+    `notes` say what is missing.
     """
 
     title: str
@@ -89,6 +91,7 @@ class ModelPage:
     failures: list[Fact]
     cards: list[BudgetCard]
     curve: TradeoffPlot | None
+    sizes: str
     panels: list[PlanPanel]
     ids: dict[str, str]
     outcomes: dict[str, PlanOutcome]
@@ -124,6 +127,7 @@ def build_model_page(results: ModelResults) -> ModelPage:
         failures=sorted(item for item in results.failures.items() if item[1] != results.error),
         cards=found,
         curve=plot_tradeoff(results, ids),
+        sizes=describe_largest(graph.dynamic) if graph else "",
         panels=panels,
         ids=ids,
         outcomes={result.folder: plan_outcome(result) for result in plans},
@@ -191,6 +195,7 @@ def _build_panel(
             *_plan_facts(result),
             *optimizer_step_facts(result, graph),
             *measured_facts(result.measurement, result.fused),
+            *size_facts(result),
         ],
     )
 

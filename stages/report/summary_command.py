@@ -17,6 +17,7 @@ from tightfit.schemas.error_logs import (
 from tightfit.schemas.plan import Plan
 from tightfit.schemas.plan_folders import plan_folders
 from tightfit.stages.report.chain_results import NOT_RUN, ChainPlanResult, find_chain_plans
+from tightfit.stages.report.dynamic_sizes import size_note
 from tightfit.stages.report.formatting import (
     RATIO_MARKS,
     format_bytes,
@@ -294,6 +295,8 @@ def _plan_summary(folder: Path, result: PlanResult, report: str) -> SummaryRow:
     note = note or (reason_not_validated(result) if plan.feasible and not runs else "")
     if not note and validated is not None and measured is not None and not validated.bits_equal:
         note = validated.message
+    if not note and not runs and plan.feasible:
+        note = size_note(plan, None if validated is None else len(validated.sizes) + 1)
     budget = _format_budget(plan.budget)
     timed = found.measured or reason_not_validated(result)
     named = (model, plan.strategy, budget)

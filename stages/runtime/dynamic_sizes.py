@@ -14,14 +14,40 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class SizeRange:
-    """A dynamic dimension: calls have a size from `smallest` to `largest`, on this axis of the
-    tensor at this position."""
+    """A dynamic dimension: calls have a number from `smallest` to `largest`; this axis of the
+    tensor at this position has as many elements, times a `factor` and with an `offset`."""
 
     name: str
     smallest: int
     largest: int
     position: int
     axis: int
+    factor: int = 1
+    offset: int = 0
+
+    def number(self, size: int) -> int:
+        """The number that a size of the axis stands for."""
+        return (size - self.offset) // self.factor
+
+    def contains(self, size: int) -> bool:
+        """Whether the axis may have this size."""
+        number = self.number(size)
+        whole = number * self.factor + self.offset == size
+        return whole and self.smallest <= number <= self.largest
+
+    def describe(self) -> str:
+        """The sizes that the axis may have, for people.
+
+        Example:
+            >>> SizeRange("height", 1, 8, 0, 2, 32).describe()
+            '32*height from 32 to 256 in steps of 32'
+        """
+        first, last = (n * self.factor + self.offset for n in (self.smallest, self.largest))
+        name = self.name if self.factor == 1 else f"{self.factor}*{self.name}"
+        if self.offset:
+            name += f" {'+' if self.offset > 0 else '-'} {abs(self.offset)}"
+        steps = f" in steps of {self.factor}" if self.factor > 1 else ""
+        return f"{name} from {first} to {last}{steps}"
 
 
 @dataclass(frozen=True)
@@ -35,25 +61,26 @@ class DynamicSizes:
     output_gradients: Callable[..., dict[int, Layout]]
 
     def read(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-        """The sizes of a call. Raises IndexError where a tensor has too few dimensions."""
+        """The sizes of the axes of a call. Raises IndexError where a tensor has too few."""
         return tuple([tensors[one.position].shape[one.axis] for one in self.dimensions])
 
     def difference(self, sizes: Sequence[int], names: Sequence[str]) -> str:
         """Which size is not within its range, as a clause; "" if all are. `names` are those of the
         tensors."""
         for one, size in zip(self.dimensions, sizes, strict=True):
-            if not one.smallest <= size <= one.largest:
+            if not one.contains(size):
                 return (
                     f"{names[one.position]} has the size {size} on axis {one.axis}, the plan was "
-                    f"made for {one.name} from {one.smallest} to {one.largest}"
+                    f"made for {one.describe()}"
                 )
         return ""
 
     def describe(self, sizes: Sequence[int]) -> str:
         """The sizes of a call, for people."""
         pairs = zip(self.dimensions, sizes, strict=True)
-        return " and ".join(f"{one.name} = {size}" for one, size in pairs)
+        return " and ".join(f"{one.name} = {one.number(size)}" for one, size in pairs)
 
     def named(self, sizes: Sequence[int]) -> dict[str, Any]:
-        """The sizes of a call by their names."""
-        return {one.name: size for one, size in zip(self.dimensions, sizes, strict=True)}
+        """The dimensions of a call, whose axes have these sizes, by their names."""
+        pairs = zip(self.dimensions, sizes, strict=True)
+        return {one.name: one.number(size) for one, size in pairs}

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tightfit.schemas.graph.dynamic_inputs import DynamicInputs
+from tightfit.schemas.graph.size_expressions import evaluate_size
 from tightfit.stages.runtime.pytree import flatten, read_tree
 from tightfit.stages.torch_utils.model_factory import BuiltModel, Sample
 
@@ -36,7 +38,7 @@ def resize_sample(sample: Sample, dynamic: DynamicInputs, sizes: Mapping[str, in
         leaf = leaves[place]
         if id(leaf) not in made:
             made[id(leaf)] = _resize_tensor(
-                leaf, {axis: sizes[name] for axis, name in axes.items()}
+                leaf, {axis: evaluate_size(size, sizes) for axis, size in axes.items()}
             )
     args, kwargs = read_tree(text).unflatten([made.get(id(leaf), leaf) for leaf in leaves])
     return args, kwargs
@@ -45,6 +47,8 @@ def resize_sample(sample: Sample, dynamic: DynamicInputs, sizes: Mapping[str, in
 def _resize_tensor(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
     """A tensor of other sizes, its dimensions in the same order in memory. A mask that masks
     something does so still."""
+    if all(tensor.shape[axis] == size for axis, size in sizes.items()):
+        return tensor
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     resized = tensor.detach()
     for axis, size in sizes.items():
@@ -59,7 +63,7 @@ def _resize_tensor(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tens
 
 def _is_mask(tensor: torch.Tensor) -> bool:
     """Whether a tensor holds zeros and ones alone, and not only ones, as numbers without a
-    fraction."""
-    if tensor.is_floating_point() or tensor.is_complex():
+    fraction; nobody knows of one without memory."""
+    if tensor.is_floating_point() or tensor.is_complex() or isinstance(tensor, FakeTensor):
         return False
     return bool(((tensor == 0) | (tensor == 1)).all()) and not bool((tensor == 1).all())

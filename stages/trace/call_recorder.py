@@ -109,6 +109,8 @@ CallEvent = tuple[str, str]
 """A call in words that are the same in two equal runs, and its "file:line"."""
 
 
+_SYMBOLIC_FUNCTIONS = (torch.sym_float, torch.sym_int, torch.sym_max, torch.sym_min, torch.sym_not)
+"""What Python computes with sizes, which a capture with symbols calls anew in each run."""
 _METADATA_QUERIES = ("__get__", "size", "dim", "numel", "stride", "__len__", "is_floating_point")
 _LAYOUT_QUERIES = (
     "stride",
@@ -158,6 +160,8 @@ class CallRecorder(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named = kwargs or {}
+        if func in _SYMBOLIC_FUNCTIONS:
+            return func(*args, **named)
         place = caller_location()
         caller = sys._getframe(1)
         itself = is_external_code(caller.f_code.co_filename)
@@ -252,6 +256,8 @@ class CallRecorder(TorchFunctionMode):
             return f"{{{', '.join(items)}}}"
         if argument is None or isinstance(argument, bool | int | float | complex | str | slice):
             return repr(argument)
+        if isinstance(argument, torch.SymInt):
+            return repr(hint_size(argument))
         if type(argument).__module__ == "numpy":
             array: Any = argument
             return f"{array.dtype}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()}"

@@ -267,13 +267,17 @@ def _run_repeatedly(built: BuiltModel, watcher: GuardRecorder) -> None:
 @contextlib.contextmanager
 def _fake_execution(built: BuiltModel, forward: FunctionalForward) -> Iterator[FakeTensorMode]:
     """Within it the forward runs on tensors without memory, as it is captured."""
-    mode = built.fake_mode or FakeTensorMode(allow_non_fake_inputs=True)
+    mode: Any = built.fake_mode or FakeTensorMode(allow_non_fake_inputs=True)
+    sizes: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if built.symbolic:
-        from tightfit.stages.trace.symbolic_sizes import symbolic_fake_mode
+        from tightfit.stages.trace import symbolic_sizes, symbolic_upsampling
 
-        mode = symbolic_fake_mode()
+        assert built.dynamic is not None
+        mode = symbolic_sizes.symbolic_fake_mode(built.dynamic)
+        sizes = symbolic_upsampling.patch_upsampling()
     with (
         mode,
+        sizes,
         torch.enable_grad(),
         disable_python_decompositions(RECURRENT_OPERATORS if _is_on_gpu(built) else ()),
         forward.checkpoints.disable_checkpointing(),

@@ -131,6 +131,9 @@ def check_forward(label: str, model: nn.Module) -> None:
     )
 
 
+_UNHASHABLE_SIZE = "unhashable type: non-nested SymInt"
+
+
 def capture_failure_reason(model: nn.Module, error: BaseException) -> str:
     """Why the capture of a model raised an error."""
     text = str(error).strip()
@@ -147,6 +150,11 @@ def capture_failure_reason(model: nn.Module, error: BaseException) -> str:
         return (
             "it calls a function that torch.compile has compiled, which planning does not enter: "
             "leave torch.compile out of the model, and compile the planned module"
+        )
+    if _UNHASHABLE_SIZE in said:
+        return (
+            "it keeps something by a dynamic size, as in a dictionary or a cache of lengths, of "
+            "which a plan has none: make it anew in each forward, or leave the dimension out"
         )
     if "shape_env" in said:
         return (

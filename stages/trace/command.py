@@ -8,9 +8,10 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tightfit.schemas.config_dynamic import parse_axes
 from tightfit.stages.torch_utils.operators_option import add_operators_argument, operators_setting
 from tightfit.util.budget import USUAL_LOSS_ROOM, parse_loss_room
-from tightfit.util.command_line import LineageEntry
+from tightfit.util.command_line import LineageEntry, parse_settings
 from tightfit.util.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,12 +52,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="bytes that plans leave to a loss which the factory does not give: a size, or "
         f"{USUAL_LOSS_ROOM} for what the usual losses take (default: 0)",
     )
+    parser.add_argument(
+        "--dynamic-shapes",
+        type=parse_settings,
+        help="which axes of arguments differ from call to call, a JSON object such as "
+        '{"input_ids": {"0": "batch", "1": "tokens"}}',
+    )
+    parser.add_argument(
+        "--dimensions",
+        type=parse_settings,
+        default={},
+        help='their ranges, a JSON object such as {"tokens": {"min": 16, "max": 1024}} (default: '
+        "up to the size of the sample)",
+    )
     add_operators_argument(parser)
 
 
 def run(options: argparse.Namespace) -> None:
     """Builds the model without memory where it can be, captures it and writes the graph. Where it
-    may rest on ones, the model is built with memory: inputs without have no contents."""
+    may rest on ones, the model is built with memory: inputs without have no contents. So it is
+    where sizes are dynamic: a symbolic capture takes no tensors of another mode."""
     from tightfit.schemas.graph.training_graph import write_graph
     from tightfit.stages.torch_utils.custom_operators import register_operators
     from tightfit.stages.torch_utils.model_factory import build_from_factory
@@ -68,9 +83,8 @@ def run(options: argparse.Namespace) -> None:
     where = (options.search_path, options.device)
     with register_operators(options.operators, options.search_path):
         try:
-            built = build_from_factory(
-                options.factory, arguments, not options.assume_all_ones_masks, *where
-            )
+            needs_memory = options.assume_all_ones_masks or options.dynamic_shapes is not None
+            built = build_from_factory(options.factory, arguments, not needs_memory, *where)
             graph = _trace_built(built, options)
         except FakeConstantError:
             built = build_from_factory(options.factory, arguments, False, *where)
@@ -83,7 +97,14 @@ def _trace_built(built: BuiltModel, options: argparse.Namespace) -> Graph:
 
     given = replace(built, ones=options.assume_all_ones_masks)
     room = parse_loss_room(options.loss_room, "--loss-room")
-    return trace(given, options.name, options.device, options.channels_last, room)
+    own = (options.name, options.device, options.channels_last, room)
+    if options.dynamic_shapes is None:
+        return trace(given, *own)
+    from tightfit.stages.torch_utils.dynamic_axes import with_dynamic_axes
+    from tightfit.stages.trace.dynamic_trace import trace_dynamic
+
+    axes = parse_axes(options.dynamic_shapes)
+    return trace_dynamic(with_dynamic_axes(given, axes, options.dimensions, "dynamic"), *own)
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
@@ -96,6 +117,11 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
         **({"assume_all_ones_masks": True} if options.assume_all_ones_masks else {}),
         **({"channels_last": True} if options.channels_last else {}),
         **({"loss_room": options.loss_room} if options.loss_room != "0" else {}),
+        **(
+            {"dynamic_shapes": options.dynamic_shapes, "dimensions": options.dimensions}
+            if options.dynamic_shapes is not None
+            else {}
+        ),
         **operators_setting(options.operators),
     }
     return [LineageEntry([options.out], [], settings, options.factory, options.search_path)]

@@ -9,12 +9,17 @@ one of these expressions, or a sum of multiples.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tightfit.schemas.graph.dynamic_inputs import DynamicDimension, DynamicInputs
+from tightfit.schemas.graph.dynamic_inputs import (
+    DynamicDimension,
+    DynamicInputs,
+    describe_sizes,
+)
 from tightfit.schemas.graph.dynamic_shapes import (
     DynamicLayout,
     DynamicShapes,
@@ -23,17 +28,21 @@ from tightfit.schemas.graph.dynamic_shapes import (
 )
 from tightfit.schemas.graph.loss_room import with_loss_room
 from tightfit.schemas.graph.op_arguments import decode_arguments, encode_arguments
-from tightfit.schemas.graph.size_expressions import Size
+from tightfit.schemas.graph.size_expressions import Size, linear_size
 from tightfit.schemas.graph.training_graph import NO_VALUE, Graph, GraphValue, Op
 from tightfit.stages.torch_utils.devices import device_of_tensors, enter_device, parse_device
 from tightfit.stages.torch_utils.model_factory import BuiltModel, all_tensors
 from tightfit.stages.torch_utils.sample_sizes import resize_samples
+from tightfit.stages.trace.canonicalize.layout import MendedCalls
 from tightfit.stages.trace.size_fit import SizeFit
 from tightfit.stages.trace.size_propagation import SizePropagator
-from tightfit.stages.trace.symbolic_sizes import graph_expressions
+from tightfit.stages.trace.symbolic_sizes import graph_expressions, number_texts
 from tightfit.stages.trace.trace import capture_step
 from tightfit.util.errors import ArtifactError, ModelError
 
+_MAX_ODD_DISTANCE = 64
+"""How far, at most, the sizes between lie from the smallest: large ones take long, since operators
+are run to see how their results lie."""
 _FRACTIONS = (0.37, 0.71)
 """Where, within each range, the sizes lie of which graphs are made beside the limits."""
 
@@ -55,17 +64,21 @@ def trace_dynamic(
     room = loss_room if built.loss is None else 0
     with enter_device(device_of_tensors(all_tensors(built), kind)):
         symbolic = replace(resize_samples(built, points[-1]), symbolic=True)
-        with _name_sizes(points[-1]):
+        with _name_sizes(points[-1]), _pause_garbage_collector():
             step = capture_step(symbolic, kind)
         expressions = graph_expressions(step.captured.graph, built.label, built.dynamic)
+        numbers = number_texts(step.captured.graph)
         propagator = SizePropagator(step.captured.graph)
-        graphs = []
+        graphs: list[Graph] = []
+        mended = MendedCalls()
         for sizes in points:
             at = replace(resize_samples(built, sizes), dynamic=None)
             with _name_sizes(sizes):
                 propagator.run(sizes)
-                graphs.append(with_loss_room(step.graph(at, name, channels_last), room))
-    fit = SizeFit(expressions, points)
+                graph = step.graph(at, name, channels_last, mended)
+            mended.complete = True
+            graphs.append(with_loss_room(graph, room))
+    fit = SizeFit(expressions, points, numbers)
     graph = _Merger(built.label, built.dynamic, graphs, fit).graph()
     try:
         check_dynamic_shapes(graph, built.label)
@@ -75,16 +88,30 @@ def trace_dynamic(
 
 
 @contextlib.contextmanager
+def _pause_garbage_collector() -> Iterator[None]:
+    """Within it Python does not look for cycles among the many small objects that expressions of
+    sizes are, which takes a seventh of a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
 def _name_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
     """Within it errors say at which sizes they are."""
-    shown = ", ".join(f"{dimension} = {size}" for dimension, size in sizes.items())
     try:
         yield
     except ModelError as error:
         equal = (
             "; dimensions that have to be equal need one name" if "must match" in f"{error}" else ""
         )
-        raise ModelError(f"{error} (with dynamic_shapes, at {shown}{equal})") from error
+        raise ModelError(
+            f"{error} (with dynamic_shapes, at {describe_sizes(sizes)}{equal})"
+        ) from error
 
 
 def traced_sizes(dynamic: DynamicInputs) -> list[dict[str, int]]:
@@ -102,7 +129,7 @@ def traced_sizes(dynamic: DynamicInputs) -> list[dict[str, int]]:
 def _odd_size(dimension: DynamicDimension, fraction: float, taken: set[int]) -> int:
     """A size near a fraction of a range, odd and not taken if there is such."""
     smallest, largest = dimension.smallest, dimension.largest
-    wanted = smallest + fraction * (largest - smallest)
+    wanted = smallest + fraction * min(largest - smallest, _MAX_ODD_DISTANCE)
     sizes = range(smallest, largest + 1)
     near = sorted(sizes[:: max(len(sizes) // 4096, 1)], key=lambda size: abs(size - wanted))
     inner = [size for size in near if smallest < size < largest] or near
@@ -185,13 +212,16 @@ class _Merger:
         where it has none."""
         found = self.fit.find(tuple(numbers))
         if found is None:
-            names = " and ".join(one.name for one in self.dynamic.dimensions)
             raise ModelError(
-                f"{self.label}: a size{place()} is no expression of {names} that a plan can follow "
-                f"({', '.join(map(str, numbers))}): leave a dimension out of dynamic_shapes, or "
-                "give several samples"
+                f"{self.label}: a size{place()} is no expression of {self.names()} that a plan can "
+                f"follow ({', '.join(map(str, numbers))}): leave a dimension out of "
+                "dynamic_shapes, or give several samples"
             )
         return found
+
+    def names(self) -> str:
+        """The names of the dimensions, for people."""
+        return " and ".join(one.name for one in self.dynamic.dimensions)
 
     def layout(self, value: GraphValue) -> DynamicLayout | None:
         """The layout of a value, None where it is the same at all sizes."""
@@ -238,6 +268,8 @@ class _Merger:
             return first
         if all(type(one) is int for one in together):
             return {"size": self.size(together, place)}
+        if number := self.fit.find_number(together):
+            return {"number": number}
         if isinstance(first, list) and all(
             isinstance(one, list) and len(one) == len(first) for one in together
         ):
@@ -247,9 +279,9 @@ class _Merger:
         ):
             return {key: self.argument([one[key] for one in together], place) for key in first}
         raise ModelError(
-            f"{self.label}: an argument{place()} depends on sizes and is no size ({together[0]!r} "
-            f"and {together[1]!r}): leave a dimension out of dynamic_shapes, or give several "
-            "samples"
+            f"{self.label}: an argument{place()} depends on {self.names()} in a way that a plan "
+            f"cannot follow ({together[0]!r} and {together[1]!r}): leave a dimension out of "
+            "dynamic_shapes, or give several samples"
         )
 
     def in_place(self, op: Op, shapes: DynamicShapes) -> list[int]:
@@ -271,11 +303,12 @@ class _Merger:
         known: set[str] = set()
         inputs = self.graphs[0].inputs
         for leaf, axes in sorted(self.dynamic.axes.items()):
-            for axis, name in axes.items():
+            for axis, size in axes.items():
                 value = inputs[leaf]
+                name, factor, offset = linear_size(size) or (size, 1, 0)
                 if name not in known and value != NO_VALUE:
                     known.add(name)
-                    yield SizeSource(name, value, axis)
+                    yield SizeSource(name, value, axis, factor, offset)
 
 
 def _known_strides(sizes: Sequence[int], strides: Sequence[int]) -> list[int | None]:

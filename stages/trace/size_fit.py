@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
+from tightfit.schemas.graph.number_expressions import evaluate_number
 from tightfit.schemas.graph.size_expressions import Size, evaluate_size
 
 Numbers = tuple[int | None, ...]
@@ -17,8 +19,14 @@ _MAX_TERMS = 2
 class SizeFit:
     """Expressions that sizes can be, with their values at several sizes."""
 
-    def __init__(self, expressions: Sequence[str], points: Sequence[Mapping[str, int]]) -> None:
+    def __init__(
+        self,
+        expressions: Sequence[str],
+        points: Sequence[Mapping[str, int]],
+        numbers: Sequence[str] = (),
+    ) -> None:
         self.points = points
+        self.numbers = {tuple(evaluate_number(text, at) for at in points): text for text in numbers}
         self.values: dict[tuple[int, ...], str] = {}
         names = [*points[0]]
         products = [
@@ -27,6 +35,12 @@ class SizeFit:
         for text in (*names, *expressions, *products):
             self.values.setdefault(tuple(evaluate_size(text, at) for at in points), text)
         self._known: dict[Numbers, Size | None] = {}
+
+    def find_number(self, floats: Sequence[Any]) -> str | None:
+        """The text of a float that is known at all points; None for another value."""
+        if not all(type(one) is float for one in floats):
+            return None
+        return self.numbers.get(tuple(floats))
 
     def find(self, numbers: Numbers) -> Size | None:
         """The expression that has these values: a number, one of the known expressions, or a sum of

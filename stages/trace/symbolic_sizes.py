@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMi
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from tightfit.schemas.graph.dynamic_inputs import DynamicDimension, DynamicInputs
+from tightfit.schemas.graph.size_expressions import linear_size
 from tightfit.stages.torch_utils.model_factory import BuiltModel, structure_leaves
 from tightfit.stages.trace.code_inspection import caller_location, short_path
 from tightfit.util.errors import ModelError
@@ -29,8 +30,8 @@ class _RecordingShapeEnv(ShapeEnv):
     """What is known of symbols, with the names of their dimensions and, by the number of each
     condition, the line of the model that asked for it."""
 
-    def __init__(self) -> None:
-        super().__init__(duck_shape=False)
+    def __init__(self, may_be_one: bool) -> None:
+        super().__init__(duck_shape=False, specialize_zero_one=not may_be_one)
         self.names: dict[sympy.Symbol, str] = {}
         self.lines: list[str] = []
         self.fixing_lines: dict[sympy.Symbol, str] = {}
@@ -45,10 +46,13 @@ class _RecordingShapeEnv(ShapeEnv):
         return result
 
 
-def symbolic_fake_mode() -> FakeTensorMode:
+def symbolic_fake_mode(dynamic: DynamicInputs) -> FakeTensorMode:
     """A mode of tensors without memory whose sizes may be symbols, one for each dimension even if
     two have the same size in the sample."""
-    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=_RecordingShapeEnv())
+    env = _RecordingShapeEnv(1 in dynamic.smallest.values())
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
+    mode.cache_enabled = False  # with symbols results take longer to keep than to make
+    return mode
 
 
 def symbolic_inputs(
@@ -64,10 +68,12 @@ def symbolic_inputs(
     for place in places:
         like, axes = leaves[place], built.dynamic.axes.get(place, {})
         shape = list(like.shape)
-        for axis, name in axes.items():
+        for axis, size in axes.items():
+            name, factor, offset = linear_size(size) or (size, 1, 0)
             if name not in symbols:
-                symbols[name] = _create_symbol(env, built.dynamic.dimension(name), like.shape[axis])
-            shape[axis] = symbols[name]
+                hint = (like.shape[axis] - offset) // factor
+                symbols[name] = _create_symbol(env, built.dynamic.dimension(name), hint)
+            shape[axis] = factor * symbols[name] + offset
         order = sorted(range(like.dim()), key=like.stride, reverse=True)
         with mode:
             if axes:
@@ -114,6 +120,45 @@ def graph_expressions(graph: fx.GraphModule, label: str, dynamic: DynamicInputs)
     return list(found)
 
 
+def number_texts(graph: fx.GraphModule) -> list[str]:
+    """The texts of all floats that a symbolic capture computes from sizes in Python."""
+    found: dict[str, None] = {}
+    for node in graph.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymFloat):
+            text = _number_text(value.node.expr, value.node.shape_env.names)
+            if text is not None:
+                found.setdefault(f"{text} * 1.0" if text.isidentifier() else text)
+    return list(found)
+
+
+def _number_text(number: sympy.Expr, names: Mapping[sympy.Symbol, str]) -> str | None:
+    """A number in the language of `schemas.graph.number_expressions`, None where it has no words.
+    Sums and products have two operands, whose order does not matter to bits."""
+    kind = type(number).__name__
+    if isinstance(number, sympy.Float):
+        return repr(float(number))
+    sign = _NUMBER_SIGNS.get(kind)
+    if kind == "ToFloat":
+        return _number_text(number.args[0], names)
+    if sign is None or len(number.args) != 2:
+        return _size_text(number, names)
+    texts = [_number_text(part, names) for part in number.args]
+    if None in texts:
+        return None
+    one, other = (text if str(text).isidentifier() else f"({text})" for text in texts)
+    return f"{one} {sign} {other}"
+
+
+_NUMBER_SIGNS = {
+    "IntTrueDiv": "/",
+    "FloatTrueDiv": "/",
+    "FloatPow": "**",
+    "Mul": "*",
+    "Add": "+",
+}
+
+
 def _symbolic_sizes(values: Sequence[Any]) -> Iterator[torch.SymInt]:
     """The symbolic integers among what nodes give, and sizes and strides of their tensors."""
     for value in values:
@@ -153,6 +198,9 @@ def _check_conditions(env: _RecordingShapeEnv, label: str, dynamic: DynamicInput
         shown = guard.expr.xreplace(_as_symbols(env.names))
         line = _line_clause(env.lines[number] if number < len(env.lines) else "")
         remedy = "give dynamic_shapes a range in which it goes one way, or several samples"
+        if len(symbols) == 1 and (least := _least_size(env, symbols[0], dimensions[0])):
+            least_range = f"a range from {least} on (min={least})"
+            remedy = f"give {dimensions[0].name} {least_range}, or several samples"
         tried, is_complete = _tried_sizes(dimensions)
         for sizes in tried:
             if guard.expr.xreplace(dict(zip(symbols, map(sympy.Integer, sizes), strict=True))):
@@ -167,6 +215,22 @@ def _check_conditions(env: _RecordingShapeEnv, label: str, dynamic: DynamicInput
                 f"{label}: the forward goes another way where not {shown}{line}, and there are too "
                 f"many sizes to look at each: {remedy}"
             )
+
+
+def _least_size(
+    env: _RecordingShapeEnv, symbol: sympy.Symbol, dimension: DynamicDimension
+) -> int | None:
+    """The smallest size from which on all conditions of one dimension hold up to the largest, None
+    where there is no such range or it has too many sizes."""
+    sizes = range(dimension.smallest, dimension.largest + 1)
+    conditions = [guard.expr for guard in env.guards]
+    own = [one for one in conditions if one.free_symbols & env.names.keys() == {symbol}]
+    least = None
+    for size in reversed(sizes if len(sizes) <= _MAX_TRIED_SIZES else ()):
+        if not all(condition.xreplace({symbol: sympy.Integer(size)}) for condition in own):
+            break
+        least = size
+    return None if least == dimension.largest else least
 
 
 def _tried_sizes(

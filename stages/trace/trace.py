@@ -24,7 +24,12 @@ from tightfit.stages.trace.canonicalize.eager_kernels import (
 )
 from tightfit.stages.trace.canonicalize.extremum_gradients import match_eager_extremum_gradients
 from tightfit.stages.trace.canonicalize.gradients import insert_gradient_copies
-from tightfit.stages.trace.canonicalize.layout import propagate_layouts
+from tightfit.stages.trace.canonicalize.layout import (
+    LayoutPropagator,
+    MendedCalls,
+    fake_mode_of,
+    propagate_layouts,
+)
 from tightfit.stages.trace.canonicalize.op_order import order_calls, place_buffer_writes
 from tightfit.stages.trace.capture import Capture, capture
 from tightfit.stages.trace.emit import Emitter, encode_constant
@@ -64,13 +69,20 @@ class CapturedStep:
     guards: dict[str, object]
     ambient: torch.autocast
 
-    def graph(self, built: BuiltModel, name: str, channels_last: bool) -> Graph:
+    def graph(
+        self,
+        built: BuiltModel,
+        name: str,
+        channels_last: bool,
+        mended: MendedCalls | None = None,
+    ) -> Graph:
         """The graph of the step, under a name; `built` is the model that was captured, with a
-        sample of the sizes that the captured tensors have."""
+        sample of the sizes that the captured tensors have. `mended` has what was found about
+        layouts at other sizes."""
         with torch.autocast(self.ambient.device, enabled=False):
             of_step = _with_step_loss(built, self.captured)
             own = (self.captured, name, self.ambient, self.guards, channels_last)
-            return _build_graph(of_step, *own)
+            return _build_graph(of_step, *own, mended)
 
 
 def _trace(built: BuiltModel, name: str, kind: str, channels_last: bool) -> Graph:
@@ -133,6 +145,7 @@ def _build_graph(
     ambient: torch.autocast,
     guards: dict[str, object],
     channels_last: bool,
+    mended: MendedCalls | None,
 ) -> Graph:
     """The graph of a capture, laid out and with its writes and gradients in their places; the loss
     runs under the `ambient` autocast, as the model did."""
@@ -158,7 +171,8 @@ def _build_graph(
         with ambient:
             return output_gradients(built, outputs, captured.leaves, captured.output_tree)
 
-    propagate_layouts(program, tangents)
+    layout = LayoutPropagator(fake_mode_of(program), mended)
+    propagate_layouts(program, tangents, layout)
     if channels_last and can_use_channels_last(program):
         propagate_layouts(program, tangents, ChannelsLastPropagator(program))
     place_buffer_writes(program)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tightfit.schemas import store
+from tightfit.schemas.dynamic_plan import parse_dynamic_plan
 from tightfit.schemas.graph.training_graph import Graph, has_fused_kernels, read_graph
 from tightfit.schemas.measurement import write_measurement, write_memory_timeline
 from tightfit.schemas.package_manifest import check_package_sources, module_digest
@@ -19,6 +20,7 @@ from tightfit.stages.torch_utils.operators_option import add_operators_argument,
 from tightfit.util.budget import NO_BUDGET
 from tightfit.util.command_line import LineageEntry, parse_count, parse_settings
 from tightfit.util.errors import ConfigError
+from tightfit.util.progress import ProgressCallback
 
 if TYPE_CHECKING:
     from tightfit.schemas.pipeline import PipelineSchedule
@@ -78,6 +80,7 @@ def prepare_model(options: argparse.Namespace, graph: Graph) -> Iterator[BuiltMo
     from tightfit.stages.torch_utils.devices import require_device
     from tightfit.stages.torch_utils.model_factory import build_from_factory
     from tightfit.stages.validate.comparison import SEED
+    from tightfit.stages.validate.dynamic_sizes import with_graph_sizes
 
     require_device(options.device)
     if torch.device(options.device).type != graph.device:
@@ -88,7 +91,7 @@ def prepare_model(options: argparse.Namespace, graph: Graph) -> Iterator[BuiltMo
     torch.manual_seed(SEED)
     with register_operators(options.operators, options.search_path):
         place = {"search_path": options.search_path, "device": options.device}
-        yield build_from_factory(options.factory, arguments, **place)
+        yield with_graph_sizes(build_from_factory(options.factory, arguments, **place), graph)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -235,6 +238,7 @@ def _run_validation(
             printer.report,
             _load_original(options),
         )
+        result = _add_sizes(options, graph, built, plan, result, printer.report)
         return _add_eager_fallback(options, built, result)
 
 
@@ -271,6 +275,28 @@ def _load_original(options: argparse.Namespace) -> OriginalMeasurement | None:
         reference, read_memory_timeline(options.reference.with_name("memory_timeline.arrow"))
     )
     return found if found.matches_device(options.device) else None
+
+
+def _add_sizes(
+    options: argparse.Namespace,
+    graph: Graph,
+    built: BuiltModel,
+    plan: Mapping[str, Any],
+    result: Validation,
+    report: ProgressCallback,
+) -> Validation:
+    """The result with what is found at other sizes of a graph with dynamic shapes."""
+    from tightfit.schemas.measurement import FAILED_STATUS
+    from tightfit.stages.validate.dynamic_sizes import add_size_measurements
+    from tightfit.stages.validate.load import load_planned_module
+
+    if graph.dynamic is None or result.measurement.status == FAILED_STATUS:
+        return result
+    given = plan.get("dynamic")
+    predicted = None if given is None else parse_dynamic_plan(given, str(options.plan))
+    planned = load_planned_module(options.module, built.model)
+    own = (result.measurement, graph, built, planned, predicted, report)
+    return replace(result, measurement=add_size_measurements(*own))
 
 
 def _add_eager_fallback(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
-from tightfit.schemas.graph.dynamic_shapes import graph_at
+from tightfit.schemas.dynamic_plan import DynamicPlan, SizeMeasurement
+from tightfit.schemas.graph.dynamic_inputs import describe_sizes
+from tightfit.schemas.graph.dynamic_shapes import graph_at, graph_dynamic_inputs
 from tightfit.schemas.graph.training_graph import Graph
+from tightfit.schemas.measurement import FAILED_STATUS, Measurement
 from tightfit.stages.torch_utils.devices import device_of_tensors, enter_device
 from tightfit.stages.torch_utils.model_factory import BuiltModel, all_tensors
 from tightfit.stages.torch_utils.sample_sizes import resize_samples
@@ -16,48 +21,39 @@ from tightfit.stages.validate.training_step import StepRunner, detach_sample
 from tightfit.stages.validate.validate import check_planned_module
 from tightfit.util.progress import ProgressCallback
 
-_BETWEEN = (0.5, 0.29, 0.83)
-"""Where, within each range, sizes between the limits are compared: the first alone for a quick
-check."""
+_QUICK_SIZES = 2
+"""So many sizes, the smallest first, are compared in a quick check."""
 
 
 def compare_sizes(
     graph: Graph,
     built: BuiltModel,
     planned: nn.Module,
-    peak: int | None,
+    predicted: DynamicPlan | None,
     report: ProgressCallback | None = None,
     full: bool = True,
-) -> str:
+) -> tuple[list[SizeMeasurement], str]:
     """Compares a planned module with its original at the smallest sizes and at sizes between, as
-    `check_planned_module` does at the largest, and on the CPU its peak with that at the largest.
+    `check_planned_module` does at the largest, and on the CPU its peaks with those `predicted`.
 
-    Returns "" where nothing is wrong, else a sentence."""
-    for sizes in compared_sizes(graph, full):
+    Unless `full` it does so at the smallest and at one between. Returns what was found up to the
+    first fault, and that fault in a sentence, "" for none."""
+    assert graph.dynamic is not None
+    measured: list[SizeMeasurement] = []
+    peaks = {} if predicted is None else {describe_sizes(o.sizes): o.peak for o in predicted.peaks}
+    for sizes in graph.dynamic.checked_sizes()[: None if full else _QUICK_SIZES]:
         own, resized = graph_at(graph, sizes), resize_samples(built, sizes)
         said = check_planned_module(own, resized, planned, report, full)
-        if not said and peak is not None and graph.device == "cpu":
+        foretold = peaks.get(describe_sizes(sizes))
+        taken = None
+        if not said and graph.device == "cpu":
             taken = measure_size_peak(own, resized, planned)
-            if taken > peak:
-                said = f"The planned step takes {taken:,} bytes, and {peak:,} at the largest sizes."
+            if foretold is not None and taken != foretold:
+                said = f"The step takes {taken:,} bytes where {foretold:,} were predicted."
+        measured.append(SizeMeasurement(sizes, not said, foretold, taken))
         if said:
-            at = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-            return f"With dynamic_shapes, at {at}: {said}"
-    return ""
-
-
-def compared_sizes(graph: Graph, full: bool) -> list[dict[str, int]]:
-    """The sizes beside the largest at which a plan is compared: the smallest, and sizes between."""
-    assert graph.dynamic is not None
-    found = [graph.dynamic.smallest]
-    for fraction in _BETWEEN if full else _BETWEEN[:1]:
-        found.append(
-            {
-                one.name: one.smallest + int(fraction * (one.largest - one.smallest))
-                for one in graph.dynamic.dimensions
-            }
-        )
-    return [sizes for number, sizes in enumerate(found) if sizes not in found[:number]]
+            return measured, f"With dynamic sizes, at {describe_sizes(sizes)}: {said}"
+    return measured, ""
 
 
 def measure_size_peak(graph: Graph, built: BuiltModel, planned: nn.Module) -> int:
@@ -66,3 +62,37 @@ def measure_size_peak(graph: Graph, built: BuiltModel, planned: nn.Module) -> in
     with enter_device(place), freeze_garbage_collector(), seed_host_random(SEED):
         runner, sample = StepRunner.of(graph, built), detach_sample(built.samples[0])
         return measure_memory(copy_model(planned), runner, sample, str(place))[0].peak
+
+
+def with_graph_sizes(built: BuiltModel, graph: Graph) -> BuiltModel:
+    """A model as a factory made it, with samples of the largest sizes of a graph."""
+    if graph.dynamic is None:
+        return built
+    return resize_samples(
+        replace(built, dynamic=graph_dynamic_inputs(graph)), graph.dynamic.largest
+    )
+
+
+def add_size_measurements(
+    measured: Measurement,
+    graph: Graph,
+    built: BuiltModel,
+    planned: nn.Module,
+    predicted: DynamicPlan | None,
+    report: ProgressCallback | None = None,
+) -> Measurement:
+    """A measurement of a plan at the largest sizes with what is found at others; "failed" where the
+    plan is wrong there."""
+    sizes, said = compare_sizes(graph, built, planned, predicted, report)
+    found = replace(measured, sizes=tuple(sizes))
+    if said:
+        return replace(found, status=FAILED_STATUS, message=said)
+    return replace(found, message=f"{found.message}; {_describe_sizes(graph, sizes)}")
+
+
+def _describe_sizes(graph: Graph, measured: list[SizeMeasurement]) -> str:
+    """What was compared, as a clause."""
+    assert graph.dynamic is not None
+    exact = all(one.predicted_peak is not None for one in measured)
+    said = "the same bits" + (" and the predicted peak" if exact else "")
+    return f"{graph.dynamic.describe()}: {said} at {len(measured)} sizes below the largest, too"

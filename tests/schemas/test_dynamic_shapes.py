@@ -70,7 +70,7 @@ LIES: dict[str, tuple[Callable[[DynamicShapes], DynamicShapes], str]] = {
     "layout": (lambda d: first_layout(d, strides=["batch", 4, 1]), "not the graph's own"),
     "source": (lambda d: first_layout(d, shape=[4, "tokens", 4]), "has no dimension 'batch'"),
     "name": (lambda d: renamed(d, name="a b"), "the dynamic dimension 'a b' is from 2 to 4"),
-    "range": (lambda d: renamed(d, smallest=1), "the dynamic dimension 'batch' is from 1 to 4"),
+    "range": (lambda d: renamed(d, smallest=1), "value [0-9]+ may have less than 2 at 0"),
     "none": (lambda d: replace(d, dimensions=[]), "has the dynamic dimensions"),
     "sources": (lambda d: replace(d, sources=d.sources[:1]), "is that of no input"),
     "parameter": (

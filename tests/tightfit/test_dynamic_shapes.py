@@ -93,6 +93,17 @@ def test_names_and_hints_take_the_size_of_the_sample_as_the_largest() -> None:
     assert made.dynamic.largest == {made.dynamic.dimensions[0].name: 12}
 
 
+def test_sizes_are_in_steps_where_a_dimension_is_multiplied() -> None:
+    third = Dim("third", max=5)
+    made = read((tokens(3, 9),), {}, {"ids": {1: 3 * third}})
+    assert made.dynamic is not None
+    assert made.dynamic.dimensions == (DynamicDimension("third", 1, 5),)
+    assert made.samples[0][0][0].shape == (3, 15)
+    made = read((tokens(3, 9),), {}, {"ids": {0: "rows", 1: "2*half + 1"}})
+    assert made.dynamic is not None and made.dynamic.axes == {0: {0: "rows", 1: "2*half + 1"}}
+    assert made.dynamic.dimension("half") == DynamicDimension("half", 1, 4)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -104,7 +115,8 @@ def test_names_and_hints_take_the_size_of_the_sample_as_the_largest() -> None:
         ({"ids": 3}, "says 3 of ids, expected axes"),
         ({"ids": {1: 2.5}}, "says 2.5 of axis 1 of ids, expected a torch.export.Dim"),
         ({"ids": {1: 8}}, "axis 1 of ids is 9 in the sample, not 8"),
-        ({"ids": {1: 2 * Dim("half")}}, "axis 1 of ids is computed from another dimension"),
+        ({"ids": {1: 2 * Dim("half")}}, "9 in the sample, which is no 2.half: give .* 8 or 10"),
+        ({"ids": {1: 3 * Dim("third", max=2)}}, "is 3 in the sample, and third is from 1 to 2"),
         (
             {"ids": {1: Dim("tokens", max=8)}},
             "axis 1 of ids is 9 in the sample, and tokens is from",
@@ -190,6 +202,9 @@ def test_one_plan_takes_all_sizes(store: Path) -> None:
         **SETTINGS,
     )
     assert "it takes calls with batch from 2 to 4, tokens from 2 to 12" in plan.summary()
+    sizes = "(batch = 2, tokens = 2) and (batch = 3, tokens = 7)"
+    assert f"compared with the model at the largest sizes and {sizes}" in plan.summary()
+    assert plan.dynamic is not None and len(plan.dynamic.peaks) == 4
     twin, chance = copy.deepcopy(model), random.Random(0)
     restored = pickle.loads(pickle.dumps(planned))
     for _ in range(8):

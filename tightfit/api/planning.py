@@ -360,7 +360,7 @@ def _check_specialized(
     """A plan that was compared with its model, and with it the one of eager's kernels that its
     package has, too."""
     made = check_plan(one.runner, one.variant, one.plan, load_one)
-    check_sizes(one.runner, one.variant, made, load_one)
+    made = check_sizes(one.runner, one.variant, made, load_one)
     if one.eager_fallback is not None:
         other = one.eager_fallback
         eager = loader(one.plan.package, part="eager")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from tightfit.schemas.dynamic_plan import DynamicPlan
     from tightfit.schemas.graph.training_graph import Graph
     from tightfit.stages.torch_utils.model_factory import BuiltModel
 
@@ -295,17 +296,20 @@ class StageRunner:
         return "" if self.full_check else timer.describe_ratio()
 
     def check_sizes(
-        self, graph: Path, built: BuiltModel, planned: nn.Module, peak: int | None
-    ) -> None:
-        """Raises ModelError where the planned module of a graph with dynamic shapes does not do
-        what the original does at other sizes, or takes more bytes than `peak`."""
+        self, graph: Path, built: BuiltModel, planned: nn.Module, predicted: DynamicPlan | None
+    ) -> str:
+        """The sizes other than the largest at which the planned module of a graph with dynamic
+        shapes was compared, for people. Raises ModelError where it does not do what the original
+        does there, or takes other bytes than predicted."""
         from tightfit.schemas.graph.training_graph import read_graph
         from tightfit.stages.validate.dynamic_sizes import compare_sizes
 
         self.progress.stage("check")
-        given = (read_graph(graph), built, planned, peak, self.progress.report, self.full_check)
-        if said := compare_sizes(*given):
+        own = (self.progress.report, self.full_check)
+        found, said = compare_sizes(read_graph(graph), built, planned, predicted, *own)
+        if said:
             raise ModelError(said)
+        return " and ".join(f"({one.describe()})" for one in found)
 
     def check_transfers(
         self, graph: Path, built: BuiltModel, planned: nn.Module, plan: Plan

@@ -103,15 +103,17 @@ def check_plan(
 
 def check_sizes(
     runner: StageRunner, variant: InputSpecialization, made: ChosenPlan, load: LoadPlanned
-) -> None:
-    """Compares a plan with dynamic shapes with its model at the smallest sizes and between.
+) -> ChosenPlan:
+    """The plan, compared with its model at the smallest sizes and between where shapes are dynamic,
+    with these sizes.
 
-    Raises ModelError where it differs, or takes more than at the largest."""
+    Raises ModelError where it differs, or takes other bytes than predicted."""
     if variant.built.dynamic is None:
-        return
+        return made
     planned = load(variant.built.model, "error")
     with _preserve_side_effects(variant.graph, variant.built.model):
-        runner.check_sizes(variant.graph, variant.built, planned, made.peak)
+        at = runner.check_sizes(variant.graph, variant.built, planned, made.dynamic)
+    return made.with_note(f"it was compared with the model at the largest sizes and {at}")
 
 
 @contextlib.contextmanager

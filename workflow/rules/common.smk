@@ -429,6 +429,12 @@ def loss_room(wildcards):
     return model_of(wildcards).loss_room
 
 
+def dynamic(wildcards):
+    """Names the sizes of inputs that differ from call to call as options of a stage."""
+    found = model_of(wildcards).dynamic
+    return found.options if found else []
+
+
 def channels_last(wildcards):
     """Where kernels are fused convolutions run on such tensors, as an option of a stage."""
     return "--channels-last" if wildcards.model in FUSED else ""

@@ -16,13 +16,14 @@ rule trace:
         source_code=source_code,
         ones=ones,
         loss_room=loss_room,
+        dynamic=dynamic,
         channels_last=channels_last,
         device=of_model("here"),
         code=code_of("trace"),
     message:
         "{wildcards.model}: tracing the training step"
     shell:
-        "python -m tightfit trace {params.source:q} {params.operators:q} {params.ones} {params.channels_last} --name {params.name}"
+        "python -m tightfit trace {params.source:q} {params.operators:q} {params.dynamic:q} {params.ones} {params.channels_last} --name {params.name}"
         " --loss-room {params.loss_room:q}"
         " --device {params.device:q} --out {output:q} --error-file {log:q}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -108,6 +109,19 @@ _WINDOW_FUNCTIONS = "_window."
 """Of operators that make windows, which lie in a storage of an element more, without operands."""
 
 
+@dataclass
+class MendedCalls:
+    """The numbers of the calls of a program whose results were found to lie elsewhere than fake
+    ones; once `complete`, the same program of other sizes looks at these alone."""
+
+    numbers: set[int] = field(default_factory=set)
+    complete: bool = False
+
+    def may_be(self, number: int) -> bool:
+        """Whether a call may be one of them."""
+        return not self.complete or number in self.numbers
+
+
 class LayoutPropagator:
     """Runs calls on fake tensors, and mends strides and sizes that fake tensors get wrong.
 
@@ -116,8 +130,10 @@ class LayoutPropagator:
     are therefore run once, on ones (indices on zeros).
     """
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, mended: MendedCalls | None = None) -> None:
         self.mode = mode
+        self.mended = MendedCalls() if mended is None else mended
+        self.count = 0
         self.probed: dict[str, list[StoragePlacement | None] | None] = {}
         self.copied: dict[Variable, Variable] = {}
 
@@ -173,8 +189,11 @@ class LayoutPropagator:
         made = call.made()
         if call.writes or any(storage_key(output.fake) in shared for output in made):
             return
+        number, self.count = self.count, self.count + 1
+        if not self.mended.may_be(number):
+            return
         size = sum(variable.fake.untyped_storage().nbytes() for variable in {*operands, *made})
-        if size > PROBE_BYTES:
+        if size > PROBE_BYTES and not self.mended.complete:
             return
         places = self.measured_placements(call)
         if places is None:
@@ -182,6 +201,7 @@ class LayoutPropagator:
         for output, place in zip(call.outputs, places, strict=True):
             if output is not None and place is not None and place != tensor_placement(output.fake):
                 output.fake = self.placed(output.fake, place)
+                self.mended.numbers.add(number)
 
     def placed(self, like: torch.Tensor, place: StoragePlacement) -> torch.Tensor:
         """A fake tensor like another one, at another place of a storage of its own."""

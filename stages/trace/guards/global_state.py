@@ -281,16 +281,25 @@ def _skip_operator_dispatch(watch: ProfileHook) -> Iterator[None]:
     time of watching, and nothing of the model's."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch._subclasses.functional_tensor import FunctionalTensorMode
+    from torch.fx.experimental.sym_node import SymNode
 
-    modes: tuple[Any, ...] = (FunctionalTensorMode, FakeTensorMode)
-    dispatched = [mode.__torch_dispatch__ for mode in modes]
-    for mode, dispatch in zip(modes, dispatched, strict=True):
-        mode.__torch_dispatch__ = _without_profiler(dispatch, watch)
+    places: list[tuple[Any, str]] = [
+        (mode, "__torch_dispatch__") for mode in (FunctionalTensorMode, FakeTensorMode)
+    ]
+    # Operators ask for sizes outside of the modes, too, which are symbols in some captures.
+    places += [
+        (SymNode, name)
+        for name, value in vars(SymNode).items()
+        if isinstance(value, types.FunctionType) and not name.startswith("__")
+    ]
+    known = [getattr(owner, name) for owner, name in places]
+    for (owner, name), function in zip(places, known, strict=True):
+        setattr(owner, name, _without_profiler(function, watch))
     try:
         yield
     finally:
-        for mode, dispatch in zip(modes, dispatched, strict=True):
-            mode.__torch_dispatch__ = dispatch
+        for (owner, name), function in zip(places, known, strict=True):
+            setattr(owner, name, function)
 
 
 def _without_profiler(dispatch: Callable[..., Any], watch: ProfileHook) -> Callable[..., Any]:

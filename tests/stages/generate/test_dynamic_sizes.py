@@ -27,6 +27,7 @@ from tightfit.schemas.costs import Costs
 from tightfit.schemas.graph.dynamic_shapes import graph_at
 from tightfit.schemas.graph.training_graph import Graph
 from tightfit.schemas.schedule import ScheduleStep
+from tightfit.stages.combine.dynamic_peaks import predict_dynamic_peaks
 from tightfit.stages.combine.lowering.schedule import lower_to_schedule
 from tightfit.stages.generate.package import build_package
 from tightfit.stages.profile.cost_library import open_cost_library
@@ -37,7 +38,7 @@ from tightfit.stages.torch_utils.model_factory import BuiltModel
 from tightfit.stages.torch_utils.sample_sizes import resize_samples
 from tightfit.stages.trace.dynamic_trace import trace_dynamic
 from tightfit.stages.validate.dynamic_sizes import compare_sizes, measure_size_peak
-from tightfit.util.errors import ArtifactError
+from tightfit.util.errors import ArtifactError, ModelError
 
 
 def random_sizes(built: BuiltModel, count: int) -> list[dict[str, int]]:
@@ -78,8 +79,14 @@ def test_bits_and_peaks_are_those_of_each_size(name: str, tmp_path: Path) -> Non
         peak = simulate(at_sizes, costs_of(at_sizes, resized, tmp_path / "library"), steps).peak
         assert measure_size_peak(at_sizes, resized, module) == peak <= largest
     own = package.load(built.model)
-    assert compare_sizes(graph, built, own, largest, full=False) == ""
-    assert "takes" in compare_sizes(graph, built, own, 1, full=False)
+    foretold = predict_dynamic_peaks(graph, costs, steps, largest)
+    assert foretold is not None and len(foretold.peaks) == 4
+    measured, said = compare_sizes(graph, built, own, foretold, full=False)
+    assert (len(measured), said) == (2, "")
+    wrong = replace(foretold, peaks=[replace(one, peak=1) for one in foretold.peaks])
+    assert "takes" in compare_sizes(graph, built, own, wrong, full=False)[1]
+    with pytest.raises(ModelError, match=r"takes .* bytes at .*, and 1 at the largest sizes"):
+        predict_dynamic_peaks(graph, costs, steps, 1)
 
 
 @pytest.fixture(scope="module")

@@ -79,11 +79,59 @@ class Weighted(nn.Module):
         return out
 
 
+class Scaled(Weighted):
+    """Computes with floats of the number of tokens, and interpolates to twice as many."""
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * x.shape[1] ** -0.5 / (x.shape[1] / 2) + 1.0 / x.shape[0]
+        larger = nn.functional.interpolate(x[:, None], scale_factor=(2, 1), mode="bilinear")
+        return larger[:, 0, ::2] + nn.functional.interpolate(x, size=2 * x.shape[2])[..., 1::2]
+
+
 class SquareRoot(Weighted):
     """Divides by the square root of the number of tokens, in Python."""
 
     def scale(self, x: torch.Tensor) -> torch.Tensor:
         return x / math.sqrt(x.shape[1])
+
+
+class Shifted(Weighted):
+    """Compares each token with the one before it."""
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, 1:] * x[:, :-1]
+
+
+class Strided(Weighted):
+    """A convolution with a stride."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(4, 4, 3, stride=2)
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.convolution(x.transpose(1, 2)).transpose(1, 2)
+        return out
+
+
+class Cached(Weighted):
+    """Keeps positions by the number of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions: dict[int, torch.Tensor] = {}
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] not in self.positions:
+            self.positions[x.shape[1]] = torch.arange(x.shape[1])
+        return x * self.positions[x.shape[1]].unsqueeze(-1)
+
+
+class Constant(Weighted):
+    """Makes a tensor of the number of tokens."""
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.tensor(x.shape[1])
 
 
 class Loop(Weighted):

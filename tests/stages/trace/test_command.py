@@ -78,7 +78,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 run(Namespace(factory="data.models:gpt2", arguments={json.dumps(big)!r}, name="big", device="cpu",
               out={str(tmp_path / "graph")!r}, search_path=[], operators=[],
               assume_all_ones_masks=False,
-              channels_last=False, loss_room="0"))
+              channels_last=False, loss_room="0", dynamic_shapes=None))
 print("grown by", (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, "MiB")
 """
     done = subprocess.run(

@@ -27,6 +27,7 @@ MODELS: dict[str, Callable[[], BuiltModel]] = {
     "convolutions": lambda: dynamic.built_dynamic(
         (dynamic.Convolutions().train(), ((torch.randn(3, 3, 8, 8),), {})), dynamic.BATCH
     ),
+    "scaled": lambda: dynamic.built_dynamic(dynamic.tokens(dynamic.Scaled)),
     "gpt2": lambda: dynamic.built_dynamic(models.gpt2(1, 32, 2, 50, 2, 24, dropout=0.1)),
     "bert": lambda: dynamic.built_dynamic(models.bert(1, 32, 2, 50, 2, 24)),
     "llama": lambda: dynamic.built_dynamic(models.llama(1, 32, 4, 50, 2, 24)),
@@ -69,7 +70,11 @@ def test_a_graph_at_other_sizes_is_their_own_trace(name: str, tmp_path: Path) ->
     [
         (dynamic.SquareRoot, r"fixes the dynamic dimension 'tokens' to be \d+ at .*dynamic_models"),
         (dynamic.Loop, r"fixes the dynamic dimension 'tokens' to be \d+ at .*dynamic_models"),
-        (dynamic.Branch, "goes another way where not .*tokens.* at .*dynamic_models.py"),
+        (dynamic.Branch, r"goes another way where not .*tokens.* at .*dynamic_models.py.*min=17"),
+        (dynamic.Shifted, r"at .*dynamic_models.py:\d+, as at tokens = 2: give tokens .*\(min=3\)"),
+        (dynamic.Strided, r"at .*dynamic_models.py:\d+, as at tokens = 2: give tokens .*\(min="),
+        (dynamic.Cached, r"dynamic_models.py:\d+: it keeps something by a dynamic size, as in"),
+        (dynamic.Constant, r"fixes the dynamic dimension 'tokens' to be \d+ at .*dynamic_models"),
         (
             dynamic.Halves,
             "goes another way where not|fixes the dynamic dimension|cannot be captured",

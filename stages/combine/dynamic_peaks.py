@@ -1,0 +1,46 @@
+"""The peaks of a schedule at other sizes than the largest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tightfit.schemas.costs import Costs
+from tightfit.schemas.dynamic_plan import DynamicPlan, SizePeak
+from tightfit.schemas.graph.dynamic_inputs import describe_sizes
+from tightfit.schemas.graph.dynamic_shapes import graph_at
+from tightfit.schemas.graph.training_graph import Graph
+from tightfit.schemas.schedule import ScheduleStep
+from tightfit.stages.simulate.simulate import simulate
+from tightfit.util.errors import ModelError
+
+
+def predict_dynamic_peaks(
+    graph: Graph, costs: Costs, steps: Sequence[ScheduleStep] | None, peak: int = 0
+) -> DynamicPlan | None:
+    """What a plan says of calls of other sizes; None where all have the same.
+
+    Args:
+        graph: The graph at the largest sizes.
+        costs: Its costs, with the bytes of its ops at `checked_sizes` where these were measured.
+        steps: The schedule, None for none.
+        peak: Its bytes at the largest sizes.
+
+    Raises:
+        ModelError: The schedule takes more bytes at other sizes: operators that need more temporary
+            memory there, which storages say nothing of.
+    """
+    dynamic = graph.dynamic
+    if dynamic is None:
+        return None
+    found = []
+    if steps is not None and costs.device.measured_threads is not None:
+        for sizes in dynamic.checked_sizes():
+            found.append(SizePeak(sizes, simulate(graph_at(graph, sizes), costs, steps).peak))
+    for one in found:
+        if one.peak > peak:
+            raise ModelError(
+                f"{graph.model}: the planned step takes {one.peak:,} bytes at "
+                f"{describe_sizes(one.sizes)}, and {peak:,} at the largest sizes: leave a "
+                "dimension out of the dynamic ones, or give it a smaller range"
+            )
+    return DynamicPlan(list(dynamic.dimensions), found)

@@ -1,0 +1,322 @@
+"""`python -m tests.benchmarks.dynamic_shapes`: plans with dynamic dimensions beside plans of one
+shape.
+
+Planning takes CPU seconds of a process of its own and its children, on an empty store. A plan is
+compared with eager at random sizes: bits of loss and gradients, and its peak with that of the
+simulator. Calls are forwards at the largest sizes of both modules that keep everything, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import random
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.own_process import run_in_own_process
+
+Axes = dict[str, dict[int, Any]]
+"""By the name of an argument, its axes with their dimensions or texts."""
+HEAD = (
+    "| model | ops | planning, s | of one shape | sizes | other bits | peaks | not as predicted | "
+    "above the largest | call, us more |\n|---|---|---|---|---|---|---|---|---|---|"
+)
+
+_run = partial(run_in_own_process, "dynamic_shapes")
+
+
+@dataclass(frozen=True)
+class DynamicCase:
+    """A model with its keyword arguments at the largest sizes, and their dynamic axes."""
+
+    model: Any
+    inputs: dict[str, Any]
+    axes: Axes
+    budget: str = "50%"
+
+
+def _texts(batch: int, tokens: int) -> tuple[Any, dict[int, Any]]:
+    """Random ids of a vocabulary of 1000, and their axes."""
+    import torch
+    from torch.export import Dim
+
+    least = min(17, tokens // 2)
+    axes = {0: Dim("batch", max=batch), 1: Dim("tokens", min=least, max=tokens)}
+    return torch.randint(1000, (batch, tokens)), axes
+
+
+def _gpt2(small: bool) -> DynamicCase:
+    from data.models import gpt2
+
+    ids, axes = _texts(*((4, 64) if small else (8, 1024)))
+    sizes = {"layers": 2, "width": 64, "heads": 2} if small else {"layers": 6}
+    model, _ = gpt2(**sizes, vocabulary=1000, tokens=ids.shape[1])
+    return DynamicCase(
+        model, {"input_ids": ids, "labels": ids}, {"input_ids": axes, "labels": axes}
+    )
+
+
+def _llama(small: bool) -> DynamicCase:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    ids, axes = _texts(*((4, 64) if small else (8, 1024)))
+    width = 64 if small else 384
+    config = LlamaConfig(
+        vocab_size=1000,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=2 if small else 6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_cache=False,
+    )
+    model = LlamaForCausalLM(config).train()
+    return DynamicCase(
+        model, {"input_ids": ids, "labels": ids}, {"input_ids": axes, "labels": axes}
+    )
+
+
+def _images(batch: int, size: int, channels: int = 3) -> tuple[Any, dict[int, Any]]:
+    import torch
+    from torch.export import Dim
+
+    return torch.randn(batch, channels, size, size), {0: Dim("batch", max=batch)}
+
+
+def _vit(small: bool) -> DynamicCase:
+    from data.zoo_vision import vit
+
+    pixels, axes = _images(*((8, 64) if small else (32, 224)))
+    sizes = {} if small else {"layers": 12, "width": 384}
+    model, _ = vit(**sizes, size=pixels.shape[2])
+    return DynamicCase(model, {"pixel_values": pixels}, {"pixel_values": axes})
+
+
+def _resnet(small: bool) -> DynamicCase:
+    from data.models import resnet
+
+    pixels, axes = _images(*((6, 64) if small else (32, 224)))
+    model, _ = resnet("resnet10" if small else "resnet50", size=pixels.shape[2])
+    return DynamicCase(model, {"x": pixels}, {"x": axes}, "80%" if small else "50%")
+
+
+def _t5(small: bool) -> DynamicCase:
+    from torch.export import Dim
+
+    from data.zoo_text import t5
+
+    ids, axes = _texts(*((4, 64) if small else (8, 512)))
+    labels, _ = _texts(ids.shape[0], ids.shape[1] // 2)
+    sizes = {} if small else {"layers": 6, "width": 256}
+    model, *_ = t5(**sizes, vocabulary=1000)
+    targets = {0: axes[0], 1: Dim("targets", min=4, max=labels.shape[1])}
+    return DynamicCase(
+        model, {"input_ids": ids, "labels": labels}, {"input_ids": axes, "labels": targets}
+    )
+
+
+def _unet(small: bool) -> DynamicCase:
+    from torch.export import Dim
+
+    from data.zoo_graphs import unet
+
+    image, axes = _images(*((4, 64, 1) if small else (8, 256, 1)))
+    most = image.shape[2] // 32
+    axes = axes | {2: 32 * Dim("height", max=most), 3: 32 * Dim("width", max=most)}
+    model, _ = unet(levels=3 if small else 4)
+    return DynamicCase(model, {"image": image}, {"image": axes})
+
+
+CASES: dict[str, Callable[[bool], DynamicCase]] = {
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "vit": _vit,
+    "resnet": _resnet,
+    "t5": _t5,
+    "unet": _unet,
+}
+
+
+def output_loss(output: Any) -> Any:
+    """The loss that a model returns, or the mean square of its logits."""
+    if getattr(output, "loss", None) is not None:
+        return output.loss
+    return getattr(output, "logits", output).square().mean()
+
+
+def build_case(name: str, small: bool) -> DynamicCase:
+    """A case with random weights, in a process of one thread."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    return CASES[name](small)
+
+
+def plan_case(name: str, small: bool, dynamic: bool, store: Path) -> dict[str, Any]:
+    """Plans a case on an empty store."""
+    import tightfit
+
+    case = build_case(name, small)
+    before = _cpu_seconds()
+    options: dict[str, Any] = {"loss": output_loss, "store": store, "progress": False}
+    options["dynamic_shapes"] = case.axes if dynamic else None
+    _, plan = tightfit.plan(case.model, (), case.inputs, budget=case.budget, **options)
+    return {"seconds": _cpu_seconds() - before, "package": str(plan.package)}
+
+
+def _cpu_seconds() -> float:
+    own, children = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def check_case(name: str, small: bool, package: Path, count: int, peaks: int) -> dict[str, Any]:
+    """Compares a plan with eager at random sizes; the first `peaks` of them with its simulation."""
+    import torch
+
+    import tightfit
+    from tightfit.schemas.graph.dynamic_shapes import graph_dynamic_inputs
+    from tightfit.schemas.graph.training_graph import read_graph
+    from tightfit.schemas.plan import read_plan
+    from tightfit.stages.torch_utils.model_factory import BuiltModel
+    from tightfit.stages.torch_utils.sample_sizes import resize_samples
+
+    case = build_case(name, small)
+    path = next(each / "graph.arrow" for each in package.parents if (each / "graph.arrow").exists())
+    graph, most = read_graph(path), read_plan(package.with_name("plan.json")).peak
+    assert graph.dynamic is not None and most is not None
+    inputs = graph_dynamic_inputs(graph)
+    built = BuiltModel(case.model, [((), case.inputs)], output_loss, dynamic=inputs)
+    planned, chance = tightfit.load(package, copy.deepcopy(case.model)), random.Random(0)
+    wrong, unpredicted, above = [], [], []
+    for number in range(count):
+        sizes = {one.name: chance.randint(one.smallest, one.largest) for one in inputs.dimensions}
+        resized = resize_samples(built, sizes)
+        found = [_step(module, resized.samples[0]) for module in (planned, case.model)]
+        if not all(map(torch.equal, *found)):
+            wrong.append(sizes)
+        if number < peaks:
+            foretold, taken = _peaks(graph, resized, planned, package, sizes)
+            unpredicted += [] if taken == foretold else [(sizes, taken, foretold)]
+            above += [] if taken <= most else [(sizes, taken, most)]
+    faults = {"wrong": wrong, "unpredicted": unpredicted, "above": above}
+    return {"ops": len(graph.ops), **faults}
+
+
+def _step(module: Any, sample: Any) -> list[Any]:
+    """The loss of a step and the gradients of all parameters."""
+    import torch
+
+    module.zero_grad(set_to_none=True)
+    torch.manual_seed(1)
+    loss = output_loss(module(*sample[0], **sample[1]))
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in module.parameters() if p.grad is not None)]
+
+
+def _peaks(
+    graph: Any, built: Any, planned: Any, package: Path, sizes: dict[str, int]
+) -> tuple[int, int]:
+    """The bytes of a step at some sizes as the simulator says, and as measured."""
+    import torch
+
+    from tightfit.schemas.costs import Costs
+    from tightfit.schemas.graph.dynamic_shapes import graph_at
+    from tightfit.schemas.schedule import read_schedule
+    from tightfit.stages.profile.memory_at_sizes import measure_memory_rows
+    from tightfit.stages.simulate.simulate import simulate
+    from tightfit.stages.torch_utils.devices import describe_device
+    from tightfit.stages.validate.dynamic_sizes import measure_size_peak
+
+    own = graph_at(graph, sizes)
+    rows = measure_memory_rows(own, output_loss, torch.device("cpu"))
+    costs = Costs(rows, describe_device("cpu"))
+    foretold = simulate(own, costs, read_schedule(package.with_name("schedule.arrow"))).peak
+    return foretold, measure_size_peak(own, built, planned)
+
+
+def time_calls(name: str, small: bool, rounds: int) -> float:
+    """By how many microseconds a forward at the largest sizes is slower with dynamic dimensions:
+    both modules keep everything, so that they run the same operators."""
+    import torch
+
+    import tightfit
+
+    case, modules = build_case(name, small), []
+    options: dict[str, Any] = {"strategy": "keep_all", "check": False, "progress": False}
+    with tempfile.TemporaryDirectory() as store:
+        for axes in (case.axes, None):
+            model = copy.deepcopy(case.model)
+            own = {"loss": output_loss, "dynamic_shapes": axes, "store": store, **options}
+            modules.append(tightfit.plan(model, (), case.inputs, **own)[0])
+    taken: list[list[float]] = [[], []]
+    for number in range(rounds):
+        for place in (0, 1) if number % 2 else (1, 0):
+            torch.manual_seed(1)
+            begin = time.perf_counter()
+            output = modules[place](**case.inputs)
+            taken[place].append(time.perf_counter() - begin)
+            del output
+    differences = [one - other for one, other in zip(*taken, strict=True)]
+    return 1e6 * statistics.median(differences[len(differences) // 10 :])
+
+
+def table_row(name: str, words: list[str], sizes: int, peaks: int, rounds: int) -> None:
+    """Prints the row of a case, and its faults below."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = [
+            _run("--plan", name, kind, f"{folder}/{kind}", *words) for kind in ("dynamic", "static")
+        ]
+        wanted = ("--sizes", str(sizes), "--peaks", str(peaks))
+        found = _run("--check", name, made[0]["package"], *wanted, *words)
+        more = _run("--calls", name, "--rounds", str(rounds), *words)
+    dynamic, static = (each["seconds"] for each in made)
+    faults = [len(found[key]) for key in ("wrong", "unpredicted", "above")]
+    planning = f"{dynamic:.1f} | {static:.1f} ({dynamic / static:.2f}x)"
+    counts = f"{sizes} | {faults[0]} | {min(peaks, sizes)} | {faults[1]} | {faults[2]}"
+    print(f"| {name} | {found['ops']} | {planning} | {counts} | {more:.1f} |", flush=True)
+    for key in ("wrong", "unpredicted", "above"):
+        for fault in found[key][:3]:
+            print(f"  {name}, {key}: {fault}", flush=True)
+
+
+def main() -> None:
+    """Prints the table, or what one process of it finds."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--models", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--small", action="store_true", help="small versions of the models")
+    parser.add_argument("--sizes", type=int, default=200, help="random sizes to compare bits at")
+    parser.add_argument("--peaks", type=int, default=20, help="of these, sizes to compare peaks at")
+    parser.add_argument("--rounds", type=int, default=400, help="calls of each plan that are timed")
+    parser.add_argument("--plan", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--check", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--calls", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    small = options.small
+    if options.plan:
+        name, kind, store = options.plan
+        print(json.dumps(plan_case(name, small, kind == "dynamic", Path(store))))
+    elif options.check:
+        name, package = options.check
+        found = check_case(name, small, Path(package), options.sizes, options.peaks)
+        print(json.dumps(found))
+    elif options.calls:
+        print(json.dumps(time_calls(options.calls, small, options.rounds)))
+    else:
+        print(HEAD, flush=True)
+        for name in options.models:
+            words = ["--small"] if small else []
+            table_row(name, words, options.sizes, options.peaks, options.rounds)
+
+
+if __name__ == "__main__":
+    main()
