@@ -24,7 +24,12 @@ from tightfit.stages.trace.canonicalize.eager_kernels import (
 )
 from tightfit.stages.trace.canonicalize.extremum_gradients import match_eager_extremum_gradients
 from tightfit.stages.trace.canonicalize.gradients import insert_gradient_copies
-from tightfit.stages.trace.canonicalize.layout import propagate_layouts
+from tightfit.stages.trace.canonicalize.layout import (
+    PROBE_BYTES,
+    LayoutPropagator,
+    fake_mode_of,
+    propagate_layouts,
+)
 from tightfit.stages.trace.canonicalize.op_order import order_calls, place_buffer_writes
 from tightfit.stages.trace.capture import Capture, capture
 from tightfit.stages.trace.emit import Emitter, encode_constant
@@ -39,21 +44,23 @@ def trace(
     device: str = "cpu",
     channels_last: bool = False,
     loss_room: int | None = 0,
+    probe_bytes: int = PROBE_BYTES,
 ) -> Graph:
     """The training step of the first sample, for the kind of device that model and sample are on.
 
     `name` is the model's label, `device` where they are. With `channels_last` convolutions run on
     such tensors, which gives other bits. `loss_room` are the bytes left to a loss that is not
-    traced, None for what the usual ones take. Nothing is run, and weights made under a fake mode
-    are never allocated. Raises ModelError when the model cannot be captured.
+    traced, None for what the usual ones take. No operator is run but those of at most
+    `probe_bytes`, to learn how their results lie in memory, and weights made under a fake mode are
+    never allocated. Raises ModelError when the model cannot be captured.
     """
     kind = parse_device(device).type
     with enter_device(device_of_tensors(all_tensors(built), kind)):
-        graph = _trace(built, name, kind, channels_last)
+        graph = _trace(built, name, kind, channels_last, probe_bytes)
     return graph if built.loss is not None else with_loss_room(graph, loss_room)
 
 
-def _trace(built: BuiltModel, name: str, kind: str, channels_last: bool) -> Graph:
+def _trace(built: BuiltModel, name: str, kind: str, channels_last: bool, probe_bytes: int) -> Graph:
     loss = built.loss
 
     def wanted(first: Capture) -> set[int]:
@@ -89,7 +96,7 @@ def _trace(built: BuiltModel, name: str, kind: str, channels_last: bool) -> Grap
     }
     with torch.autocast(kind, enabled=False):
         of_step = _with_step_loss(built, captured)
-        return _build_graph(of_step, captured, name, ambient, guards, channels_last)
+        return _build_graph(of_step, captured, name, ambient, guards, channels_last, probe_bytes)
 
 
 def _with_step_loss(built: BuiltModel, captured: Capture) -> BuiltModel:
@@ -107,6 +114,7 @@ def _build_graph(
     ambient: torch.autocast,
     guards: dict[str, object],
     channels_last: bool,
+    probe_bytes: int,
 ) -> Graph:
     """The graph of a capture, laid out and with its writes and gradients in their places; the loss
     runs under the `ambient` autocast, as the model did."""
@@ -132,7 +140,7 @@ def _build_graph(
         with ambient:
             return output_gradients(built, outputs, captured.leaves, captured.output_tree)
 
-    propagate_layouts(program, tangents)
+    propagate_layouts(program, tangents, LayoutPropagator(fake_mode_of(program), probe_bytes))
     if channels_last and can_use_channels_last(program):
         propagate_layouts(program, tangents, ChannelsLastPropagator(program))
     place_buffer_writes(program)

@@ -40,7 +40,8 @@ contiguous, whatever they read."""
 OutputGradientsFunction = Callable[[list[torch.Tensor]], list[torch.Tensor | None]]
 
 PROBE_BYTES = 256 * 2**20
-"""Operators whose operands and results take more than this are not run to learn their places."""
+"""Operators whose operands and results take more than this are not run to learn their places,
+unless a trace is asked for with another number."""
 
 StoragePlacement = tuple[tuple[int, ...], int, int]
 """Strides and offset of a tensor, in elements, and the bytes of its storage."""
@@ -116,8 +117,9 @@ class LayoutPropagator:
     are therefore run once, on ones (indices on zeros).
     """
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, probe_bytes: int = PROBE_BYTES) -> None:
         self.mode = mode
+        self.probe_bytes = probe_bytes
         self.probed: dict[str, list[StoragePlacement | None] | None] = {}
         self.copied: dict[Variable, Variable] = {}
 
@@ -174,7 +176,7 @@ class LayoutPropagator:
         if call.writes or any(storage_key(output.fake) in shared for output in made):
             return
         size = sum(variable.fake.untyped_storage().nbytes() for variable in {*operands, *made})
-        if size > PROBE_BYTES:
+        if size > self.probe_bytes:
             return
         places = self.measured_placements(call)
         if places is None:

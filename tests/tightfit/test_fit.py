@@ -1,0 +1,216 @@
+"""How models fit on described cards: the numbers against hand computation and whole traces."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tightfit.__main__ import main
+from tightfit.api.fit import CardProblem, HostComputer
+from tightfit.api.fit_graphs import ConfiguredModel, StepGraphs
+from tightfit.schemas.graph.training_graph import Graph
+from tightfit.stages.combine.lowering.schedule import lower_to_schedule
+from tightfit.stages.simulate.simulate import simulate
+from tightfit.stages.trace.layer_extrapolation import IrregularLayersError, extrapolate_layers
+from tightfit.stages.trace.layer_list import LayerList, find_layer_list
+
+LAYERS, WIDTH, INNER, WORDS, TOKENS = 6, 32, 48, 100, 16
+LLAMA = {
+    "num_hidden_layers": LAYERS,
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": WORDS,
+    "max_position_embeddings": 64,
+}
+GPT2 = {"n_layer": LAYERS, "n_embd": WIDTH, "n_head": 4, "vocab_size": WORDS, "n_positions": 64}
+GPT2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+PARAMETERS = (
+    2 * WORDS * WIDTH
+    + WIDTH
+    + LAYERS * (2 * WIDTH * WIDTH + 2 * WIDTH * WIDTH // 2 + 3 * WIDTH * INNER + 2 * WIDTH)
+)
+"""Embedding and head, the last norm, and of each layer the attention (keys and values of half the
+width), the gated layer and two norms."""
+
+
+def write_card(path: Path, memory: int) -> Path:
+    device = {"name": "cuda:0", "memory": memory, "bandwidth": 1e11, "latency": 1e-7}
+    card = {"artifact": "tightfit.machine/1", "name": path.stem}
+    path.write_text(json.dumps({**card, "devices": [{**device, "flops": {"float32": 1e12}}]}))
+    return path
+
+
+def fit_llama(tmp_path: Path, capsys: pytest.CaptureFixture[str], memory: int) -> dict[str, Any]:
+    card = write_card(tmp_path / "card.json", memory)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    words = ["fit", "--model", "transformers:llama", "--config", str(tmp_path / "config.json")]
+    words += ["--batch", "2", "--tokens", str(TOKENS), "--devices", str(card), "--jobs", "1"]
+    code = main([*words, "--json", "--html", str(tmp_path / "fit.html")])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert code == 1 - any(way["fits"] for way in found["cards"][0]["ways"])
+    return found
+
+
+@pytest.mark.parametrize(("kind", "config"), [("llama", LLAMA), ("gpt2", GPT2)])
+def test_the_graph_of_many_layers_is_that_of_a_whole_trace(
+    kind: str, config: dict[str, Any]
+) -> None:
+    source = ConfiguredModel(f"transformers:{kind}", config, TOKENS)
+    graphs = StepGraphs.of_model(source, 2, 1)
+    assert graphs.layers == LAYERS
+    found, whole = graphs.graph(2), graphs.trace(2, 0)
+    assert graphs.layers == LAYERS
+
+    def without_places(graph: Graph) -> Graph:
+        return replace(graph, ops=[replace(op, source="") for op in graph.ops], guards="")
+
+    assert without_places(found) == without_places(whole)
+
+
+def test_two_traces_that_differ_in_more_than_a_layer_are_refused() -> None:
+    source = ConfiguredModel("transformers:llama", LLAMA, TOKENS)
+    graphs = StepGraphs.of_model(source, 2, 1)
+    with pytest.raises(IrregularLayersError):
+        extrapolate_layers(graphs.trace(2, 2), graphs.trace(3, 3), LAYERS)
+
+
+def test_layers_that_differ_are_no_list_of_equal_ones() -> None:
+    def model(*widths: int) -> nn.Module:
+        return nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(4, width) for width in widths)})
+
+    assert find_layer_list(model(4, 4, 4, 4, 4)) == LayerList("layers", 5)
+    assert find_layer_list(model(4, 4, 4, 4, 8)) is None
+    assert find_layer_list(model(4, 4)) is None
+
+
+def test_bytes_are_those_of_a_hand_computation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = fit_llama(tmp_path, capsys, 10**9)
+    assert found["parameters"] == PARAMETERS
+    assert found["parameter_bytes"] == found["gradient_bytes"] == 4 * PARAMETERS
+    assert found["state_bytes"] == 2 * 4 * PARAMETERS
+    [card] = found["cards"]
+    ways = {way["way"]: way for way in card["ways"]}
+    assert all(way["fits"] for way in ways.values())
+    assert ways["eager"]["slowdown"] == ways["plan"]["slowdown"] == 1.0
+    assert ways["checkpoint"]["slowdown"] > 1.0
+    assert 16 * PARAMETERS <= card["least_bytes"] <= card["frontier"][-1]["bytes"]
+    assert card["least_offload_bytes"] < card["least_bytes"]
+    page = (tmp_path / "fit.html").read_text()
+    assert "card" in page and 'class="frontier"' in page
+
+
+def test_the_step_as_it_is_takes_what_the_simulator_finds(tmp_path: Path) -> None:
+    host = HostComputer(10**9, 1e9, 1e9)
+    card = CardProblem("card", write_card(tmp_path / "card.json", 10**9), host)
+    source = ConfiguredModel("transformers:llama", LLAMA, TOKENS)
+    graphs = StepGraphs.of_model(source, 2, 1)
+    step = card.step(graphs.graph(2), "adamw", graphs.layer_path)
+    ops = [node.op for node in step.problem.nodes]
+    played = simulate(step.graph, step.costs, lower_to_schedule(step.graph, step.costs, ops, False))
+    inputs = 2 * 2 * TOKENS * 8
+    fixed = step.resident - 3 * 4 * PARAMETERS - inputs
+    assert 0 <= fixed < 1000  # buffers of the rotary embedding
+    assert step.eager.requested == step.resident + played.peak
+    assert step.layers == LAYERS
+    assert step.checkpointed(0).requested == step.eager.requested
+    assert step.checkpointed().requested < step.checkpointed(2).requested < step.eager.requested
+    assert step.least_bytes <= step.least_plan.requested <= step.checkpointed().requested
+
+
+def test_the_largest_batch_fits_and_the_next_one_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = 40_000_000
+    [card] = fit_llama(tmp_path, capsys, memory)["cards"]
+    ways = {way["way"]: way["largest_batch"] for way in card["ways"]}
+    assert 2 < ways["eager"] < ways["checkpoint"] <= ways["plan"]
+    problem = CardProblem("card", tmp_path / "card.json", HostComputer(10**9, 1e9, 1e9))
+    source = ConfiguredModel("transformers:llama", LLAMA, TOKENS)
+    graphs = StepGraphs.of_model(source, 2, 1)
+
+    def reserved(batch: int) -> int:
+        step = problem.step(graphs.trace(batch, 0), "adamw", graphs.layer_path)
+        return step.reserved(step.eager)
+
+    assert reserved(ways["eager"]) <= memory < reserved(2 * ways["eager"])
+
+
+def test_a_card_that_is_too_small_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = write_card(tmp_path / "card.json", 1000)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    words = ["fit", "--model", "transformers:llama", "--config", str(tmp_path / "config.json")]
+    assert main([*words, "--tokens", "16", "--devices", str(card), "--jobs", "1"]) == 1
+    said = capsys.readouterr()
+    assert "fits on none of these cards: no plan takes less than" in said.err
+    assert max(map(len, said.out.splitlines())) <= 80
+
+
+class _Alike(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number in range(6):
+            x = torch.relu(self.layers[number](x))
+        return x.sum()
+
+
+def build_numbered(batch: int) -> tuple[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]]:
+    """A model that asks for each of its layers by number, so that it runs with no fewer."""
+    return _Alike(), ((torch.randn(batch, 8),), {})
+
+
+def build_broken() -> None:
+    raise ValueError("no such data")
+
+
+def test_a_model_that_needs_all_of_its_layers_is_traced_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = write_card(tmp_path / "card.json", 10**6)
+    words = ["fit", "--factory", f"{__name__}:build_numbered", "--batch", "3", "--json"]
+    assert main([*words, "--devices", str(card), "--jobs", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["layers"], found["parameters"]) == (0, 6 * 72)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--devices", "rtx9999"], "there is no described card 'rtx9999', use a100"),
+        (["--model", "transformers:nothing"], "has no model type 'nothing'"),
+        (["--model", "timm:resnet"], "expected transformers:KIND"),
+        (["--tokens", "999"], "takes at most 64"),
+        (["--config", "missing.json"], "cannot be read"),
+        (["--host-memory", "50%"], "is a share"),
+    ],
+)
+def test_wrong_options_are_told_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    card = write_card(tmp_path / "card.json", 10**9)
+    options = {"--model": "transformers:llama", "--config": str(tmp_path / "config.json")}
+    options |= {"--devices": str(card), "--jobs": "1", "--tokens": "16"}
+    options |= dict(zip(words[::2], words[1::2], strict=True))
+    assert main(["fit", *(word for pair in options.items() for word in pair)]) == 1
+    error = capsys.readouterr().err
+    assert said in error and len(error.splitlines()) == 1
+
+
+def test_a_factory_that_fails_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--factory", f"{__name__}:build_broken", "--devices", "t4"]) == 1
+    assert "raises ValueError: no such data" in capsys.readouterr().err
