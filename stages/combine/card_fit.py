@@ -35,7 +35,7 @@ from tightfit.stages.simulate.liveness import simulate_executions
 from tightfit.stages.simulate.planning_graph import build_planning_graph
 from tightfit.util.strategies import BUDGET_SLOTS
 
-PLANS_TRIED = 48
+PLANS_TRIED = 24
 """Plans of the dynamic program that are looked at, evenly spread."""
 LEAST_PLANS_TRIED = 4
 """Those of the fewest bytes that are looked at for the least."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 MAX_BATCH = 1 << 20
 MAX_ROUNDS = 4
 """How often batches are traced to find the largest ones."""
+PLANNING_MODULES = (
+    "tightfit.stages.combine.card_offload",
+    "tightfit.stages.partition.block_chain",
+    "tightfit.stages.profile.roofline",
+    "tightfit.stages.solve.search",
+)
+"""What planning loads, once for all processes that are forked."""
 ON_CARD: tuple[WayName, ...] = ("eager", "checkpoint", "plan")
 """The ways that keep parameters and states on the card."""
 
@@ -114,6 +122,8 @@ def fit_model(
     report("tracing the step")
     graph = graphs.first(batch)
     report("planning for each card")
+    for module in PLANNING_MODULES:
+        import_module(module)
     task = FitTask(optimizer, graphs.layer_path, batch)
     fits = call_in_parallel([partial(task.fit, graph, card) for card in cards], workers)
     if source.varies_batch:
