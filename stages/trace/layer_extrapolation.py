@@ -202,7 +202,7 @@ class _LayerExtrapolation:
                 made += outputs
         values, storages = _number_storages(made)
         gradients = (few.graph.gradients, more.graph.gradients)
-        outputs = zip(few.graph.outputs, more.graph.outputs, strict=True)
+        given = zip(few.graph.outputs, more.graph.outputs, strict=True)
         inputs = (more.graph.inputs, more.graph.inputs, few.graph.inputs)
         return replace(
             more.graph,
@@ -210,7 +210,7 @@ class _LayerExtrapolation:
             values=values,
             storages=storages,
             inputs=self._values(outer, *inputs),
-            outputs=[self._output(*pair) for pair in outputs],
+            outputs=[self._output(*pair) for pair in given],
             gradients=self._extrapolate(*gradients, _NamedValues.gradient_form, self._gradient),
         )
 
@@ -336,7 +336,8 @@ class _LayerExtrapolation:
 def _number_storages(made: Sequence[SizedValue]) -> tuple[list[GraphValue], list[int]]:
     """The values with the numbers of their storages, in the order of these, and their bytes."""
     numbers: dict[int, int] = {}
-    values, sizes = [], []
+    values: list[GraphValue] = []
+    sizes: list[int] = []
     for value, size in made:
         if value.storage not in numbers:
             numbers[value.storage] = len(sizes)

@@ -28,14 +28,13 @@ _OFFLOAD = (
 def closest_flags(card: CardFit, layers: int) -> list[FlagAdvice]:
     """Settings of the cheapest kind that fits: none, checkpoints of as many of the `layers` as have
     to run again, or offload; an empty list where nothing fits."""
+    found: tuple[tuple[str, str], ...] = ()
     if card.way("eager").fits:
         found = _EAGER
     elif card.way("checkpoint").fits and layers:
         found = _checkpoint_flags(card.recomputed_layers or layers, layers)
     elif card.way("offload").fits:
         found = _OFFLOAD
-    else:
-        found = ()
     return [FlagAdvice(tool, flags) for tool, flags in found]
 
 
