@@ -95,8 +95,10 @@ def _format_row(cells: list[str] | tuple[str, ...], widths: list[int]) -> str:
 
 def _about(fit: ModelFit) -> list[str]:
     tokens = "" if fit.tokens is None else f" x {fit.tokens:,} tokens"
+    large = fit.parameters >= 10**8
+    count = f"{fit.parameters / 1e9:,.2f} billion" if large else f"{fit.parameters:,}"
     return [
-        f"{fit.parameters / 1e9:,.2f} billion parameters, a batch of {fit.batch:,}{tokens}",
+        f"{count} parameters, a batch of {fit.batch:,}{tokens}",
         f"parameters {format_bytes(fit.parameter_bytes)}, gradients "
         f"{format_bytes(fit.gradient_bytes)}, states of {fit.optimizer} "
         f"{format_bytes(fit.state_bytes)}",
