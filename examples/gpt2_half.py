@@ -20,7 +20,6 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import tightfit
-from tightfit.stages.torch_utils.memory_meter import memory_session
 
 SIZES: dict[str, Any] = {
     "n_layer": 6,
@@ -66,7 +65,7 @@ def train(kind: str, budget: str, small: bool, steps: int) -> dict[str, Any]:
         started = time.process_time()
         losses.append(step())
         seconds.append(time.process_time() - started)
-    with memory_session("cpu") as seen, seen.section("step"):
+    with tightfit.memory_session("cpu") as seen, seen.section("step"):
         losses.append(step())
     peak = seen.section_usage("step").peak
     return {"losses": losses, "peak": peak, "seconds": statistics.median(seconds)}

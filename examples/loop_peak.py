@@ -18,7 +18,6 @@ from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import tightfit
-from tightfit.stages.torch_utils.memory_meter import memory_session
 
 SIZES: dict[str, Any] = {
     "n_layer": 6,
@@ -54,7 +53,7 @@ def measure_loop(budget: str, small: bool, steps: int) -> tuple[int, int, int]:
         optimizer.step()
         optimizer.zero_grad()
 
-    with memory_session("cpu") as seen, seen.section("loop"):
+    with tightfit.memory_session("cpu") as seen, seen.section("loop"):
         for _ in range(steps):
             step()
     kept = [state for states in optimizer.state.values() for state in states.values()]

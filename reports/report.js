@@ -132,7 +132,7 @@
         row.hidden = !fits;
         left += fits ? 1 : 0;
       }
-      shown.textContent = `${left.toLocaleString("en")} of ${all.length.toLocaleString("en")}`;
+      shown.textContent = `${left.toLocaleString("en")} of ${all.length.toLocaleString("en")} rows`;
     };
     search.addEventListener("input", filter);
     selects.forEach((at) => at.addEventListener("change", filter));

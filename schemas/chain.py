@@ -33,14 +33,26 @@ def are_valid_times(times: Iterable[float]) -> bool:
 
 @dataclass(frozen=True)
 class ChainPosition:
-    """One position of a chain.
+    """One position of a chain. Times are seconds, sizes bytes (S Table 2.1).
 
-    `u_f` and `u_b` are the seconds of forward and backward. `a` is the size of the output and
-    `abar` that of all that the backward reads and the forward made, the output included and the
-    input excluded. `delta` is the size of the output's gradient. `o_f` and `o_b` are temporary
-    bytes above inputs and outputs. `weight` is the size of the parameters, `grad` that of the
-    parameter gradients that the backward finishes, which stay to the end of the step; it is 0
-    where gradients are not counted. `label` names the position, or the digest of its block.
+    Attributes:
+        position: Its place in the chain, from 1 on.
+        u_f: Seconds of the forward.
+        u_b: Seconds of the backward.
+        a: Size of the output.
+        abar: Size of all that the forward made and the backward reads, the output included and the
+            input excluded.
+        delta: Size of the output's gradient.
+        o_f: Temporary bytes of the forward, above inputs and outputs.
+        o_b: Temporary bytes of the backward.
+        weight: Size of the parameters.
+        grad: Size of the parameter gradients that the backward finishes, which stay to the end of
+            the step; 0 if gradients are not counted.
+        label: A name, or the digest of the block.
+
+    Example:
+        >>> ChainPosition(1, u_f=1e-3, u_b=2e-3, a=400, abar=900, delta=400, o_f=0, o_b=50,
+        ...               weight=80, grad=80, label="encoder")
     """
 
     position: int
@@ -58,8 +70,16 @@ class ChainPosition:
 
 @dataclass(frozen=True)
 class Chain:
-    """Positions in order, the loss last; `a_0` is the size of the chain's input, which is there
-    from the beginning, and `delta_0` that of the gradient of this input."""
+    """A model as a sequence of blocks that ends in its loss.
+
+    Attributes:
+        positions: Positions in order, the loss last.
+        a_0: Bytes of the chain's input, which is there from the beginning.
+        delta_0: Bytes of the gradient of this input.
+
+    Example:
+        >>> Chain([layer, loss], a_0=100, delta_0=0)
+    """
 
     positions: list[ChainPosition]
     a_0: int
@@ -88,7 +108,21 @@ CHAIN = store.ArtifactType(
 
 
 def write_chain(path: Path | str, chain: Chain) -> str:
-    """Checks the chain, writes it and returns the digest."""
+    """Checks a chain and writes it as a file for `tightfit chain`.
+
+    Args:
+        path: The file to write (`.arrow`). Its folder is made if it is not there.
+        chain: Positions and sizes.
+
+    Returns:
+        The digest of the file: 64 hex digits.
+
+    Raises:
+        ArtifactError: A position is out of order, or one of its values is impossible.
+
+    Example:
+        >>> write_chain("left.arrow", Chain([layer, loss], a_0=100, delta_0=0))
+    """
     check_chain(chain, str(path))
     rows = [asdict(position) for position in chain.positions]
     sizes = {"a_0": str(chain.a_0), "delta_0": str(chain.delta_0)}
@@ -96,7 +130,22 @@ def write_chain(path: Path | str, chain: Chain) -> str:
 
 
 def read_chain(path: Path | str) -> Chain:
-    """Reads a chain; raises ArtifactError naming the file, the position and what is wrong."""
+    """Reads the file of a chain.
+
+    Args:
+        path: The file (`.arrow`), as `write_chain` or `tightfit partition --chain` writes it.
+
+    Returns:
+        The chain.
+
+    Raises:
+        ArtifactError: The file is none of a chain or is damaged. The message names the file, the
+            position and what is wrong.
+
+    Example:
+        >>> chain = read_chain("left.arrow")
+        >>> print(sum(position.u_f for position in chain.positions))
+    """
     artifact = store.read(path, CHAIN)
     sizes = {}
     for key in ("a_0", "delta_0"):
@@ -143,3 +192,16 @@ def check_chain(chain: Chain, where: str) -> None:
     total = sum(getattr(row, name) for row in chain.positions for name in sizes)
     if total + chain.a_0 + chain.delta_0 >= MAX_BYTES:
         raise ArtifactError(f"{where}: the chain's sizes are more bytes than there are anywhere")
+
+
+def describe_loss_difference(path: Path | str, chain: Chain, other: Path | str, rest: Chain) -> str:
+    """In which column the last positions of two chains differ, "" if they are the same loss;
+    places and labels do not count. `path` and `other` name the chains."""
+    own, theirs = asdict(chain.positions[-1]), asdict(rest.positions[-1])
+    for name in own:
+        if name not in ("position", "label") and own[name] != theirs[name]:
+            return (
+                f"{path}: its loss has {name} = {own[name]}, that of {other} has {theirs[name]}; "
+                "the branches of a join end in the same loss"
+            )
+    return ""

@@ -270,6 +270,23 @@ def require_folders(config: Config, source: str = "config.yaml") -> None:
         raise ConfigError(format_config_errors(source, problems))
 
 
+def require_disks(config: Config, source: str = "config.yaml") -> None:
+    """Checks that the folders are there in which parameters and states of whole steps wait, on the
+    machine whose disks they are on.
+
+    Raises ConfigError with a line for each that is not.
+    """
+    problems = [
+        f"{format_key_path(['models', name, 'offload', key])}: {path} is no folder, expected "
+        "one on the disk: make it first"
+        for name, model in config.models.items()
+        for key in ("disk", "second_disk")
+        if (path := getattr(model.optimizer_step, key, "")) and not Path(path).is_dir()
+    ]
+    if problems:
+        raise ConfigError(format_config_errors(source, problems))
+
+
 def _strategy_budgets(strategy: str, budgets: Iterable[str]) -> list[tuple[str, str]]:
     if strategy in baseline_names():
         return [(NO_BUDGET, NO_BUDGET)]

@@ -185,6 +185,7 @@ class _ChainReader:
     def problems(self) -> Iterator[KeyProblem]:
         yield from self.source_problems()
         yield from self.join_problems()
+        yield from self.loss_problems()
         yield from self.machine_problems()
         yield from self.option_file_problems()
         for key, takes in OPTION_TAKERS.items():
@@ -222,6 +223,25 @@ class _ChainReader:
             elif not several and about.plans_joins and not about.chains:
                 said = "expected two files or more, which end in one loss"
                 yield ["strategies", number], f"{about.name} plans the branches of a join, {said}"
+
+    def loss_problems(self) -> Iterator[KeyProblem]:
+        """Whether several files are branches that end in one loss."""
+        from tightfit.schemas.chain import Chain, describe_loss_difference, read_chain
+
+        files = self.chain.get("files")
+        named = [path for path in files if isinstance(path, str)] if isinstance(files, list) else []
+        if len(named) < 2 or any(_file_problem(path, "chain") for path in named):
+            return
+        first: Chain | None = None
+        for number, path in enumerate(named):
+            try:
+                chain = read_chain(path)
+            except TightfitError as error:
+                yield ["files", number], str(error)
+                return
+            first = first or chain
+            if said := describe_loss_difference(path, chain, named[0], first):
+                yield ["files", number], said
 
     def machine_problems(self) -> Iterator[KeyProblem]:
         """Whether there is a machine with the links that strategies need."""

@@ -19,6 +19,9 @@ FUSED_KERNELS = "fused"
 PACKAGE_CONTENT_KEYS = ("with_eager", "with_libraries")
 """Keys that say what modules of fused kernels carry."""
 MAX_NAME_CHARACTERS = 120
+MAX_REPETITIONS = 19
+REPEATED_END = re.compile(rf"(.+?)\1{{{MAX_REPETITIONS},}}$")
+"""The end of a name that Snakemake refuses."""
 RESERVED_NAME = re.compile(r"chains|logs|index\..+|search\.done|machine_.+\.json")
 """What lies beside the folders of models in the results."""
 
@@ -86,15 +89,25 @@ def _budget_problems(document: Any) -> list[str]:
 
 
 def _name_problems(document: Any) -> list[str]:
-    """A sentence for each model whose name is that of another file of the results, or too long."""
+    """A sentence for each model whose name is that of another file of the results, and for each
+    model and chain whose name is too long or repeats itself."""
     problems = []
-    for name in planned_model_names(document):
-        where = format_key_path(["models", name])
-        if RESERVED_NAME.fullmatch(name):
+    models = planned_model_names(document)
+    chains = document.get("chains") if isinstance(document, dict) else None
+    paths = [["models", name] for name in models]
+    paths += [["chains", name] for name in (chains if isinstance(chains, dict) else ())]
+    for path in paths:
+        where, name = format_key_path(path), path[1]
+        if path[0] == "models" and RESERVED_NAME.fullmatch(name):
             problems.append(f"{where}: is a name of the results themselves, expected another one")
         if len(name) > MAX_NAME_CHARACTERS:
             problems.append(
                 f"{where}: has {len(name)} characters, expected at most {MAX_NAME_CHARACTERS}"
+            )
+        elif repeated := REPEATED_END.search(name):
+            problems.append(
+                f"{where}: ends in {MAX_REPETITIONS + 1} times {repeated[1]!r} or more, expected "
+                f"at most {MAX_REPETITIONS}: Snakemake takes such a name for an endless rule"
             )
     return problems
 
@@ -117,6 +130,11 @@ def _sample_problems(document: Any) -> list[str]:
                 )
             elif samples is None:
                 problems.append(f"{where}: true was found, expected samples beside it")
+            elif "pipeline" in model and not {"budgets", "strategies"} & model.keys():
+                problems.append(
+                    f"{where}: true was found, expected budgets or strategies beside it: a "
+                    "pipeline has no joint budget"
+                )
             elif isinstance(budgets, list) and MIN_BUDGET in budgets:
                 problems.append(f"{where}: true was found, expected budgets without {MIN_BUDGET}")
         for index, taken in enumerate(sample_names(name, samples or ())):

@@ -153,9 +153,13 @@ def _microbatch_problems(path: list[str | int], model: Mapping[str, Any]) -> Ite
     counts, samples = model.get("microbatches", 1), model.get("samples")
     numbers = len(counts) if isinstance(counts, list) else None
     shapes = len(samples) if isinstance(samples, list) else 1
-    if shapes == 1:
-        return  # each number is one of how many times the sample makes a step
-    if numbers is None:
+    if shapes == 1:  # each number is one of how many times the sample makes a step
+        if isinstance(counts, list) and any(counts.count(each) > 1 for each in counts):
+            yield (
+                f"{format_key_path([*path, 'microbatches'])}: {json.dumps(counts)} was found, "
+                "expected each number once, from which the fastest is taken"
+            )
+    elif numbers is None:
         yield (
             f"{format_key_path([*path, 'microbatches'])}: expected a list with a number for each "
             f"of the {shapes} samples beside an optimizer: so many of each make a step"
@@ -218,12 +222,15 @@ def _machine_problems(
 ) -> Iterator[str]:
     """What is amiss with the description of the link, where that is not measured: a described
     device has to have one, and its speeds."""
-    named = model.get("machine", document.get("machine"))
-    if named is None and described:
-        named = model.get("device", document.get("device"))
+    found = (
+        (format_key_path([*place, key]), section[key])
+        for key in (("machine", "device") if described else ("machine",))
+        for place, section in ((path, model), ([], document))
+        if key in section
+    )
+    key, named = next(found, ("", None))
     if not isinstance(named, str):
         return
-    key = format_key_path([*path, "machine"] if "machine" in model else ["machine"])
     try:
         file = resolve_machine_file(named)
         if file is None:

@@ -62,6 +62,13 @@ def recorded_file(record: Path) -> Path:
     return record.parent.parent / record.name.removesuffix(".json")
 
 
+def relative_path(path: Path) -> Path:
+    """A path as people type it: without detours, relative to the current folder if it is below
+    it."""
+    plain = path.resolve()
+    return plain.relative_to(Path.cwd()) if plain.is_relative_to(Path.cwd()) else plain
+
+
 def remove_with_lineage(file: Path) -> None:
     """Removes a file, where it is there, with the record of how it was made."""
     for path in (file, lineage_path(file)):

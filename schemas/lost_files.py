@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +15,9 @@ from tightfit.util.errors import ArtifactError
 
 UNRECORDED_SUFFIX = ".done"
 """Marks that a step is done, of which no record is kept."""
+_ARROW_END = b"ARROW1"
+_PARSED_JSON_BYTES = 2**16
+"""Of longer JSON files the end alone is looked at."""
 
 
 def find_lost_outputs(results: Path, wanted: Iterable[Path]) -> list[Path]:
@@ -39,9 +43,10 @@ def find_lost_outputs(results: Path, wanted: Iterable[Path]) -> list[Path]:
 
 
 def find_missing_files(output: Path) -> list[Path]:
-    """What is missing of what a step made: the file itself, files of the module that it is or of
-    the stages that it names, or the record of how it was made; none if it is whole."""
-    if not output.exists():
+    """What is missing of what a step made: the file itself, which may be there and be cut off or no
+    JSON, files of the module that it is or of the stages that it names, or the record of how it was
+    made; none if it is whole."""
+    if not output.exists() or _is_cut_off(output):
         return [output]
     try:
         files = [lineage_path(output)] if output.suffix != UNRECORDED_SUFFIX else []
@@ -52,7 +57,27 @@ def find_missing_files(output: Path) -> list[Path]:
             files += [*stages, *map(lineage_path, stages)]
     except ArtifactError:  # what names the files is gone or damaged
         return [output / MANIFEST_NAME if output.is_dir() else output]
-    return [file for file in files if not file.exists()]
+    return [file for file in files if not file.exists() or _is_cut_off(file)]
+
+
+def _is_cut_off(file: Path) -> bool:
+    """Whether an Arrow file lacks its end, or what should be JSON is none."""
+    if file.suffix not in (".arrow", ".json") or not file.is_file():
+        return False
+    with file.open("rb") as content:
+        size = content.seek(0, os.SEEK_END)
+        parsed = file.suffix == ".json" and size <= _PARSED_JSON_BYTES
+        content.seek(0 if parsed else max(size - len(_ARROW_END), 0))
+        read = content.read()
+    if file.suffix == ".arrow":
+        return read != _ARROW_END
+    if not parsed:
+        return not read.rstrip().endswith((b"}", b"]"))
+    try:
+        json.loads(read)
+    except ValueError:
+        return True
+    return False
 
 
 def was_made(output: Path) -> bool:

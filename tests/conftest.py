@@ -151,6 +151,16 @@ def _young_garbage() -> Iterator[None]:
             del sys.modules[name]
 
 
+@pytest.fixture(scope="module")
+def brief_search() -> Iterator[None]:
+    """Searches take a tenth of their moves, where no test asks how good a plan is."""
+    brief = {"MIN_MOVES": 400, "START_MOVES": 40, "SLOW_MOVES": 60, "CONTINUATION_MOVES": 20}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, number in {**brief, "SEEDS_PER_WARM_START": 1, "MAX_ROUNDS": 3}.items():
+            patch.setattr(f"tightfit.stages.combine.local_search.search.{name}", number)
+        yield
+
+
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with programs that start at once, see `preloaded_process.py`."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import tightfit
 from tightfit.__main__ import MAX_ERROR_CHARACTERS, STAGES, UNFINISHED_ERROR, main
 from tightfit.util.errors import ConfigError
 from tightfit.util.processes import is_file_locked
+from tightfit.util.strategies import CHAIN_STRATEGIES
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,6 +32,29 @@ def test_help_names_every_stage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"  {stage} " in text for stage in STAGES)
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"tightfit {tightfit.__version__}\n"
+
+
+def test_the_help_of_chains_names_all_their_strategies(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["chain", "--help"])
+    assert {*CHAIN_STRATEGIES} <= {*re.findall(r"\w+", capsys.readouterr().out)}
+
+
+def test_summary_and_prune_take_the_usual_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in ("summary", "prune"):
+        assert main([command]) == 1
+        assert "config.yaml" in capsys.readouterr().err
+    Path("config.yaml").write_text("models: {m: {factory: 'a.b:c'}}\nresults: mine\n")
+    assert main(["summary"]) == 0
+    assert "not planned" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("stage", STAGES)

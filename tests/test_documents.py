@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 
 import tightfit
+from tightfit.__main__ import main
+from tightfit.schemas.chain import CHAIN
 
 ROOT = Path(__file__).parents[1]
 README = "README.md"
 QUICKSTART = "docs/quickstart.md"
+CHAINS = "docs/chains.md"
 TOP_PAGES = [name for name in ("CONTRIBUTING.md", "GLOSSARY.md") if (ROOT / name).exists()]
 PAGES = [README, *TOP_PAGES, *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
 DEVELOPER_PAGES = [*TOP_PAGES, "docs/developers.md", "docs/glossary.md"]
@@ -158,6 +161,7 @@ def test_code_blocks_are_python(name: str) -> None:
         ast.parse(block)
 
 
+@pytest.mark.usefixtures("brief_search")
 @pytest.mark.parametrize("name", [README, QUICKSTART])
 def test_code_blocks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "\n".join(python_blocks(name))
@@ -172,3 +176,19 @@ def test_code_blocks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     result: dict[str, Any] = runpy.run_path(str(script))
     assert result["loss"].isfinite()
     assert result["plan"].peak > 0
+
+
+def test_the_chains_of_the_page_are_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chains.py").write_text("\n".join(python_blocks(CHAINS)))
+    runpy.run_path("chains.py")
+    [command] = re.findall(r"^    tightfit (chain .*--strategy join .*)$", page_text(CHAINS), re.M)
+    assert main(command.split()) == 0
+    assert (tmp_path / "join-plan" / "plan.json").exists()
+
+
+def test_the_page_of_chains_has_all_columns() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", page_text(CHAINS), re.M)
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == set(CHAIN.schema.names)

@@ -29,12 +29,14 @@ def test_every_example_is_run() -> None:
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} - {"__init__"} == set(SMALL)
 
 
+@pytest.mark.usefixtures("brief_search")
 def test_a_smaller_budget_takes_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tightfit.api.plan_arguments.default_store_path", lambda: tmp_path)
     (_, most, _), (_, least, _) = resnet_sweep.sweep(1, 4, 8, ["100%", "min"])
     assert least < most
 
 
+@pytest.mark.usefixtures("brief_search")
 def test_a_loop_with_a_loss_keeps_to_its_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

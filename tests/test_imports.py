@@ -37,6 +37,7 @@ PRIVATE = {
     "torch.fx.experimental": {
         "stages/runtime/kernels/compile.py",
         "stages/trace/capture_patches.py",
+        "stages/trace/symbolic_sizes.py",
     },
 }
 """Private parts of PyTorch that change with its releases, and the modules that use them."""

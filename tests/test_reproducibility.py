@@ -33,9 +33,13 @@ SIZES = {"width": 64, "heads": 2, "vocabulary": 100, "batch": 4, "tokens": 64}
 PLAN = """
 import os, sys
 from tightfit.__main__ import main
+from tightfit.stages.combine.local_search import search
 
 cores, given, levels = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 engines, budgets = (words.split() for words in sys.argv[4:])
+if levels == "1":  # a brief search
+    search.MIN_MOVES, search.START_MOVES, search.SLOW_MOVES = 400, 40, 60
+    search.CONTINUATION_MOVES, search.SEEDS_PER_WARM_START, search.MAX_ROUNDS = 20, 1, 3
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 files = ["--graph", f"{given}/graph.arrow", "--costs", f"{given}/costs.arrow"]
 

@@ -24,16 +24,24 @@ if TYPE_CHECKING:
     from tightfit.api.plan_options import GradientOptions as GradientOptions
     from tightfit.api.plan_options import OffloadOptions as OffloadOptions
     from tightfit.api.plan_options import ParameterOffloadOptions as ParameterOffloadOptions
+    from tightfit.api.plan_options import ReplanOptions as ReplanOptions
     from tightfit.api.plan_options import SolverOptions as SolverOptions
     from tightfit.api.plan_result import ChosenPlan as ChosenPlan
     from tightfit.api.planning import load as load
     from tightfit.api.planning import plan as plan
+    from tightfit.schemas.chain import Chain as Chain
+    from tightfit.schemas.chain import ChainPosition as ChainPosition
+    from tightfit.schemas.chain import read_chain as read_chain
+    from tightfit.schemas.chain import write_chain as write_chain
     from tightfit.schemas.plan import Plan as Plan
+    from tightfit.stages.torch_utils.memory_meter import memory_session as memory_session
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ArtifactError",
+    "Chain",
+    "ChainPosition",
     "ChosenPlan",
     "ConfigError",
     "FusedKernelOptions",
@@ -44,6 +52,7 @@ __all__ = [
     "ParameterOffloadOptions",
     "Plan",
     "PlanMismatch",
+    "ReplanOptions",
     "SolverOptions",
     "TightfitError",
     "__version__",
@@ -51,25 +60,34 @@ __all__ = [
     "load",
     "load_pipeline",
     "load_whole",
+    "memory_session",
     "plan",
     "plan_pipeline",
+    "read_chain",
+    "write_chain",
 ]
 
 _LAZY_EXPORTS = {
+    "Chain": "tightfit.schemas.chain",
+    "ChainPosition": "tightfit.schemas.chain",
     "ChosenPlan": "tightfit.api.plan_result",
     "FusedKernelOptions": "tightfit.api.plan_options",
     "GradientOptions": "tightfit.api.plan_options",
     "MadePipeline": "tightfit.api.pipeline_parallel",
     "OffloadOptions": "tightfit.api.plan_options",
     "ParameterOffloadOptions": "tightfit.api.plan_options",
+    "ReplanOptions": "tightfit.api.plan_options",
     "SolverOptions": "tightfit.api.plan_options",
     "Plan": "tightfit.schemas.plan",
     "in_backward": "tightfit.api.backward_optimizer",
     "load": "tightfit.api.planning",
     "load_pipeline": "tightfit.api.pipeline_parallel",
     "load_whole": "tightfit.api.parameter_offload",
+    "memory_session": "tightfit.stages.torch_utils.memory_meter",
     "plan": "tightfit.api.planning",
     "plan_pipeline": "tightfit.api.pipeline_parallel",
+    "read_chain": "tightfit.schemas.chain",
+    "write_chain": "tightfit.schemas.chain",
 }
 
 

@@ -19,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from tightfit import __version__
 from tightfit.job_client import run_on_server
 from tightfit.util.command_line import to_single_line
 from tightfit.util.errors import ConfigError, TightfitError
@@ -107,6 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(help_text())
         return 0 if words else 2
+    if words[0] in ("-V", "--version"):
+        print(f"tightfit {__version__}")
+        return 0
     stage, *rest = words
     if stage not in STAGES:
         print(f"tightfit: {stage!r} is no stage, use one of {', '.join(STAGES)}", file=sys.stderr)
@@ -163,7 +167,15 @@ def help_text() -> str:
     """The help text: every stage with its purpose."""
     width = max(map(len, STAGES))
     lines = [f"  {stage:<{width}}  {purpose}" for stage, (_, purpose) in STAGES.items()]
-    return "\n".join([HELP_HEADER, "stages:", *lines, "", "tightfit STAGE --help tells more."])
+    return "\n".join(
+        [
+            HELP_HEADER,
+            "stages:",
+            *lines,
+            "",
+            "tightfit STAGE --help tells more, tightfit --version the version.",
+        ]
+    )
 
 
 def run_stage(stage: str, arguments: Sequence[str]) -> int:

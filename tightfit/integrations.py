@@ -34,10 +34,12 @@ def plan_trainer(trainer: Any, *, batches: int = 1, **options: Any) -> ChosenPla
             its autocast.
         batches: Number of first batches to take samples from; each of their shapes is planned, and
             that of the last batch of an epoch if it has fewer rows.
-        **options: Options of `tightfit.plan`. The `optimizer` may be `trainer.create_optimizer()`;
-            the plan's optimizer then becomes that of the trainer. Unless said otherwise, gradients
-            stay until its `step()` if the trainer clips them (`max_grad_norm`, 1.0 by default),
-            scales them or accumulates them, and a budget in bytes counts them.
+        **options: Options of `tightfit.plan`. With `dynamic_shapes` one plan takes all sizes within
+            limits, that of a smaller last batch, too. The `optimizer` may be
+            `trainer.create_optimizer()`; the plan's optimizer then becomes that of the trainer.
+            Unless said otherwise, gradients stay until its `step()` if the trainer clips them
+            (`max_grad_norm`, 1.0 by default), scales them or accumulates them, and a budget in
+            bytes counts them.
 
     Returns:
         The plan.
@@ -57,7 +59,8 @@ def plan_trainer(trainer: Any, *, batches: int = 1, **options: Any) -> ChosenPla
     with _preserve_state(trainer):
         data = trainer.get_train_dataloader()
         samples = _samples(trainer, data, batches)
-        samples += _last_samples(trainer, data, options)
+        if options.get("dynamic_shapes") is None:
+            samples += _last_samples(trainer, data, options)
         if "loss" not in options and _takes_the_models_loss(trainer):
             options["loss"] = model_output_loss
         if options.get("optimizer") is not None:

@@ -24,6 +24,7 @@ from tightfit.util.process_group import is_interrupted, run_process_group
 PACKAGE = INSTALL_ROOT / "tightfit"
 SNAKEFILE = PACKAGE / "Snakefile"
 PROFILES = PACKAGE / "workflow" / "profiles"
+DEFAULT_PROFILE = "default"
 LOGGER_FOLDER = PACKAGE / "workflow" / "progress"
 """The folder of the module that tells the progress of a run."""
 
@@ -41,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     profiles = ", ".join(profile_names())
     parser.add_argument("configuration", type=Path, help="the configuration, a YAML file")
-    parser.add_argument("--cores", type=parse_cores, help="use at most so many cores, or all")
+    parser.add_argument(
+        "--cores", type=parse_cores, help="use at most so many cores (default: all)"
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="say what is to be done and why, and do nothing"
     )
@@ -52,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--profile",
-        default="default",
+        default=DEFAULT_PROFILE,
         help=f"where and how jobs run: {profiles}, or the folder of a Snakemake profile",
     )
     parser.epilog = "Behind -- stand further options of Snakemake."
@@ -71,12 +74,15 @@ def run(options: argparse.Namespace) -> int:
     code: that of Snakemake, 1 if a plan is one that the configuration fails on, or 128 and the
     number of the signal that ended the run.
     """
-    from tightfit.schemas.config import read_config, require_folders
+    from tightfit.schemas.config import read_config, require_disks, require_folders
 
     _require_snakemake()
-    require_folders(read_config(options.configuration), str(options.configuration))
+    config = read_config(options.configuration)
+    require_folders(config, str(options.configuration))
+    if options.profile == DEFAULT_PROFILE:  # the disks of a cluster are those of its nodes
+        require_disks(config, str(options.configuration))
     with (
-        lock_run_folder(options.configuration.absolute().parent) as lock,
+        lock_run_folder(options.configuration.absolute().parent, not options.dry_run) as lock,
         offer_job_servers() as (variables, pipe),
     ):
         workflow = _build_workflow_run(options, variables, [lock, pipe])
@@ -96,11 +102,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def lock_run_folder(folder: Path) -> Iterator[int]:
+def lock_run_folder(folder: Path, wait: bool = True) -> Iterator[int]:
     """Within it this run is the only one in a folder; yields the descriptor of the locked file.
 
     Waits for the end of another run, and says so. Raises ConfigError if the folder cannot be
-    written to.
+    written to, or if another run is there and this one is not to `wait`.
     """
     path = folder / LOCK_FILE
     try:
@@ -114,7 +120,11 @@ def lock_run_folder(folder: Path) -> Iterator[int]:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except BlockingIOError as error:
+            if not wait:
+                raise ConfigError(
+                    f"{folder}: another run is at work there; ask for --dry-run when it has ended"
+                ) from error
             print("Waiting for another run in this folder to end ...", flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()

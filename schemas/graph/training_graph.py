@@ -8,7 +8,7 @@ so that planning needs no PyTorch.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, cast
@@ -17,6 +17,12 @@ import pyarrow as pa
 
 from tightfit.schemas import store
 from tightfit.schemas.chain import MAX_BYTES
+from tightfit.schemas.graph.dynamic_shapes import (
+    DynamicShapes,
+    check_dynamic_shapes,
+    dynamic_metadata,
+    read_dynamic_shapes,
+)
 from tightfit.schemas.graph.file_format import (
     GRAPH_FIELDS,
     alternatives_metadata,
@@ -157,7 +163,8 @@ class Graph:
     function stood between forward and backward.
 
     `alternatives` are ops that make again, in another way, some of what one of `ops` made, their
-    origin, and that may run after it; their ids follow those of `ops`.
+    origin, and that may run after it; their ids follow those of `ops`. `dynamic` says what differs
+    where calls have other sizes; all numbers here are then those of the largest.
     """
 
     model: str
@@ -175,6 +182,7 @@ class Graph:
     output_tree: str
     guards: str
     alternatives: list[Op] = field(default_factory=list)
+    dynamic: DynamicShapes | None = None
 
     @cached_property
     def loss_room(self) -> int:
@@ -252,11 +260,13 @@ GRAPH = store.ArtifactType("tightfit.graph", 4, pa.schema(GRAPH_FIELDS))
 
 def write_graph(path: Path | str, graph: Graph, fused: bool = False) -> str:
     """Checks the graph, writes it and returns its digest; one of fused kernels says so.
-    Alternatives stand in the metadata, where there are any."""
+    Alternatives and dynamic shapes stand in the metadata, where there are any."""
     check_graph(graph, str(path))
-    row = asdict(graph)
+    row = asdict(replace(graph, dynamic=None))
     alternatives = row.pop("alternatives")
+    del row["dynamic"]
     about = ({"kernels": "fused"} if fused else {}) | alternatives_metadata(alternatives)
+    about |= dynamic_metadata(graph.dynamic)
     return store.write(path, GRAPH, [row], about)
 
 
@@ -281,6 +291,7 @@ def read_graph(path: Path | str) -> Graph:
             "alternatives": [
                 Op(**op) for op in read_alternative_rows(artifact.metadata, str(path))
             ],
+            "dynamic": read_dynamic_shapes(artifact.metadata, str(path)),
         }
     )
     check_graph(graph, str(path))
@@ -301,6 +312,7 @@ def check_graph(graph: Graph, where: str) -> None:
         checks.require(op.target != LOSS_TARGET, f"{what} is in the wrong phase")
         checks.arguments(op, what)
     check_alternatives(graph, where)
+    check_dynamic_shapes(graph, where)
 
 
 class _GraphValidator:

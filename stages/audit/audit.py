@@ -17,6 +17,7 @@ from tightfit.schemas.lineage import (
     path_digest,
     read_lineage,
     recorded_file,
+    relative_path,
 )
 from tightfit.schemas.machine import read_machine
 from tightfit.schemas.measurement import FAILED_STATUS, Measurement, read_measurement
@@ -29,6 +30,7 @@ from tightfit.schemas.plan import Plan, read_plan
 from tightfit.schemas.schedule import schedule_optimizer_plan
 from tightfit.stages.audit.artifact_kinds import ARTIFACT_READERS
 from tightfit.stages.audit.pipeline_checks import (
+    RANKS_FOLDER,
     check_pipeline_files,
     check_pipeline_measurement,
 )
@@ -225,7 +227,10 @@ class _RunFiles:
             records=[path for path in files if path.parent.name == LINEAGE_FOLDER],
             left_over=left_over,
             pipelines=[
-                path for path in files if path.name == PIPELINE_FILE and is_pipeline(path.parent)
+                path
+                for path in files
+                if path.name == PIPELINE_FILE
+                and (path.parent.name == RANKS_FOLDER or is_pipeline(path.parent))
             ],
             measured=[path for path in files if path.name == "measurement.json"],
             documents=[
@@ -289,7 +294,7 @@ def _read_artifact(path: Path) -> None:
 def _check_records(found: _RunFiles, damaged: set[Path]) -> list[str]:
     """What is wrong with the records of how files were made, or with the files by their records."""
     sentences: list[str] = []
-    outdated: dict[Path, list[str]] = {}
+    outdated: dict[Path, list[Path]] = defaultdict(list)
     made = (found.artifacts, found.plans, found.modules, found.pages, found.pipelines)
     files = [path for paths in (*made, found.measured, found.documents) for path in paths]
     for path in files:
@@ -305,25 +310,22 @@ def _check_records(found: _RunFiles, damaged: set[Path]) -> list[str]:
             sentences.append(f"{file}: is gone, and the record of how it was made is still there")
         elif file not in damaged:
             try:
-                said, older = _check_record(file, damaged, found.left_over)
+                said, changed = _check_record(file, damaged, found.left_over)
                 sentences += said
-                outdated.setdefault(file.parent, []).extend(older)
+                for path in changed:
+                    outdated[path].append(file)
             except ArtifactError as error:
                 sentences.append(str(error))
-    for folder, older in outdated.items():
-        sentences += older if len(older) <= MAX_TOLD else [_outdated_folder_message(folder, older)]
-    return sentences
+    return sentences + [_outdated_message(path, older) for path, older in outdated.items()]
 
 
-MAX_TOLD = 3
-"""Sentences of one folder about inputs that have changed since, before one stands for all."""
-
-
-def _outdated_folder_message(folder: Path, sentences: list[str]) -> str:
+def _outdated_message(changed: Path, made: Sequence[Path]) -> str:
+    """A sentence on a file that has changed since those were `made` of it."""
+    first, more = made[0], len(made) - 1
+    others = f", and so {'was' if more == 1 else 'were'} {more} more" if more else ""
     return (
-        f"{folder}: {len(sentences)} times a file was made of another one than is there now, first "
-        f"{sentences[0].removeprefix(f'{folder}/')}; run again, or name the configuration "
-        "(--configuration) if it asks for this no more"
+        f"{first}: was made of another {relative_path(changed)} than is there now{others}; run "
+        "again, or name the configuration (--configuration) if it asks for this no more"
     )
 
 
@@ -337,7 +339,7 @@ def _has_own_provenance(path: Path) -> bool:
 
 def _check_record(
     file: Path, damaged: Collection[Path], left_over: Collection[Path]
-) -> tuple[list[str], list[str]]:
+) -> tuple[list[str], list[Path]]:
     """Whether a file is what its record is about, and so are the files it was made of, those of a
     store too: what is wrong, and which of these files have changed since.
 
@@ -346,7 +348,7 @@ def _check_record(
     record = read_lineage(file)
     if path_digest(file) != record.digest:
         return [f"{file}: was changed after it was made, by its record"], []
-    sentences, outdated = list[str](), list[str]()
+    sentences, outdated = list[str](), list[Path]()
     for entry in record.inputs:
         path = Path(os.path.normpath(file.parent / entry.path))
         if path in damaged or not path.exists() or _is_below(path, left_over):
@@ -357,5 +359,5 @@ def _check_record(
             sentences.append(str(error))
             continue
         if not same:
-            outdated.append(f"{file}: was made of another {entry.path} than is there now")
+            outdated.append(path)
     return sentences, outdated

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.schemas import store
-from tightfit.schemas.lineage import LineageRecord, lineage_path, path_digest, read_lineage
+from tightfit.schemas.lineage import (
+    LineageRecord,
+    lineage_path,
+    path_digest,
+    read_lineage,
+    relative_path,
+)
 from tightfit.schemas.package_manifest import MANIFEST_NAME, read_manifest
 from tightfit.schemas.pipeline_plan import is_pipeline_plan, read_pipeline_plan
 from tightfit.schemas.plan import read_plan
@@ -26,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "file", type=Path, help="an Arrow file, a plan.json, a module or a page of a run"
     )
     parser.add_argument(
-        "--json", action="store_true", help="print JSON: a list of files with what each was made of"
+        "--json",
+        action="store_true",
+        help="print JSON: the file, and a list of all behind it",
     )
 
 
@@ -39,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
         raise ArtifactError(f"{root}: there is no record of how it was made")
     if options.json:
         files = [_to_json(each) for each in collect_lineage(root)]
-        print(json.dumps({"file": str(_relative_path(root)), "files": files}, indent=2))
+        print(json.dumps({"file": str(relative_path(root)), "files": files}, indent=2))
     else:
         for line in lineage_tree(root):
             print(line)
@@ -100,11 +108,14 @@ def _own_facts(path: Path) -> dict[str, Any]:
     if path.name == "plan.json" and is_pipeline_plan(path):
         pipeline = read_pipeline_plan(path)
         said = {"strategy": pipeline.strategy, "machine": pipeline.machine}
-        return {**said, "status": pipeline.status, "solver": pipeline.solver}
+        return {**said, "status": pipeline.status, "method": pipeline.solver}
     if path.name == "plan.json":
         plan = read_plan(path)
         said = {"strategy": plan.strategy, "budget": plan.budget, "status": plan.status}
-        return {**said, "solver": plan.solver}
+        return {**said, "method": plan.solver}
+    if path.suffix == ".json":
+        kind = store.read_json(path).get("artifact")
+        return {"kind": kind} if kind else {}
     return {}
 
 
@@ -127,14 +138,14 @@ def _to_json(each: FileLineage) -> dict[str, Any]:
         names = ("digest", "stage", "code", "source", "settings", "versions")
         made = {name: asdict(each.record)[name] for name in names}
     return {
-        "path": str(_relative_path(each.path)),
+        "path": str(relative_path(each.path)),
         "digest": each.digest,
         "exists": each.path.exists(),
         "error": each.error,
         "says": each.says,
         "made_by": made,
         "made_of": [
-            {"path": str(_relative_path(path)), "digest": digest} for path, digest in each.inputs
+            {"path": str(relative_path(path)), "digest": digest} for path, digest in each.inputs
         ],
     }
 
@@ -161,7 +172,7 @@ def lineage_tree(root: Path) -> Iterator[str]:
 
 def _describe_file(each: FileLineage, read: str | None) -> str:
     """A file with its digest, and what is wrong with it."""
-    place = _relative_path(each.path)
+    place = relative_path(each.path)
     if not each.path.exists():
         return f"{place}  {read or ''}  (not there any more)"
     if each.error:
@@ -201,9 +212,3 @@ def _format_pairs(values: Mapping[str, Any]) -> str:
 
 def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _relative_path(path: Path) -> Path:
-    """A path without its detours, relative to the current folder where it is below it."""
-    plain = path.resolve()
-    return plain.relative_to(Path.cwd()) if plain.is_relative_to(Path.cwd()) else plain

@@ -76,7 +76,10 @@ def _check_stage(path: Path, stage: PipelineStage) -> Iterator[str]:
 def _check_plan(path: Path, pipeline: PipelineSchedule, damaged: Collection[Path]) -> Iterator[str]:
     """The plan beside allocates the same positions to the same devices."""
     plan = path.parent.parent.joinpath(*PLAN_PATH)
-    if not plan.exists() or plan in damaged:
+    if plan in damaged:
+        return
+    if not plan.exists():
+        yield f"{path}: the plan that it was made of, {plan}, is gone; run again"
         return
     planned = [(row.first, row.last, row.device) for row in read_pipeline_plan(plan).stages]
     split = [(row.first, row.last, pipeline.devices[row.rank]) for row in pipeline.stages]
@@ -98,7 +101,10 @@ def check_pipeline_measurement(path: Path, damaged: Collection[Path]) -> Iterato
     if bool(broken) != (measured.status == FAILED_STATUS):
         kept = f"{len(broken)} of its ranks are not as predicted"
         yield f"{path}: its status is {measured.status}, where {kept}"
-    if not ranks.exists() or ranks in damaged:
+    if ranks in damaged:
+        return
+    if not ranks.exists():
+        yield f"{path}: the pipeline that it measured, {ranks}, is gone; run again"
         return
     pipeline = read_pipeline(ranks)
     found = [(row.device, row.baseline, row.memory, row.predicted_peak) for row in measured.ranks]

@@ -412,10 +412,8 @@ def _check_streams(files: PlanFiles) -> Iterator[str]:
 
 
 def is_chain_plan(files: PlanFiles) -> bool:
-    """A chain that came as a file is planned as a sequence, without a schedule."""
-    return files.sequence is not None and bool(
-        store.read_header(files.sequence).metadata.get("chain")
-    )
+    """A chain that came as a file is planned as a sequence, without a schedule: no kernels run."""
+    return files.plan.kernels is None
 
 
 def read_cached(read: Callable[[Path], T], path: Path) -> T:

@@ -151,6 +151,8 @@ class _BudgetRequest:
         player, fixed = self.accounting.player, self.accounting.fixed
         own, position = locate_peak_lower_bound(player.opener.problem)
         size = fixed.bytes_before_step + own
+        if measure.room and size <= fixed.floor:
+            return ""  # such a share would be 0%, which no plan takes less than either way
         than = "" if size == smallest else f" than {measure.format_necessary(size)}"
         what = describe_peak_bound(player.graph, player.opener.problem, position)
         return f"; no plan takes less{than}, {what}"

@@ -11,6 +11,7 @@ import torch
 
 from tightfit.schemas.graph.fused_groups import is_fused_group
 from tightfit.schemas.graph.training_graph import NO_VALUE, Graph, GraphOutput, Op
+from tightfit.stages.generate.dynamic_sizes import dynamic_sizes_lines
 from tightfit.stages.generate.graph_guards import (
     all_ones_inputs,
     assigned_buffers,
@@ -145,6 +146,11 @@ def interface_text(graph: Graph, program: SourceProgram, prefix: str = "") -> st
         "",
         "import torch",
         "",
+        *(
+            ["from .runtime.dynamic_sizes import DynamicSizes, SizeRange"]
+            if graph.dynamic is not None
+            else []
+        ),
         "from .runtime.interface import (",
         "    Interface, ModelOutputLeaf, OutputGradientSpec, PlainArgument, TensorSpec",
         ")",
@@ -206,6 +212,7 @@ def interface_text(graph: Graph, program: SourceProgram, prefix: str = "") -> st
             if program.remote
             else []
         ),
+        *dynamic_sizes_lines(graph, program),
         ")",
         "",
     ]

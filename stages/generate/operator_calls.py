@@ -131,6 +131,7 @@ def op_statements(
     overload = resolve(op.target)
     _check_call(op, overload, args, kwargs)
     _check_mutations(op, overload, encoded_args)
+    args, kwargs = dynamic_arguments(graph, op.id, values) or (args, kwargs)
     if is_fused_group(op.target):
         kwargs = {}
     target, suffix = _assignment(op, overload, names)
@@ -155,6 +156,26 @@ def op_statements(
         )
         for call in calls
     ]
+
+
+def dynamic_arguments(
+    graph: Graph, number: int, values: Mapping[int, SourceText]
+) -> tuple[list[Any], dict[str, Any]] | None:
+    """The decoded arguments of an op with source text in the places of sizes, None where they are
+    the same at all sizes."""
+    written = None if graph.dynamic is None else graph.dynamic.arguments.get(number)
+    if written is None:
+        return None
+
+    def decode(argument: Any) -> Any:
+        if isinstance(argument, list):
+            return [decode(item) for item in argument]
+        if isinstance(argument, dict) and set(argument) == {"size"}:
+            return SourceText(argument["size"])
+        return decode_argument(argument, values)
+
+    args, kwargs = decode_arguments(written)
+    return [*map(decode, args)], {name: decode(argument) for name, argument in kwargs.items()}
 
 
 def absent_gradient_statement(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tightfit.schemas.actions import LinkAction
 from tightfit.schemas.costs import RANDOM_STATE_TARGET, Costs, OpCost, ProfileDevice
 from tightfit.schemas.graph.fused_groups import is_fused_group
 from tightfit.schemas.graph.training_graph import LOSS_TARGET, NO_VALUE, Graph, Op
@@ -96,6 +97,7 @@ def build_package(
     `adding`.
     """
     register_groups(graph)
+    _check_dynamic_step(graph, steps, updates)
     facts = plan_facts(plan)
     whole = updates if updates is not None and updates.has_program else None
     check_optimizer_step(graph, steps, updates)
@@ -135,6 +137,20 @@ def build_package(
     files["plan.json"] = (json.dumps(plan, indent=2) + "\n").encode()
     modules = [data.decode() for name, data in files.items() if name.endswith(".py")]
     return files | runtime_files(modules)
+
+
+def _check_dynamic_step(
+    graph: Graph, steps: Sequence[ScheduleStep], updates: OptimizerPlan | None
+) -> None:
+    """Raises ArtifactError where a step has one size for what differs from call to call."""
+    if graph.dynamic is None:
+        return
+    sends = any(isinstance(step.action, LinkAction) for step in steps)
+    if sends or updates is not None or any(is_fused_group(op.target) for op in graph.ops):
+        raise ArtifactError(
+            "a plan with dynamic shapes sends no tensors away, has no optimizer and runs no fused "
+            "groups for now: plan without dynamic_shapes"
+        )
 
 
 def _check_eager_plan(graph: Graph, beside: Graph) -> None:

@@ -29,11 +29,17 @@ from tightfit.schemas.graph.recompute_variants import find_recompute_values
 from tightfit.schemas.graph.training_graph import LOSS_TARGET, NO_VALUE, Graph, Op
 from tightfit.schemas.optimizer_plan import OptimizerPlan
 from tightfit.schemas.schedule import ScheduleStep
+from tightfit.stages.generate.dynamic_sizes import (
+    layout_of,
+    list_text,
+    reserve_dimension_names,
+    size_lines,
+    tuple_text,
+)
 from tightfit.stages.generate.layouts import (
     RESHAPE_TARGET,
     VIEW_TARGET,
     gradient_layouts,
-    view_shape,
 )
 from tightfit.stages.generate.naming import UniqueNames, comment_text, value_names
 from tightfit.stages.generate.operator_calls import (
@@ -126,6 +132,7 @@ class _StepWriter:
         self.reserved = UniqueNames()
         for name in _RESERVED_NAMES:
             self.reserved.reserve(name)
+        reserve_dimension_names(graph, self.reserved)
         targets = {op.target for op in graph.all_ops} - {LOSS_TARGET}
         self.operators = OperatorBindings(self.reserved, targets)
         self.names = value_names(graph, self.reserved)
@@ -203,11 +210,14 @@ class _StepWriter:
         for value in arguments:
             described = self.graph.values[value]
             path = comment_text(described.path) or described.kind
-            lines.append(f"{INDENT}{self.names[value]},  # {path} {tuple(described.shape)}")
+            shape = tuple_text(layout_of(self.graph, value).shape)
+            lines.append(f"{INDENT}{self.names[value]},  # {path} {shape}")
         return [*lines, "):"]
 
     def write(self) -> None:
         """Writes the body."""
+        for line in size_lines(self.graph, self.names):
+            self.line(line)
         self.end(self.uses.unread)
         self.lines += self.remote.open_lines()
         for call, value in self.remote.begins(self.names):
@@ -314,7 +324,7 @@ class _StepWriter:
         if op.id in self.layouts.reshaped and op.target != VIEW_TARGET:
             self.copies = True
             apart = ["True"] * (self.graph.values[op.outputs[0]].storage in self.sent)
-            operands = [self.names[op.inputs[0]], repr(view_shape(self.graph, op)), *apart]
+            operands = [self.names[op.inputs[0]], self.view_shape(op), *apart]
             return [Statement(self.names[op.outputs[0]], "reshape_for_view", operands)]
         if op.id in self.layouts.reshaped:
             op = replace(op, target=RESHAPE_TARGET)
@@ -328,6 +338,11 @@ class _StepWriter:
         self.shortened = True
         operands = [self.names[value] for value in form.reads]
         return [Statement(self.names[form.makes], "recompute_batch_norm", operands)]
+
+    def view_shape(self, op: Op) -> str:
+        """The text of the shape in which alone a copy is read."""
+        reader = next(other for other in self.graph.ops if op.outputs[0] in other.inputs)
+        return list_text(layout_of(self.graph, reader.outputs[0]).shape)
 
     def on_loss(self, step: ScheduleStep, ends: list[int]) -> None:
         """The lines between forward and backward."""

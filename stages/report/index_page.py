@@ -66,7 +66,7 @@ class IndexRow:
 
 @dataclass(frozen=True)
 class RunIndex:
-    """The index: `tally` counts models and plans by what became of them."""
+    """The index: `tally` counts models, chains and plans, and rows by what became of them."""
 
     rows: list[IndexRow]
     sparks: list[Sparkline]
@@ -97,14 +97,15 @@ def build_run_index(
     names = [model.name for model in models]
     alone = [row for row in plan_rows if row.folder.model not in names]
     rows += [*(_plan_row_line(row, colors) for row in alone), *further]
-    names += dict.fromkeys([*(row.folder.model for row in alone), *(row.model for row in further)])
+    names += dict.fromkeys(row.folder.model for row in alone)
+    chains = [*dict.fromkeys(row.model for row in further)]
     plans = sum(len(model.plans) for model in models) + sum(bool(row.status) for row in plan_rows)
     plans += sum(row.word not in ("not planned", "failed") for row in further)
     return RunIndex(
         rows=rows,
         sparks=sparks,
-        tally=_count_outcomes(len(names), plans, rows),
-        models=names,
+        tally=[*_count_subjects(len(names), len(chains), plans), *_count_outcomes(rows)],
+        models=[*names, *chains],
         strategies=sorted({row.strategy for row in rows if row.strategy}),
         words=sorted({row.word for row in rows}),
     )
@@ -261,8 +262,20 @@ def _row_note(result: PlanResult) -> str:
     return "; ".join(filter(None, [optimality_label(result.plan), reason_not_validated(result)]))
 
 
-def _count_outcomes(models: int, plans: int, rows: Sequence[IndexRow]) -> list[tuple[str, int]]:
-    """Counts to show above the table; zeros are left out but for the first two."""
+def _count_subjects(models: int, chains: int, plans: int) -> list[tuple[str, int]]:
+    """How many models, chains and plans there are; chains are left out if there are none, and so
+    are models beside chains."""
+    counts = {"model": models, "chain": chains, "plan": plans}
+    left_out = {"chain" if not chains else "", "model" if chains and not models else ""}
+    return [
+        (name if count == 1 else f"{name}s", count)
+        for name, count in counts.items()
+        if name not in left_out
+    ]
+
+
+def _count_outcomes(rows: Sequence[IndexRow]) -> list[tuple[str, int]]:
+    """How many rows there are of each outcome, those known in their order."""
     counts: dict[str, int] = {}
     for row in rows:
         counts[row.word] = counts.get(row.word, 0) + 1
@@ -271,9 +284,4 @@ def _count_outcomes(models: int, plans: int, rows: Sequence[IndexRow]) -> list[t
         *("not planned", "failed"),
     )
     others = sorted(counts.keys() - {*known})
-    kinds = [(word, counts[word]) for word in (*known[:-2], *others, *known[-2:]) if word in counts]
-    return [
-        ("model" if models == 1 else "models", models),
-        ("plan" if plans == 1 else "plans", plans),
-        *kinds,
-    ]
+    return [(word, counts[word]) for word in (*known[:-2], *others, *known[-2:]) if word in counts]

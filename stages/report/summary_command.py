@@ -183,16 +183,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the stage."""
     parser.add_argument("results", type=Path, nargs="?", help="the results of a run")
     parser.add_argument(
-        "--configuration", type=Path, help="tell of all plans of this configuration, and no others"
+        "--configuration",
+        type=Path,
+        help="tell of all plans of this configuration, "
+        "and no others (default: config.yaml if no results are named)",
     )
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints the table and, below it, a message for each plan that failed, with the log that has
     it. Returns the exit code: 1 where the configuration asks for that (`fail_on`)."""
-    config = read_config(options.configuration) if options.configuration else None
-    if options.results is None and config is None:
-        raise ConfigError("summary needs a folder of results or --configuration")
+    if (path := options.configuration) is None and options.results is None:
+        path = Path("config.yaml")
+    config = read_config(path) if path else None
     folder = options.results or Path(config.results if config else "")
     plan_rows = read_plan_rows(folder, None if config is None else plan_folders(config))
     lines: list[SummaryRow] = []

@@ -41,6 +41,8 @@ def cuda_graph_obstacle(step: StepProgram, interface: Interface) -> str:
     """Why a step cannot be run as CUDA graphs; "" where it can."""
     if interface.device != "cuda":
         return f"CUDA graphs need a GPU, and the plan was made for {interface.device}"
+    if interface.sizes is not None:
+        return "the plan is for calls of several sizes, and a CUDA graph is for one"
     if "use_random_state" in getattr(step, "__globals__", {}):
         return (
             "the plan draws random numbers once more where it recomputes, from a state that a CUDA "

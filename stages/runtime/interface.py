@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from .dynamic_sizes import DynamicSizes
 from .pytree import read_tree
 
 
@@ -120,6 +121,8 @@ class Interface:
         written_tensors: Positions of the tensors that the step writes.
         output_components: A number for each differentiable output; outputs whose backwards have an
             operator in common have the same one.
+        sizes: What differs from call to call; all else is said of the largest sizes. None if
+            nothing does.
     """
 
     model: str
@@ -157,6 +160,21 @@ class Interface:
     repeatable: bool = False
     written_tensors: tuple[int, ...] = ()
     output_components: tuple[int, ...] = ()
+    sizes: DynamicSizes | None = None
+
+    def at(self, sizes: Sequence[int]) -> Interface:
+        """The interface of calls of these sizes alone."""
+        if self.sizes is None:
+            return self
+        named = self.sizes.named(sizes)
+        tensors, gradients = [*self.tensors], [*self.output_gradients]
+        for position, (shape, strides) in self.sizes.tensors(**named).items():
+            tensors[position] = replace(tensors[position], shape=shape, strides=strides)
+        for number, (shape, strides) in self.sizes.output_gradients(**named).items():
+            expected = gradients[number]
+            if expected is not None:
+                gradients[number] = replace(expected, shape=shape, strides=strides)
+        return replace(self, tensors=tuple(tensors), output_gradients=tuple(gradients), sizes=None)
 
 
 OutputTensors = Sequence[torch.Tensor]

@@ -1,7 +1,8 @@
 """The error of a call that a plan was not made for: one class for all packages of a process.
 
 `tightfit.PlanMismatch` is the same class, whichever of them was imported first. Nothing is
-imported for it, so that a package needs PyTorch alone.
+imported for it, so that a package needs PyTorch alone. Where a number is another one than when the
+plan was made, the error's `number` has what it is called, what it is, and what it was.
 """
 
 from __future__ import annotations

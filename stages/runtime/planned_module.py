@@ -52,7 +52,10 @@ def wrap_model(
     Parameters that live in an offload target are `offloaded`. Tensors that wait on a disk do so in
     the folder `disk`."""
     if on_mismatch not in ("error", "original", "copy"):
-        raise ValueError(f'on_mismatch is {on_mismatch!r}, it can be "error", "original" or "copy"')
+        where = "which only tightfit.plan can do: here " if on_mismatch == "replan" else ""
+        raise ValueError(
+            f'on_mismatch is {on_mismatch!r}, {where}it can be "error", "original" or "copy"'
+        )
     if disk is not None and (not isinstance(disk, str | os.PathLike) or not os.fspath(disk)):
         raise ValueError(f"disk is {disk!r}, it can be the path of a folder")
     if not isinstance(model, torch.nn.Module):
@@ -172,7 +175,7 @@ def _make_forward(
                 tensors = None
             if tensors is not None:
                 ahead.take(tensors[0].device)
-                own, facts = run, interface
+                own, facts = run, guards.expected(tensors).interface
                 if offloaded is not None:
                     own, facts = offloaded.program(step, interface)
                 result = assemble(*run_forward(own, facts, tensors, run is step), tensors)

@@ -76,10 +76,28 @@ class MemorySession(ABC):
 
 @contextmanager
 def memory_session(device: torch.device | str, lines: bool = False) -> Iterator[MemorySession]:
-    """Starts a session for a device, with the garbage collector paused (collect before it where
-    cycles may hold memory).
+    """Measures the memory of parts of a program, such as a training step.
 
-    `lines` asks for the memory line, which costs time and memory of the host on CUDA.
+    On the CPU, bytes are those of the profiler's events of allocation in the calling thread and in
+    the backward. On CUDA they are those requested of PyTorch's allocator. The garbage collector is
+    paused: collect before the session if cycles may hold memory.
+
+    Args:
+        device: Device whose memory is measured: "cpu", "cuda" or "cuda:1".
+        lines: Record the bytes over time, too. On CUDA this takes time and memory of the host.
+
+    Returns:
+        A context manager of a session. `with session.section(name):` marks a part. Once the session
+        has ended, `session.section_usage(name).peak` is the most bytes above those that were
+        allocated when the part began, and `.net` the bytes that stay.
+
+    Raises:
+        ConfigError: The device is none, or is not there.
+
+    Example:
+        >>> with tightfit.memory_session("cpu") as session, session.section("step"):
+        ...     loss_function(module(inputs), targets).backward()
+        >>> print(session.section_usage("step").peak)
     """
     place = parse_device(device)
     opened = CudaSession(place, lines) if place.type == "cuda" else CpuSession()

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tightfit.schemas.graph.dynamic_inputs import DynamicInputs
 from tightfit.stages.runtime.pytree import flatten, read_tree
 from tightfit.stages.torch_utils.devices import parse_device
 from tightfit.stages.torch_utils.devices import require_device as require_device
@@ -92,7 +93,10 @@ class BuiltModel:
     `fake_mode` is the mode under which model and samples were made without memory, None for real
     ones. `label` names the factory in messages. With `ones` a plan may rest on it that inputs hold
     only ones, which do so in all samples. `mixed` are leaves of (args, kwargs), masks of which it
-    takes no call where they hold only ones.
+    takes no call where they hold only ones. `numbers` are leaves, tensors of float64 without
+    dimensions, in whose places the model is given floats. Calls may have other sizes on the
+    `dynamic` dimensions, of which the samples have the largest. A `symbolic` capture has symbols
+    there.
     """
 
     model: nn.Module
@@ -102,6 +106,9 @@ class BuiltModel:
     label: str = "the model"
     ones: bool = False
     mixed: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
+    dynamic: DynamicInputs | None = None
+    symbolic: bool = False
 
 
 def load_factory(spec: str, search_path: Sequence[Path | str] = ()) -> Callable[..., Any]:

@@ -23,8 +23,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tightfit.stages.runtime.guards.encode import tensor_digest
 from tightfit.stages.trace.code_inspection import caller_location, is_external_code
-from tightfit.stages.trace.constant_folding import ConstantFolder
+from tightfit.stages.trace.constant_folding import ConstantFolder, hint_size
 from tightfit.stages.trace.guards.tensor_queries import TensorQueries
+from tightfit.stages.trace.number_operands import NumberOperands
 from tightfit.util.errors import ModelError
 
 _CAST_INSIDE = ("affine_grid", "affine_grid_generator", "bilinear", "linalg_pinv", "pinv")
@@ -151,6 +152,7 @@ class CallRecorder(TorchFunctionMode):
         self.asks_layout = False
         self._numbers = WeakTensorKeyDictionary()
         self.known = known or ConstantFolder()
+        self.numbers = NumberOperands()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -168,7 +170,7 @@ class CallRecorder(TorchFunctionMode):
         if answer is not None:
             return answer
         with self._described(place):
-            result = func(*args, **named)
+            result = self.numbers.call(func, args, named)
         self.asked.making.follow(func, args, named, result)
         self.asks_layout |= getattr(func, "__name__", "") in _LAYOUT_QUERIES
         if not self._constant(func, result):
@@ -240,9 +242,9 @@ class CallRecorder(TorchFunctionMode):
             true = self.known.find(argument) if self.known.every else None
             if true is not None:
                 with _disable_current_modes():
-                    return f"{tensor_digest(true)} {argument.dtype}{list(argument.shape)}"
-            number = self._numbers.get(argument, "")
-            return f"#{number} {argument.dtype}{list(argument.shape)}"
+                    return f"{tensor_digest(true)} {argument.dtype}{list(true.shape)}"
+            number, shape = self._numbers.get(argument, ""), [*map(hint_size, argument.shape)]
+            return f"#{number} {argument.dtype}{shape}"
         if isinstance(argument, list | tuple):
             return f"[{', '.join(map(self._words, argument))}]"
         if isinstance(argument, dict):

@@ -268,6 +268,10 @@ def _run_repeatedly(built: BuiltModel, watcher: GuardRecorder) -> None:
 def _fake_execution(built: BuiltModel, forward: FunctionalForward) -> Iterator[FakeTensorMode]:
     """Within it the forward runs on tensors without memory, as it is captured."""
     mode = built.fake_mode or FakeTensorMode(allow_non_fake_inputs=True)
+    if built.symbolic:
+        from tightfit.stages.trace.symbolic_sizes import symbolic_fake_mode
+
+        mode = symbolic_fake_mode()
     with (
         mode,
         torch.enable_grad(),

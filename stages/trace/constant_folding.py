@@ -80,7 +80,8 @@ class ConstantFolder:
         """Assumes the contents of an input or a buffer; without any, that it holds only ones."""
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             if contents is None:
-                self._true[tensor] = torch.ones(tensor.shape, dtype=tensor.dtype)
+                shape = [hint_size(size) for size in tensor.shape]
+                self._true[tensor] = torch.ones(shape, dtype=tensor.dtype)
             elif isinstance(origin, str):
                 self._true[tensor] = contents.detach().clone()
             else:
@@ -89,7 +90,7 @@ class ConstantFolder:
             self.ones.add(origin)
         self._hanging[tensor] = frozenset((origin,))
         if isinstance(origin, int):
-            self._most = max(self._most, 2 * tensor.numel())
+            self._most = max(self._most, 2 * hint_size(tensor.numel()))
 
     def can_answer(self, tensor: torch.Tensor) -> bool:
         """Whether Python is answered what it asks of a tensor that hangs on inputs of which
@@ -177,6 +178,7 @@ class ConstantFolder:
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda leaf: self._true.get(leaf), (args, kwargs)
         )
+        args, kwargs = pytree.tree_map_only(torch.SymInt, hint_size, (args, kwargs))
         with _disable_current_modes(), torch.no_grad():
             return func(*args, **kwargs)
 
@@ -198,10 +200,11 @@ class ConstantFolder:
             return True
         if any(isinstance(origin, int) for origin in leaves):
             return all(
-                tensor.dtype in _INTEGER_DTYPES and tensor.numel() <= self._most for tensor in made
+                tensor.dtype in _INTEGER_DTYPES and hint_size(tensor.numel()) <= self._most
+                for tensor in made
             )
         most = MAX_ASSUMED_ELEMENTS if leaves else _MAX_ELEMENTS
-        return all(tensor.numel() <= most for tensor in made)
+        return all(hint_size(tensor.numel()) <= most for tensor in made)
 
     def _forget(self, storages: set[int]) -> None:
         """Forgets all tensors on these storages, which something unknown was written into."""
@@ -221,6 +224,11 @@ class ConstantFolder:
             for tensor, true in self._true.items()
             if true.untyped_storage()._cdata in storages
         ]
+
+
+def hint_size(size: int | torch.SymInt) -> int:
+    """A size of the sample: of a symbolic one its hint, which says nothing of other sizes."""
+    return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
 def nested_tensors(tree: Any) -> list[torch.Tensor]:

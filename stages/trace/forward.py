@@ -145,6 +145,10 @@ class FunctionalForward:
         found = []
         for path, leaf in zip(self.tree.paths("input"), self.given, strict=True):
             reject_stateful_iterators(leaf, path)
+        if self.built.symbolic:
+            from tightfit.stages.trace.symbolic_sizes import symbolic_inputs
+
+            return symbolic_inputs(self.built, self.places, mode)
         for place in self.places:
             like = self.given[place]
             if type(like) not in (torch.Tensor, nn.Parameter) and not _is_fake(like):
@@ -218,6 +222,7 @@ class FunctionalForward:
         mode = ForwardOperatorsMode(known, self.random)
         with self.follower.follow_calls(), self.tied(), mode:
             self.follower.name((f"input {i}", tensor) for i, tensor in enumerate(tensors))
+            self.follower.numbers.begin(given[place] for place in self.built.numbers)
             for place, number in zip(self.places, self.order, strict=True):
                 if place in (*self.ones, *self.masks):
                     contents = None if place in self.ones else self.given[place]

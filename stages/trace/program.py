@@ -222,6 +222,8 @@ class _Lowering:
         return self.fixed[path]
 
     def call(self, node: fx.Node) -> Any:
+        if isinstance(size := node.meta.get("val"), int | float):
+            return size
         args: Any
         kwargs: Any
         args, kwargs = fx.node.map_aggregate(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -34,7 +34,9 @@ from tightfit.stages.trace.canonicalize.op_order import order_calls, place_buffe
 from tightfit.stages.trace.capture import Capture, capture
 from tightfit.stages.trace.emit import Emitter, encode_constant
 from tightfit.stages.trace.loss_gradients import output_gradients, outputs_with_seed_gradient
+from tightfit.stages.trace.number_operands import check_number_operands
 from tightfit.stages.trace.program import build_program
+from tightfit.stages.trace.size_propagation import hint_tensors
 from tightfit.util.errors import ModelError
 
 
@@ -56,21 +58,45 @@ def trace(
     """
     kind = parse_device(device).type
     with enter_device(device_of_tensors(all_tensors(built), kind)):
-        graph = _trace(built, name, kind, channels_last, probe_bytes)
+        graph = capture_step(built, kind).graph(built, name, channels_last, probe_bytes)
     return graph if built.loss is not None else with_loss_room(graph, loss_room)
 
 
-def _trace(built: BuiltModel, name: str, kind: str, channels_last: bool, probe_bytes: int) -> Graph:
+@dataclass(frozen=True)
+class CapturedStep:
+    """A capture of a model for a kind of device, with the `guards` of a graph and the autocast that
+    was on around it."""
+
+    captured: Capture
+    guards: dict[str, object]
+    ambient: torch.autocast
+
+    def graph(
+        self, built: BuiltModel, name: str, channels_last: bool, probe_bytes: int = PROBE_BYTES
+    ) -> Graph:
+        """The graph of the step, under a name; `built` is the model that was captured, with a
+        sample of the sizes that the captured tensors have. `probe_bytes` as in `trace`."""
+        with torch.autocast(self.ambient.device, enabled=False):
+            of_step = _with_step_loss(built, self.captured)
+            own = (self.captured, name, self.ambient, self.guards, channels_last)
+            return _build_graph(of_step, *own, probe_bytes)
+
+
+def capture_step(built: BuiltModel, kind: str) -> CapturedStep:
+    """Captures the step of a model on a kind of device."""
     loss = built.loss
 
     def wanted(first: Capture) -> set[int]:
         outputs = [node.meta["val"] for node in first.outputs]
+        if built.symbolic:
+            outputs = hint_tensors(outputs)
         of_step = _with_step_loss(built, first)
         grown = output_gradients(of_step, outputs, first.leaves, first.output_tree)
         return {number for number, gradient in enumerate(grown) if gradient is not None}
 
     guards = _guards(built.model, kind)
     captured = capture(built, wanted if loss is not None else None)
+    check_number_operands(built, captured.graph, captured.inputs)
     ambient = torch.autocast(
         kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)
     )
@@ -94,9 +120,7 @@ def _trace(built: BuiltModel, name: str, kind: str, channels_last: bool, probe_b
         "not_all_ones_inputs": list(built.mixed),
         "tensor_queries": [[fact, of_input] for fact, of_input in captured.asked],
     }
-    with torch.autocast(kind, enabled=False):
-        of_step = _with_step_loss(built, captured)
-        return _build_graph(of_step, captured, name, ambient, guards, channels_last, probe_bytes)
+    return CapturedStep(captured, guards, ambient)
 
 
 def _with_step_loss(built: BuiltModel, captured: Capture) -> BuiltModel:

@@ -35,6 +35,7 @@ from tightfit.stages.torch_utils.model_factory import (
     all_tensors,
     structure_leaves,
 )
+from tightfit.stages.torch_utils.number_inputs import original_of_numbers
 from tightfit.stages.validate.comparison import (
     MAX_QUICK_STEPS,
     MAX_STEPS,
@@ -264,7 +265,8 @@ class _PlanValidator:
         )
         stepper, blamed = StepRunner.of(graph, built), find_nondeterministic_ops(graph)
         varying = place.type != "cpu" or bool(blamed)
-        comparer = Comparer.of(built.model, stepper, built.samples, varying, place, graph)
+        original = original_of_numbers(built)
+        comparer = Comparer.of(original, stepper, built.samples, varying, place, graph)
         return cls(comparer, comparer, stepper, built, str(place), blamed)
 
     def with_original(self, original: OriginalMeasurement) -> _PlanValidator:

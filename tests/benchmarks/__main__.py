@@ -60,7 +60,7 @@ def plan_from_nothing(case: Case, folder: Path) -> list[tuple[str, float]]:
         out = folder / f"plan{number}"
         calls.append(
             (
-                f"choose {budget}",
+                f"select {budget}",
                 ["--frontier", frontier, *made, "--budget", budget, "--out", out],
             )
         )

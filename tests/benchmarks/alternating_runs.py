@@ -1,4 +1,5 @@
-"""Measures contestants in one alternating run: peak memory, time against the first, bits."""
+"""Measures contestants: peak memory, time against the first, bits. Times are taken in turns in one
+process, or in processes of their own."""
 
 from __future__ import annotations
 
@@ -43,13 +44,19 @@ def contest(
     sample: Sample,
     rounds: int,
     waiting: bool = False,
+    timed_apart: Callable[[Contestant], float] | None = None,
 ) -> list[Result]:
     """Results in the order given; the first contestant is the reference of ratios and bits. Steps
-    that are `waiting` for something are timed by the clock on the wall."""
+    that are `waiting` for something are timed by the clock on the wall. `timed_apart` gives the
+    seconds of a step in a process of its own, which is called once a round."""
     reference = _state_after(contestants[0], stepper, sample)
     exact = [_same(_state_after(c, stepper, sample), reference) for c in contestants]
     peaks = [_peaks(contestant, stepper, sample) for contestant in contestants]
-    seconds = _seconds(contestants, stepper, sample, rounds, waiting)
+    if timed_apart is None:
+        seconds = _seconds(contestants, stepper, sample, rounds, waiting)
+    else:
+        turns = [[timed_apart(each) for each in contestants] for _ in range(rounds)]
+        seconds = [list(each) for each in zip(*turns, strict=True)]
     results = []
     for index, contestant in enumerate(contestants):
         ratios = [own / first for own, first in zip(seconds[index], seconds[0], strict=True)]

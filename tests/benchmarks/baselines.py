@@ -17,13 +17,15 @@ from torch.utils.checkpoint import checkpoint
 @dataclass(frozen=True)
 class Contestant:
     """A module to measure. `budget` is the compiler's activation budget it must be called under,
-    None outside the compiler; `predicted_peak` and `predicted_seconds` are a plan's own."""
+    None outside the compiler; `predicted_peak` and `predicted_seconds` are a plan's own, and
+    `package` is its folder, "" for a peer."""
 
     name: str
     module: nn.Module
     budget: float | None = None
     predicted_peak: int | None = None
     predicted_seconds: float | None = None
+    package: str = ""
 
     @contextmanager
     def setting(self) -> Iterator[None]:

@@ -1,10 +1,15 @@
-"""Makes modules for the budgets of a case from its frontier, and measures them beside the peers."""
+"""Makes modules for the budgets of a case from its frontier, and measures them beside the peers:
+peaks and bits in one process, times of each in processes of its own."""
 
 from __future__ import annotations
 
+import argparse
 import copy
 import importlib.util
+import json
+import statistics
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +19,8 @@ from torch import nn
 
 from tests.benchmarks.alternating_runs import Result, contest
 from tests.benchmarks.baselines import Contestant, peers
-from tests.benchmarks.cases import Case
+from tests.benchmarks.cases import CASES, Case
+from tests.benchmarks.own_process import run_in_own_process
 from tightfit.schemas.costs import Costs, read_costs
 from tightfit.schemas.frontier import Frontier, ParetoPoint, read_frontier
 from tightfit.schemas.graph.training_graph import Graph, read_graph
@@ -25,12 +31,15 @@ from tightfit.stages.generate.package import write_package
 from tightfit.stages.simulate.planning_graph import build_planning_graph
 from tightfit.stages.simulate.simulate import simulate
 from tightfit.stages.torch_utils.model_factory import build_from_factory
-from tightfit.stages.validate.training_step import StepRunner
+from tightfit.stages.validate.training_step import StepRunner, clear_gradients
+
+WARM_STEPS, TIMED_STEPS = 2, 5
+"""Steps of a process whose contestant is timed."""
 
 
 def measure_case(case: Case, folder: Path, rounds: int) -> list[Result]:
-    """Eager, the peers, keep-all as generated, and a plan for every limit and every peer's peak,
-    all in one alternating run."""
+    """Eager, the peers, keep-all as generated, and a plan for every limit and every peer's peak.
+    Each is timed in as many processes of its own as `rounds` ask for."""
     torch.manual_seed(0)
     built = build_from_factory(case.factory, case.arguments)
     graph = read_graph(folder / "graph.arrow")
@@ -52,7 +61,37 @@ def measure_case(case: Case, folder: Path, rounds: int) -> list[Result]:
         else:
             named.append((point, [name]))
     planned = [maker.at(point, f"plan {', '.join(names)}") for point, names in named]
-    return contest([*rivals, maker.keep_all(), *planned], stepper, built.samples[0], rounds)
+
+    def timed_apart(contestant: Contestant) -> float:
+        words = ["--case", case.name, "--folder", str(folder), "--contestant", contestant.name]
+        return run_in_own_process("planned_modules", *words, "--package", contestant.package)
+
+    contestants = [*rivals, maker.keep_all(), *planned]
+    processes = max(rounds // TIMED_STEPS, 2)
+    return contest(contestants, stepper, built.samples[0], processes, timed_apart=timed_apart)
+
+
+def time_contestant(case: Case, folder: Path, name: str, package: str) -> float:
+    """The median seconds of a step of a peer of that name, or of the plan in a package: of the
+    processor where there is one thread."""
+    torch.manual_seed(0)
+    built = build_from_factory(case.factory, case.arguments)
+    stepper = StepRunner.of(read_graph(folder / "graph.arrow"), built)
+    if package:
+        contestant = Contestant(name, _package(Path(package)).load(built.model))
+    else:
+        rivals = peers(built.model, case.compiler_budgets)
+        [contestant] = [each for each in rivals if each.name == name]
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    seconds = []
+    for _ in range(WARM_STEPS + TIMED_STEPS):
+        clear_gradients(contestant.module, built.samples[0])
+        start = clock()
+        with contestant.setting():
+            held = stepper.run(contestant.module, built.samples[0])
+        seconds.append(clock() - start)
+        del held
+    return statistics.median(seconds[WARM_STEPS:])
 
 
 class _Maker:
@@ -101,7 +140,7 @@ class _Maker:
         }  # fmt: skip
         write_package(directory, self.graph, played.steps, facts)
         module = _package(directory).load(copy.deepcopy(self.model))
-        return Contestant(name, module, None, played.peak, played.seconds)
+        return Contestant(name, module, None, played.peak, played.seconds, str(directory))
 
 
 def _package(directory: Path) -> ModuleType:
@@ -114,3 +153,20 @@ def _package(directory: Path) -> ModuleType:
     sys.modules[name] = package
     spec.loader.exec_module(package)
     return package
+
+
+def main() -> None:
+    """Prints the seconds of a step of one contestant."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--case", required=True, choices=[case.name for case in CASES])
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--contestant", required=True)
+    parser.add_argument("--package", default="")
+    options = parser.parse_args()
+    [case] = [case for case in CASES if case.name == options.case]
+    taken = time_contestant(case, options.folder, options.contestant, options.package)
+    print(json.dumps(taken))
+
+
+if __name__ == "__main__":
+    main()

@@ -34,7 +34,7 @@ LLAMA: dict[str, dict[str, Any]] = {
         "vocabulary": 512, "tokens": 256, "batch": 32,
     },
     "tiny": {
-        "layers": 4, "width": 16, "heads": 4, "groups": 2, "hidden": 24,
+        "layers": 2, "width": 16, "heads": 4, "groups": 2, "hidden": 24,
         "vocabulary": 9, "tokens": 32, "batch": 8,
     },
 }  # fmt: skip

@@ -9,9 +9,10 @@ import sys
 import time
 import types
 import zipfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from tests.gpu.optimizer_steps import measured
 from tests.gpu.record import DONE, FAILED, LACKS, LATE, WAITS, Record, apart, markdown
 from tests.gpu.steps import ROOT, Asked, Step, steps
 from tests.stages.runtime.fake_cuda_graphs import stand_in
+from tightfit.__main__ import main
 from tightfit.schemas.costs import Costs
 from tightfit.schemas.machine import MACHINES
 from tightfit.stages.profile.roofline import roofline
@@ -85,6 +87,11 @@ def test_where_there_is_no_such_device_a_sentence_says_so(tmp_path: Path) -> Non
     assert done.stderr.strip() == "the device 'cuda:99' is not on this machine"
 
 
+def run_here(commands: Sequence[Sequence[object]], log: IO[str]) -> bool:
+    """Runs commands of tightfit in this process, where the search is brief."""
+    return all(main([*map(str, words)]) == 0 for _, _, _, *words in commands)
+
+
 def planned(folder: Path, size: str = "tiny") -> Asked:
     """What the steps are for, with the plans of one model."""
     asked = Asked(folder, "cpu", size, folder / "plans")
@@ -93,9 +100,11 @@ def planned(folder: Path, size: str = "tiny") -> Asked:
     return asked
 
 
+@pytest.mark.usefixtures("brief_search")
 def test_one_model_from_trace_to_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Path
 ) -> None:
+    monkeypatch.setattr(prepare, "ran", run_here)
     monkeypatch.setattr(sys, "executable", str(programs / "python"))
     monkeypatch.setattr(command, "machine", lambda device: {"device": device})
     assert command.run(planned(tmp_path), 20, "3 gpt2") == 0, (tmp_path / "gpu.md").read_text()
@@ -235,8 +244,9 @@ def doing(name: str, code: str, **fields: Any) -> Step:
 
 
 def outcomes(monkeypatch: pytest.MonkeyPatch, folder: Path, *listed: Step) -> dict[str, Any]:
-    """What a run makes of some steps."""
+    """What a run makes of some steps, on a machine that is described."""
     monkeypatch.setattr(command, "steps", lambda asked: list(listed))
+    monkeypatch.setattr(command, "machine", lambda device: {"device": device})
     command.run(Asked(folder, "cpu", "tiny", folder / "plans"), 20)
     return Record(folder, ABOUT).steps
 

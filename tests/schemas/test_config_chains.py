@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         write_chain(f"{name}.arrow", layers(3))
+    own = layers(3)
+    other = replace(own.positions[-1], o_b=352)
+    write_chain("other.arrow", replace(own, positions=[*own.positions[:-1], other]))
     write_block_options("options.arrow", {})
     for name, machine in (("host", HOST), ("pair", PAIR)):
         Path(f"{name}.json").write_text(json.dumps(machine))
@@ -113,6 +117,10 @@ def test_the_blocks_of_a_model_are_a_chain() -> None:
         (
             {"files": ["a.arrow", "b.arrow"], "strategies": ["join", "early_free"]},
             "strategies[1]: early_free plans one chain, expected one file, or for a join rotor, ",
+        ),
+        (
+            {"files": ["a.arrow", "other.arrow"], "strategies": ["join"]},
+            "files[1]: other.arrow: its loss has o_b = 352, that of a.arrow has 0; the ",
         ),
         ({"strategies": ["pofo"]}, "machine: is missing, expected the description of a machine"),
         ({"strategies": ["pofo"], "machine": "gone.json"}, "machine: gone.json: "),

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.schemas.test_config import problems
-from tightfit.schemas.config import parse_config
+from tightfit.schemas.config import parse_config, require_disks
 from tightfit.schemas.config_optimizer_step import select_sample
 from tightfit.schemas.machine import MACHINES
+from tightfit.util.errors import ConfigError
 
 ADAMW = {"name": "adamw"}
 
@@ -191,10 +192,28 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
     ]
 
 
+def test_the_folders_of_disks_are_there_before_a_run(tmp_path: Path) -> None:
+    offload = {"disk": str(tmp_path), "second_disk": str(tmp_path / "slow"), "limit": "1GB"}
+    config = parse_config(document({"optimizer": ADAMW, "offload": offload}))
+    with pytest.raises(ConfigError) as caught:
+        require_disks(config)
+    assert str(caught.value) == (
+        f"config.yaml: models.step.offload.second_disk: {tmp_path / 'slow'} is no folder, expected "
+        "one on the disk: make it first"
+    )
+    (tmp_path / "slow").mkdir()
+    require_disks(config)
+
+
+def test_a_number_of_microbatches_is_named_once() -> None:
+    [said] = problems(document({"optimizer": ADAMW, "microbatches": [2, 1, 2]}))
+    assert said.startswith("models.step.microbatches: [2, 1, 2] was found, expected each")
+
+
 def test_a_described_device_needs_its_link(tmp_path: Path) -> None:
     step = {"optimizer": ADAMW}
     [said] = problems(document(step, device="h100"))
-    assert said.startswith("machine: ") and "names no memory 'host' to offload to" in said
+    assert said.startswith("device: ") and "names no memory 'host' to offload to" in said
     machine = json.loads((MACHINES / "h100.json").read_text())
     machine["memories"] = [{"name": "host", "memory": 10**12}]
     machine["links"] = [{"between": ["cuda:0", "host"], "bandwidth": 5e10}]

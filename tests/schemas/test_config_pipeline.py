@@ -55,6 +55,16 @@ def test_a_pipeline_needs_a_machine_alone(machine: str) -> None:
     assert found.on_cpus
 
 
+def test_a_pipeline_has_no_joint_budget(machine: str) -> None:
+    given = document({"machine": machine}, samples=[{}], joint=True)
+    [said] = problems(given)
+    assert said.startswith(
+        "models.gpt2.joint: true was found, expected budgets or strategies beside it"
+    )
+    given["models"]["gpt2"]["strategies"] = ["rotor"]
+    assert parse_config(given).models["gpt2.1"].joint == ("gpt2.1",)
+
+
 def test_a_pipeline_on_other_devices_does_not_run_here(tmp_path: Path) -> None:
     assert not pipeline_of(machine=str(describe(tmp_path / "gpus.json", "cuda"))).on_cpus
 

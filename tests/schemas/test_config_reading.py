@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.schemas.test_config import minimal, problems
-from tightfit.schemas.config import read_config
+from tightfit.schemas.config import parse_config, read_config
 from tightfit.util.errors import ConfigError
 
 
@@ -80,6 +80,26 @@ def test_a_name_of_a_matrix_may_be_too_long() -> None:
     model = {"factory": "a:b", "matrix": {"text": ["x" * 300]}}
     [said] = problems({"models": {"m": model}})
     assert said.endswith("has 307 characters, expected at most 120")
+
+
+def test_a_chain_has_a_short_name_too() -> None:
+    model = {"m": {"factory": "a:b"}}
+    chain = {"model": "m", "strategies": ["rotor"]}
+    [said] = problems({"models": model, "chains": {"x" * 300: chain}})
+    assert said.endswith("has 300 characters, expected at most 120")
+
+
+@pytest.mark.parametrize("name", ["a" * 20, "x" + "ab-" * 25])
+def test_a_name_that_repeats_itself_is_refused_before_snakemake_does(name: str) -> None:
+    from snakemake.io import PeriodicityDetector
+
+    detector = PeriodicityDetector()
+    part = detector.is_periodic(name)
+    [said] = problems({"models": {name: {"factory": "a:b"}}})
+    assert f"ends in 20 times {part!r} or more, expected at most 19" in said
+    shorter = name.removesuffix("a") if set(name) == {"a"} else name.removesuffix("ab-" * 6)
+    assert detector.is_periodic(shorter) is None
+    assert parse_config({"models": {shorter: {"factory": "a:b"}}}).models
 
 
 def test_errors_beyond_the_schema_are_told_beside_those_of_it() -> None:

@@ -21,13 +21,15 @@ from tightfit.schemas.pipeline import (
 )
 
 DIGEST = "0" * 64
+WHOLE = {".arrow": "ARROW1...ARROW1", ".json": "{}"}
+"""Contents of files that are not cut off."""
 
 
 def make(path: Path, *inputs: str) -> Path:
     """Writes a file, unless it is there, and the record of what it was made of."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        path.write_text("made")
+        path.write_text(WHOLE.get(path.suffix, "made"))
     read = [LineageInput(name, DIGEST) for name in inputs]
     record = LineageRecord(DIGEST, "combine", "code", "", {}, {}, read)
     lineage_path(path).parent.mkdir(exist_ok=True)
@@ -100,6 +102,25 @@ def test_what_is_gone_is_found_by_what_was_made_of_it(
     path = results / gone
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert lost(results) == [output]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "found"),
+    [
+        ("m/graph.arrow", b"", ["m/graph.arrow"]),
+        ("m/graph.arrow", b"ARROW1 and no more", ["m/graph.arrow"]),
+        ("m/auto/plan.json", b"{}x", ["m/auto/plan.json"]),
+        ("m/auto/plan.json", b"\xff", ["m/auto/plan.json"]),
+        ("m/auto/plan.json", b'{"long": "%s"' % (b"x" * 2**17), ["m/auto/plan.json"]),
+        ("m/auto/plan.json", b'{"long": "%s"}\n' % (b"x" * 2**17), []),
+        ("m/ranks/stage-1/graph.arrow", b"cut off", ["m/ranks/pipeline.json"]),
+    ],
+)
+def test_what_is_cut_off_counts_as_lost(
+    results: Path, file: str, content: bytes, found: list[str]
+) -> None:
+    (results / file).write_bytes(content)
+    assert lost(results) == found
 
 
 def test_inputs_of_a_lost_file_are_looked_at_too(results: Path) -> None:

@@ -18,6 +18,11 @@ from tightfit.schemas.measurement import read_measurement
 from tightfit.schemas.pipeline_measurement import read_pipeline_measurement
 
 ON_GPU = {"trace", "profile", "reference", "validate"}
+RULES = {
+    *ON_GPU,
+    *("partition", "solve", "frontier", "select", "generate", "perfetto", "report", "index"),
+}
+"""The rules of a model of one strategy, a job each."""
 
 
 @pytest.fixture
@@ -97,7 +102,7 @@ def test_what_runs_a_model_is_sent_to_gpus(
     result = send(elsewhere)
     assert result.returncode == 0, result.stderr
     done: list[Job] = sent()
-    assert len({job.rule for job in done}) == len(done) == 11
+    assert len(done) == 12 and {job.rule for job in done} == RULES
     for job in done:
         wanted = ("gpu", 1) if job.rule in ON_GPU else ("cpu", 0)
         assert (job.partition, gpus(cluster, job.number)) == wanted, job

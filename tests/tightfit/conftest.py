@@ -1,5 +1,5 @@
 """A small model whose step has something to plan, one store for all tests of a module, blocks that
-are solved in this process, searches that are brief, and traces that tests share."""
+are solved in this process, and traces that tests share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 from tightfit import SolverOptions
 from tightfit.schemas.graph.training_graph import Graph
 from tightfit.stages.combine.bounds import lower_bounds
-from tightfit.stages.combine.local_search import search
 from tightfit.stages.combine.milp import SolverLimits
 from tightfit.stages.solve import worker
 from tightfit.stages.torch_utils.input_masks import all_ones_leaves, binary_mask_leaves
@@ -41,6 +40,11 @@ def loose_bounds() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="module")
+def _brief_search(brief_search: None) -> None:
+    """No test of this folder asks how good a plan is."""
+
+
+@pytest.fixture(autouse=True, scope="module")
 def _solved_here() -> Iterator[None]:
     """Blocks are solved in this process; `tests/stages/solve`, the workflow and the crash solve
     them in processes of their own."""
@@ -54,17 +58,6 @@ def _solved_here() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tightfit.stages.solve.option_store._Workers.run", run)
-        yield
-
-
-@pytest.fixture(scope="module")
-def brief_search() -> Iterator[None]:
-    """Searches take a tenth of their moves, where no test asks how good a plan is."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "SLOW_MOVES", 60)
-        patch.setattr(search, "CONTINUATION_MOVES", 20)
-        patch.setattr(search, "SEEDS_PER_WARM_START", 1)
-        patch.setattr(search, "MAX_ROUNDS", 3)
         yield
 
 

@@ -14,8 +14,6 @@ import tightfit
 from tests.tightfit.conftest import SETTINGS
 from tests.tightfit.test_integrations import equal, planned, trainer_of, weights
 
-pytestmark = pytest.mark.usefixtures("brief_search")
-
 peft = pytest.importorskip("peft")
 
 TASK: dict[str, Any] = {"task_type": "CAUSAL_LM"}

@@ -15,7 +15,7 @@ from tightfit import ModelError, OffloadOptions
 from tightfit.util.errors import ConfigError
 from tightfit.util.strategies import STRATEGIES
 
-pytestmark = pytest.mark.usefixtures("traced_once", "brief_search")
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 MACHINE = {
     "artifact": "tightfit.machine/1",

@@ -15,8 +15,6 @@ from tests.stages.torch_utils import custom_ops
 from tests.tightfit.conftest import SETTINGS
 from tightfit.__main__ import main
 
-pytestmark = pytest.mark.usefixtures("brief_search")
-
 HOUSE = Path(__file__).parents[2]
 OPTION = ["--operators", "mine=tests.stages.torch_utils.custom_ops"]
 

@@ -29,7 +29,7 @@ from tightfit.stages.validate.measure import measure_memory
 from tightfit.stages.validate.step_results import StepResults
 from tightfit.stages.validate.training_step import StepRunner
 
-pytestmark = pytest.mark.usefixtures("loose_bounds", "brief_search")
+pytestmark = pytest.mark.usefixtures("loose_bounds")
 
 
 class Net(nn.Module):

@@ -19,7 +19,7 @@ import tightfit
 from tests.tightfit.conftest import SETTINGS
 from tightfit import ModelError, PlanMismatch
 
-pytestmark = pytest.mark.usefixtures("brief_search", "loose_bounds")
+pytestmark = pytest.mark.usefixtures("loose_bounds")
 
 
 class Encoding(UserDict[str, Any]):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.export import Dim
 
 import tightfit
 from tests.tightfit.conftest import SETTINGS
@@ -26,8 +27,6 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
-
-pytestmark = pytest.mark.usefixtures("brief_search")
 
 TOKENS = 16
 
@@ -189,6 +188,39 @@ def test_a_last_batch_that_is_smaller(store: Path, tmp_path: Path) -> None:
     assert len(plans) == 4, "for either shape one for masks of ones and one for others"
     trainer.train()
     assert equal(weights(trainer), weights(alone))
+
+
+class Ragged(Texts):
+    """Rows of several lengths."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {name: row[: 4 + index * 5 % 12] for name, row in super().__getitem__(index).items()}
+
+
+def pad(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """A batch as long as its longest row, without loss for what is padded."""
+    fill = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+    return {
+        name: torch.nn.utils.rnn.pad_sequence([row[name] for row in rows], True, value)
+        for name, value in fill.items()
+    }
+
+
+@pytest.mark.long
+def test_batches_of_all_lengths_have_one_plan(store: Path, tmp_path: Path) -> None:
+    settings = {"count": 10, "max_steps": -1, "per_device_train_batch_size": 4}
+    axes = {0: Dim("batch", max=4), 1: Dim("tokens", max=TOKENS)}
+    names = ("input_ids", "attention_mask", "labels")
+    found = []
+    for folder in ("alone", "planned"):
+        trainer = trainer_of(gpt2(), tmp_path / folder, num_train_epochs=2, **settings)
+        trainer.train_dataset, trainer.data_collator = Ragged(10), pad
+        if folder == "planned":
+            plans = planned(trainer, store, dynamic_shapes=dict.fromkeys(names, axes)).plans
+            assert len(plans) == 2, "one for masks of ones and one for others"
+        trainer.train()
+        found.append(weights(trainer))
+    assert equal(*found)
 
 
 def test_a_smaller_last_batch_that_cannot_be_planned_is_told_early(

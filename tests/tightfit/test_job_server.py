@@ -148,20 +148,26 @@ def plan_stages(out: Path) -> list[list[str]]:
     ]
 
 
-def test_artifacts_are_the_same_bytes(folder: Path, variables: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("stages", "least"), [(3, 3), pytest.param(None, 11, marks=pytest.mark.long)]
+)
+def test_artifacts_are_the_same_bytes(
+    folder: Path, variables: dict[str, str], stages: int | None, least: int
+) -> None:
+    """Of the first stages, or of all."""
     found = []
     for given in (variables, without_servers(variables)):
         out = folder / "out"
         out.mkdir()
-        runs = [run_job(words, folder, given) for words in plan_stages(out)]
+        runs = [run_job(words, folder, given) for words in plan_stages(out)[:stages]]
         assert [run.returncode for run in runs] == [0] * len(runs), [run.stderr for run in runs]
         assert runs[0].stdout == "a tower\n"
         files = [path for path in out.rglob("*") if path.is_file() and path.suffix != ".pyc"]
         found.append({path.relative_to(out): path.read_bytes() for path in files})
-        out.rename(folder / f"out{len(found)}")
-    assert {*servers(variables)} == {*SERVERS, "run"}
+        out.rename(folder / f"out of {stages} stages, {len(found)}")
+    assert stages or {*servers(variables)} == {*SERVERS, "run"}
     served, alone = found
-    assert served.keys() == alone.keys() and len(served) > 10
+    assert served.keys() == alone.keys() and len(served) >= least
     assert [path for path in served if served[path] != alone[path]] == []
 
 

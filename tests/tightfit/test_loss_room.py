@@ -15,7 +15,7 @@ from tests.tightfit.conftest import SETTINGS
 from tightfit.stages.torch_utils.memory_meter import memory_session
 from tightfit.util.errors import ConfigError
 
-pytestmark = pytest.mark.usefixtures("traced_once", "brief_search", "loose_bounds")
+pytestmark = pytest.mark.usefixtures("traced_once", "loose_bounds")
 
 VOCABULARY, TOKENS = 200, 16
 

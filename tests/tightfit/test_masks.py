@@ -18,14 +18,14 @@ from tightfit.stages.validate import scenarios
 
 transformers: Any = pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.usefixtures("brief_search", "loose_bounds", "traced_once")
+pytestmark = pytest.mark.usefixtures("loose_bounds", "traced_once")
 
 IDS = torch.randint(50, (2, 8), generator=torch.Generator().manual_seed(0))
 ONES = torch.ones_like(IDS)
 PADDED = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
 LEFT = PADDED.flip(1)
 SIZES: dict[str, Any] = {
-    "vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
     "num_attention_heads": 4, "num_key_value_heads": 2, "use_cache": False,
 }  # fmt: skip
 

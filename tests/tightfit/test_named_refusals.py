@@ -18,8 +18,6 @@ from tests.tightfit.conftest import SETTINGS
 from tightfit import ConfigError, ModelError, PlanMismatch
 from tightfit.__main__ import main
 
-pytestmark = pytest.mark.usefixtures("brief_search")
-
 PLACE = r" at .*test_named_refusals.py:\d+: "
 
 

@@ -174,7 +174,7 @@ def test_what_is_no_call_of_a_model(arguments: Any, words: str, store: Path) -> 
         ({"check": "quick"}, "check is 'quick', expected True, False or \"full\""),
         (
             {"on_mismatch": "orig"},
-            'on_mismatch is \'orig\', expected "error", "original" or "copy"',
+            'on_mismatch is \'orig\', expected "error", "original", "copy", "replan" or ',
         ),
         ({"cuda_graphs": True}, "cuda_graphs needs a GPU, and the model is on cpu"),
         ({"cuda_graphs": "yes"}, "cuda_graphs is 'yes', expected True or False"),

@@ -14,7 +14,7 @@ from torch import nn
 import tightfit
 from tests.tightfit.conftest import SETTINGS
 
-pytestmark = pytest.mark.usefixtures("brief_search", "loose_bounds")
+pytestmark = pytest.mark.usefixtures("loose_bounds")
 
 X = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
 

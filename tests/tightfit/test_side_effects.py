@@ -17,7 +17,7 @@ from tests.tightfit.conftest import SETTINGS
 from tightfit import ModelError, PlanMismatch
 from tightfit.stages.runtime.guards.lru_caches import nested_tensors
 
-pytestmark = pytest.mark.usefixtures("brief_search", "loose_bounds")
+pytestmark = pytest.mark.usefixtures("loose_bounds")
 
 STORED: Any = None
 CALLS = 0

@@ -189,7 +189,7 @@ def test_another_number_of_cores_measures_and_plans_again(place: Workplace) -> N
     run = place.snakemake("--dry-run", "--logger-tightfit-why", "--cores", "1")
     told = [line for line in run.stderr.splitlines() if line.startswith("  ")]
     assert told == [
-        f"  {name}, {count} steps: the number of threads changed"
+        f"  {name}, {count} steps: the number of threads changed, which --cores sets"
         for name, count in (("mine", 11), ("theirs", 10))
     ] + [FOLLOWING_RUN]
 

@@ -195,12 +195,27 @@ def test_a_pipeline_that_failed_is_told_by_audit_table_and_exit_code(copied: Wor
         ("ranks/stage-1/schedule.arrow", "stage-1/schedule.arrow: is missing"),
         ("ranks/pipeline.json", "pipeline.json: is gone, and the record of how it was made"),
         ("plan/pattern.arrow", "pattern.arrow: is gone"),
+        ("plan", "plan/plan.json, is gone; run again"),
+        ("ranks", "ranks/pipeline.json, is gone; run again"),
     ],
 )
 def test_a_file_that_is_missing_is_told(copied: Workplace, file: str, said: str) -> None:
-    (copied.folder / "results/ran/pipeline/one_f_one_b" / file).unlink()
+    path = copied.folder / "results/ran/pipeline/one_f_one_b" / file
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
     told = copied.stage("audit", "results")
     assert told.returncode == 1 and said in told.stdout
+
+
+def test_a_damaged_pipeline_hides_nothing_else(copied: Workplace) -> None:
+    place = copied.folder / "results/ran/pipeline/one_f_one_b"
+    for file in (place / "ranks/pipeline.json", place / "measurement.json"):
+        file.write_bytes(file.read_bytes()[:40])
+    told = copied.stage("audit", "results")
+    assert told.returncode == 1
+    for name in ("ranks/pipeline.json", "measurement.json"):
+        assert f"one_f_one_b/{name}: is not JSON" in told.stdout
+    shown = copied.stage("lineage", "--json", "results/ran/pipeline/one_f_one_b/measurement.json")
+    assert "is not JSON" in shown.stdout
 
 
 def test_a_stage_of_another_split_is_told(copied: Workplace) -> None:
@@ -250,9 +265,16 @@ def steps_for(place: Workplace, lost: Collection[str]) -> set[str]:
     return {step.removeprefix("ran: ") for step in steps(done) if step.startswith("ran: ")}
 
 
-def test_what_was_lost_is_named_and_made_again(copied: Workplace) -> None:
+def test_what_was_lost_is_named_and_made_again_alone(copied: Workplace) -> None:
     alone = "costs.arrow"
     assert steps_for(copied, [alone]) == {LOST[alone]}
+    checked = copied.stage("audit", "results", "--configuration", "config.yaml")
+    assert checked.returncode == 0, checked.stdout
+    assert copied.plan("--dry-run").stdout.startswith("Nothing to be done")
+
+
+@pytest.mark.long
+def test_all_that_was_lost_is_named_and_made_again(copied: Workplace) -> None:
     assert steps_for(copied, LOST) >= {*LOST.values()}
     checked = copied.stage("audit", "results", "--configuration", "config.yaml")
     assert checked.returncode == 0, checked.stdout

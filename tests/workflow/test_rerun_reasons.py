@@ -56,7 +56,10 @@ def params(now: str) -> str:
             Job("chain", {"chain": "a"}, params(f"chain file {'0' * 64}")),
             "its file was replaced",
         ),
-        (Job("profile", MODEL, params("'--threads', '1'")), "the number of threads changed"),
+        (
+            Job("profile", MODEL, params("'--threads', '1'")),
+            "the number of threads changed, which --cores sets",
+        ),
         (
             Job("profile", MODEL, params(f"machine {'0' * 64}")),
             "the device is described, or its description was edited",

@@ -280,6 +280,21 @@ def test_a_second_run_waits_for_the_first(workplace: Workplace, ending: str) -> 
     assert "nowhere" in rest
 
 
+def test_a_dry_run_does_not_wait(workplace: Workplace, ending: str) -> None:
+    with held_folder(workplace):
+        asked = subprocess.run(
+            [*command(ending), "--dry-run"],
+            cwd=workplace.checkout,
+            env=environment(workplace),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert asked.returncode == 1
+    said = "another run is at work there; ask for --dry-run when it has ended\n"
+    assert asked.stderr.endswith(said)
+
+
 @pytest.mark.usefixtures("_interrupted")
 def test_a_run_that_waits_is_interrupted_in_a_word(workplace: Workplace, ending: str) -> None:
     with waiting_run(workplace, ending) as waiting:

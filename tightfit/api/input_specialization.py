@@ -198,8 +198,8 @@ def sample_shapes(built: BuiltModel) -> str:
 
 
 def _more_of(graph: Path) -> str:
-    """What is to be said where the forward asks whether an input is all ones, and of checkpoints
-    that give no gradients."""
+    """What is to be said of dynamic shapes, where the forward asks whether an input is all ones,
+    and of checkpoints that give no gradients."""
     from tightfit.schemas.graph.training_graph import read_graph
     from tightfit.stages.generate.graph_guards import (
         checkpoints_without_gradients,
@@ -220,9 +220,11 @@ def _more_of(graph: Path) -> str:
     masks = [
         said[name].format(" and ".join(names)) for name, names in mask_guard_names(traced).items()
     ]
+    dynamic = traced.dynamic
     return "".join(
         f"; {clause}"
         for clause in [
+            *([] if dynamic is None else [f"it takes calls with {dynamic.describe()}"]),
             *masks,
             *map(missing_gradient_message, checkpoints_without_gradients(traced)),
         ]

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from tightfit.api.multi_shape_module import call_signature
 from tightfit.api.plan_options import (
+    REPLAN,
     FusedKernelOptions,
     GradientOptions,
     OffloadOptions,
     OnMismatch,
     ParameterOffloadOptions,
+    ReplanOptions,
     SolverOptions,
 )
 from tightfit.schemas.config import parse_config
@@ -27,6 +29,8 @@ from tightfit.util.strategies import STRATEGIES
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from tightfit.api.plan_result import ChosenPlan
+    from tightfit.api.replanner import Replanner
     from tightfit.api.stage_runner import StageRunner
     from tightfit.stages.torch_utils.model_factory import BuiltModel
 
@@ -53,6 +57,7 @@ def group_samples(
         move_built_model,
         require_device,
     )
+    from tightfit.stages.torch_utils.number_inputs import tensors_of_numbers
 
     for args, kwargs in samples:
         check_call(model, args, kwargs)
@@ -71,10 +76,11 @@ def group_samples(
         device = str(next(devices, "cpu"))
     require_device(device)
     found = []
-    for group in groups.values():
+    for given in groups.values():
+        group, numbers = tensors_of_numbers(given)
         result = (model, group) if loss is None else (model, group, loss)
         built = check_factory_result(result, "", type(model).__name__)
-        built = replace(built, ones=ones is not False)
+        built = replace(built, ones=ones is not False, numbers=numbers)
         found.append(move_built_model(built, device))
     return found, device
 
@@ -101,7 +107,8 @@ def store_path(store: Path | str | None) -> Path:
 @dataclass(frozen=True)
 class PlanningRequest:
     """What a plan is made for: the samples by their shapes and the budget as written, with what the
-    module does with other calls, whether it is checked, and whether it runs as CUDA graphs."""
+    module does with other calls, whether it is checked, and whether it runs as CUDA graphs. With
+    `replan` other calls are planned: it makes the replanner of the first plan."""
 
     runner: StageRunner
     samples: Sequence[BuiltModel]
@@ -109,6 +116,7 @@ class PlanningRequest:
     on_mismatch: OnMismatch
     check: bool
     cuda_graphs: bool
+    replan: Callable[[ChosenPlan], Replanner] | None = None
 
 
 def check_settings(
@@ -116,7 +124,7 @@ def check_settings(
     store: Path,
     solver: SolverOptions,
     offload: OffloadOptions | ParameterOffloadOptions,
-    on_mismatch: str,
+    on_mismatch: object,
     assume_all_ones_masks: object,
 ) -> None:
     """Raises ConfigError, as a configuration would, where a setting is none."""
@@ -143,15 +151,36 @@ def check_settings(
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"plan: store: {store!s} cannot be made ({reason})") from error
-    if on_mismatch not in get_args(OnMismatch):
+    if not isinstance(on_mismatch, ReplanOptions) and on_mismatch not in get_args(OnMismatch):
         raise ConfigError(
-            f'plan: on_mismatch is {on_mismatch!r}, expected "error", "original" or "copy"'
+            f'plan: on_mismatch is {on_mismatch!r}, expected "error", "original", "copy", "replan" '
+            "or ReplanOptions"
         )
     if assume_all_ones_masks is not None and not isinstance(assume_all_ones_masks, bool):
         raise ConfigError(
             f"plan: assume_all_ones_masks is {assume_all_ones_masks!r}, expected True, False or "
             "None"
         )
+
+
+def mismatch_action(
+    on_mismatch: OnMismatch | ReplanOptions, optimizer: object, cuda_graphs: bool
+) -> tuple[OnMismatch, ReplanOptions | None]:
+    """What a call that no plan takes does, and how it is planned, None where it is not; raises
+    ConfigError where it cannot be."""
+    if not isinstance(on_mismatch, ReplanOptions) and on_mismatch != REPLAN:
+        return on_mismatch, None
+    if optimizer is not None:
+        raise ConfigError(
+            'plan: on_mismatch="replan" is not for a plan with an optimizer, whose updates belong '
+            'to one planned step: use "error"'
+        )
+    if cuda_graphs:
+        raise ConfigError(
+            'plan: on_mismatch="replan" is not for cuda_graphs, since the graphs of each plan keep '
+            "memory of their own: leave one of the two out"
+        )
+    return REPLAN, on_mismatch if isinstance(on_mismatch, ReplanOptions) else ReplanOptions()
 
 
 def check_loss_room(loss_room: int | str | None, loss: object) -> int | None:

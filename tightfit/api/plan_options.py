@@ -12,8 +12,9 @@ from tightfit.util.budget import parse_budget
 from tightfit.util.errors import ConfigError
 from tightfit.util.solver_engines import BlockSolver
 
-OnMismatch = Literal["error", "original", "copy"]
+OnMismatch = Literal["error", "original", "copy", "replan"]
 """What a call that a plan was not made for does."""
+REPLAN: OnMismatch = "replan"
 CompilerFallback = Literal["error", "eager"]
 CheckLevel = bool | Literal["full"]
 OptionalPath = Path | str | None
@@ -201,6 +202,33 @@ class FusedKernelOptions:
         _check_flags(
             "FusedKernelOptions", eager_fallback=self.eager_fallback, libraries=self.libraries
         )
+
+
+@dataclass(frozen=True)
+class ReplanOptions:
+    """A call that no plan takes is planned within the same budget, and its plan is kept.
+
+    Given as `on_mismatch`; "replan" stands for the defaults.
+
+    Args:
+        max_replans: Number of calls that are planned at most. Beyond it, and where a call cannot be
+            planned, the original runs, with a warning.
+
+    Raises:
+        ConfigError: `max_replans` is no whole number of at least 1.
+
+    Example:
+        >>> tightfit.plan(model, (x,), on_mismatch=ReplanOptions(max_replans=3))
+    """
+
+    max_replans: int = 8
+
+    def __post_init__(self) -> None:
+        most = self.max_replans
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise ConfigError(
+                f"ReplanOptions: max_replans is {most!r}, expected a number of at least 1"
+            )
 
 
 def check_folder(call: str, folder: object, named: str) -> None:

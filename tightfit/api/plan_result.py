@@ -190,6 +190,7 @@ class ChosenPlan(Plan):
     Args:
         package: Folder of the generated package, which `load` takes.
         other_shapes: Plans of the other shapes that were planned in the same call.
+        replans: Plans that the module has made since, with `on_mismatch="replan"`.
         optimizer: Takes the place of the optimizer that the plan was made with.
         optimizer_step: Prediction of the step with the optimizer's updates, in bytes and seconds.
         eager_fallback: Plan of eager's kernels that the package of one of fused kernels has, too.
@@ -204,6 +205,7 @@ class ChosenPlan(Plan):
 
     package: Path = field(kw_only=True)
     other_shapes: tuple[ChosenPlan, ...] = field(default=(), kw_only=True, repr=False)
+    replans: list[ChosenPlan] = field(default_factory=list, kw_only=True, repr=False, compare=False)
     optimizer: torch.optim.Optimizer | None = field(default=None, kw_only=True, compare=False)
     optimizer_step: OptimizerStepPrediction | None = field(default=None, kw_only=True)
     eager_fallback: ChosenPlan | None = field(default=None, kw_only=True, repr=False)
@@ -222,8 +224,16 @@ class ChosenPlan(Plan):
 
     @property
     def plans(self) -> tuple[ChosenPlan, ...]:
-        """The plans of all shapes that were planned in one call, this one first."""
-        return self, *self.other_shapes
+        """The plans of all shapes that were planned in one call, this one first, then those that
+        the module has made since."""
+        return self, *self.other_shapes, *self.replans
+
+    @property
+    def planned_total(self) -> int:
+        """The bytes of the planned step, in all."""
+        if self.gpu is not None:
+            return self.gpu.reserved
+        return self.baseline.bytes_before_step + (self.peak or 0)
 
     def summary(self) -> str:
         """The plan for people, a line for each figure: status, memory in bytes, time in seconds.
@@ -238,10 +248,8 @@ class ChosenPlan(Plan):
                 f"time: {format_duration(self.optimizer_step.seconds)} predicted",
             ]
         elif self.peak is not None and self.time is not None:
-            total = self.baseline.bytes_before_step + self.peak
-            reserved = total if self.gpu is None else self.gpu.reserved
             lines += [
-                f"memory: {reserved:,} bytes, {self.keep_all_total:,} without a plan",
+                f"memory: {self.planned_total:,} bytes, {self.keep_all_total:,} without a plan",
                 f"time: {format_duration(self.time)} predicted, "
                 f"{format_duration(self.keep_all.time)} without a plan",
             ]

@@ -1,7 +1,6 @@
 """The whole path in one call: a model in, a module that fits the budget out.
 
-The stages are those of the workflow: ops measured and blocks solved in a store are not done again
-here.
+The stages are those of the workflow; what a store has of measured ops and blocks is not made again.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from tightfit.api.backward_optimizer import (
     measure_optimizer,
     resident_parameter_numbers,
 )
+from tightfit.api.dynamic_shapes import check_dynamic_shapes, with_dynamic_shapes
 from tightfit.api.input_specialization import (
     InputSpecialization,
     budget_text,
@@ -43,12 +43,14 @@ from tightfit.api.plan_arguments import (
     check_settings,
     collect_samples,
     group_samples,
+    mismatch_action,
     store_path,
 )
 from tightfit.api.plan_options import (
     DEFAULT_GRADIENTS,
     DEFAULT_OFFLOAD,
     DEFAULT_SOLVER,
+    REPLAN,
     CheckLevel,
     CompilerFallback,
     FusedKernelOptions,
@@ -57,13 +59,21 @@ from tightfit.api.plan_options import (
     OnMismatch,
     OptionalPath,
     ParameterOffloadOptions,
+    ReplanOptions,
     SolverOptions,
     check_folder,
 )
 from tightfit.api.plan_result import ChosenPlan, FrontierEntry
 from tightfit.api.progress_bar import FUSED_STAGE_LABELS, STAGE_LABELS, ProgressReporter
+from tightfit.api.replanner import Replanner
 from tightfit.api.stage_runner import PLANNING_LOCK, StageRunner
-from tightfit.api.verification import LoadPlanned, check_captured, check_plan, check_updates
+from tightfit.api.verification import (
+    LoadPlanned,
+    check_captured,
+    check_plan,
+    check_sizes,
+    check_updates,
+)
 from tightfit.util.allocators import release_free_memory
 from tightfit.util.budget import DEFAULT_BUDGET, NO_BUDGET
 from tightfit.util.child_process import ChildProcess
@@ -82,6 +92,7 @@ def plan(
     kwargs: Mapping[str, Any] | None = None,
     *,
     samples: Sequence[Sample] | None = None,
+    dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None,
     budget: str | int | FrontierEntry = DEFAULT_BUDGET,
     strategy: str = "auto",
     loss: Callable[[Any], Tensor] | None = None,
@@ -92,7 +103,7 @@ def plan(
     operators: Iterable[str] = (),
     check: CheckLevel = True,
     progress: bool = True,
-    on_mismatch: OnMismatch = "error",
+    on_mismatch: OnMismatch | ReplanOptions = "error",
     assume_all_ones_masks: bool | None = None,
     cuda_graphs: bool = False,
     solver: SolverOptions = DEFAULT_SOLVER,
@@ -109,6 +120,12 @@ def plan(
         samples: Further calls, (args, kwargs) each. Those of other shapes get a plan each within
             the bytes of one budget (a share is that of the largest), over the same parameters; the
             module chooses at each call.
+        dynamic_shapes: Sizes of inputs that differ from call to call, as torch.export takes them:
+            {"input_ids": {0: Dim("batch", max=8), 1: Dim("tokens", max=1024)}} with
+            torch.export.Dim. One plan is made at the largest sizes, which are those of the sample
+            where a Dim has no max, and the peak of no call is above that. A smallest size is at
+            least 2. It excludes an optimizer, fused_kernels, cuda_graphs and `samples` of several
+            shapes.
         budget: Size ("8GiB"), number of bytes, share ("50%" of what can be saved), "min" for the
             smallest that is known to work, or an entry of another plan's `frontier`. On a GPU it
             bounds reserved memory, on the CPU requested bytes. A baseline takes none.
@@ -130,7 +147,10 @@ def plan(
             themselves, and in more ways, in up to ten steps.
         progress: Whether standard error shows the progress.
         on_mismatch: What a call of other shapes does: raise PlanMismatch ("error"), run the
-            original model ("original"), or copy inputs of other strides ("copy"); see `load`.
+            original model ("original"), copy inputs of other strides ("copy"; see `load`), or plan
+            that call within the same budget and keep its plan ("replan"), as does `ReplanOptions`,
+            which says how many calls are planned. "replan" is not for an `optimizer` or
+            `cuda_graphs`.
         assume_all_ones_masks: Where the forward goes a shorter way for a mask of all ones, there is
             by default a plan for such masks and one for others (with an `optimizer` or
             `cuda_graphs`, the one for the sample's masks). True plans for the samples' masks alone
@@ -170,8 +190,13 @@ def plan(
     check_settings(strategy, store, solver, offload, on_mismatch, assume_all_ones_masks)
     check_check_level(check)
     room = check_loss_room(loss_room, loss)
-    check_offload(offload, strategy, optimizer, on_mismatch, cuda_graphs, fused_kernels)
+    action, replans = mismatch_action(on_mismatch, optimizer, cuda_graphs)
+    check_offload(offload, strategy, optimizer, action, cuda_graphs, fused_kernels)
     check_gradients(gradients, offload, optimizer)
+    if dynamic_shapes is not None:
+        others: dict[str, object] = {"optimizer": optimizer, "fused_kernels": fused_kernels}
+        others |= {"cuda_graphs": cuda_graphs, f"on_mismatch={action!r}": replans}
+        check_dynamic_shapes(strategy, others)
     if strategy in baseline_names() and budget not in (DEFAULT_BUDGET, NO_BUDGET):
         raise ConfigError(f"budget: {strategy} is a baseline, which keeps to none: leave it out")
     written = NO_BUDGET if strategy in baseline_names() else budget_text(budget)
@@ -183,6 +208,8 @@ def plan(
         both = ones is None and optimizer is None and not cuda_graphs
         own = (model, collect_samples(args, kwargs, samples), loss, device, ones)
         given, device = group_samples(*own, apart=ones is not None or both)
+        if dynamic_shapes is not None:
+            given = with_dynamic_shapes(given, dynamic_shapes)
         check_optimizer(optimizer, model)
         check_cuda_graphs(cuda_graphs, device, len(given))
         check_fused_kernels(fused_kernels, optimizer, device)
@@ -199,7 +226,26 @@ def plan(
             loss_room=room,
             child=child,
         ).linked(offload.path)
-        request = PlanningRequest(runner, given, written, on_mismatch, bool(check), cuda_graphs)
+        again = partial(
+            plan,
+            strategy=strategy,
+            loss=loss,
+            loss_room=loss_room,
+            device=device,
+            store=store,
+            operators=operators,
+            check=check,
+            progress=progress,
+            assume_all_ones_masks=assume_all_ones_masks,
+            solver=solver,
+            offload=offload,
+            fused_kernels=fused_kernels,
+        )
+        about = (again, written, absolute_path(offload.path), telling)
+        replanner = None if replans is None else partial(Replanner.of, replans, *about)
+        request = PlanningRequest(
+            runner, given, written, action, bool(check), cuda_graphs, replanner
+        )
         if optimizer is None:
             return _plan_without_optimizer(request, offload.path, both)
         if isinstance(offload, ParameterOffloadOptions):
@@ -301,10 +347,11 @@ def _plan_without_optimizer(
     unused = outputs_without_gradient(read_graph(given[0][1]))
     first = replace(first, other_shapes=tuple(others), outputs_without_gradient=unused)
     model = given[0][0].model
-    if len(loads) == 1:
+    replanner = None if request.replan is None else request.replan(first)
+    if len(loads) == 1 and replanner is None:
         return loads[0](model, request.on_mismatch), first
     shapes = [sample_shapes(variant.built) for variant in variants]
-    return MultiShapePlans(loads, shapes, request.on_mismatch).join(model), first
+    return MultiShapePlans(loads, shapes, request.on_mismatch, replanner).join(model), first
 
 
 def _check_specialized(
@@ -313,6 +360,7 @@ def _check_specialized(
     """A plan that was compared with its model, and with it the one of eager's kernels that its
     package has, too."""
     made = check_plan(one.runner, one.variant, one.plan, load_one)
+    check_sizes(one.runner, one.variant, made, load_one)
     if one.eager_fallback is not None:
         other = one.eager_fallback
         eager = loader(one.plan.package, part="eager")
@@ -378,6 +426,11 @@ def load(
     from tightfit.api.pickling import package_loader, package_shapes
 
     check_folder("load", offload_path, "offload_path")
+    if on_mismatch == REPLAN:
+        raise ConfigError(
+            'load: on_mismatch="replan" needs the options of the plan: call tightfit.plan with the '
+            "same store, which takes from it all that is known"
+        )
     load_one = partial(
         package_loader,
         libraries=libraries,

@@ -110,7 +110,10 @@ class StageRunner:
 
     def trace_graph(self, built: BuiltModel) -> Graph:
         """The traced graph."""
-        from tightfit.stages.trace.trace import trace
+        if built.dynamic is None:
+            from tightfit.stages.trace.trace import trace
+        else:
+            from tightfit.stages.trace.dynamic_trace import trace_dynamic as trace
 
         self.progress.stage("trace")
         last = self.fused_kernels is not None
@@ -290,6 +293,19 @@ class StageRunner:
         if said:
             raise ModelError(said)
         return "" if self.full_check else timer.describe_ratio()
+
+    def check_sizes(
+        self, graph: Path, built: BuiltModel, planned: nn.Module, peak: int | None
+    ) -> None:
+        """Raises ModelError where the planned module of a graph with dynamic shapes does not do
+        what the original does at other sizes, or takes more bytes than `peak`."""
+        from tightfit.schemas.graph.training_graph import read_graph
+        from tightfit.stages.validate.dynamic_sizes import compare_sizes
+
+        self.progress.stage("check")
+        given = (read_graph(graph), built, planned, peak, self.progress.report, self.full_check)
+        if said := compare_sizes(*given):
+            raise ModelError(said)
 
     def check_transfers(
         self, graph: Path, built: BuiltModel, planned: nn.Module, plan: Plan

@@ -101,6 +101,19 @@ def check_plan(
     return replace(made, message=_compare_with_self_checkpointing(made, own))
 
 
+def check_sizes(
+    runner: StageRunner, variant: InputSpecialization, made: ChosenPlan, load: LoadPlanned
+) -> None:
+    """Compares a plan with dynamic shapes with its model at the smallest sizes and between.
+
+    Raises ModelError where it differs, or takes more than at the largest."""
+    if variant.built.dynamic is None:
+        return
+    planned = load(variant.built.model, "error")
+    with _preserve_side_effects(variant.graph, variant.built.model):
+        runner.check_sizes(variant.graph, variant.built, planned, made.peak)
+
+
 @contextlib.contextmanager
 def _preserve_side_effects(graph: Path, model: nn.Module) -> Iterator[None]:
     """Within it copies of a model run that share what their forward changes, as functions do."""

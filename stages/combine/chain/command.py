@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tightfit.schemas.machine import machine_path
 from tightfit.stages.combine.chain_offload.command import offload_lineage_entries, run_offload
 from tightfit.stages.combine.pipeline.plan_command import (
     add_pipeline_arguments,
@@ -18,7 +18,7 @@ from tightfit.stages.combine.pipeline.plan_command import (
 )
 from tightfit.util.command_line import LineageEntry
 from tightfit.util.errors import ArtifactError, ConfigError
-from tightfit.util.strategies import OFFLOADERS
+from tightfit.util.strategies import ALLOCATORS, CHAIN_STRATEGIES, OFFLOADERS, STRATEGIES
 
 if TYPE_CHECKING:
     from tightfit.schemas.block_options import BlockOption
@@ -43,13 +43,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the chain to plan; several are the branches of a join, and end in the same loss",
     )
     parser.add_argument("--options", type=Path, help="options.arrow of its blocks")
-    parser.add_argument("--strategy", required=True, help="how to plan, by name")
+    parser.add_argument("--strategy", required=True, help=_strategy_help())
     parser.add_argument(
         "--budget", help="the memory to stay within, such as 8GiB, 145MB, 50%% or min"
+    )
+    parser.add_argument(
+        "--machine",
+        type=machine_path,
+        help="the .json of the devices to plan a pipeline on, or of the one to offload from",
     )
     parser.add_argument("--slots", type=int, default=500, help="memory slots of the program")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write into")
     add_pipeline_arguments(parser)
+
+
+def _strategy_help() -> str:
+    """The strategies by what they plan."""
+    own = ", ".join(name for name in CHAIN_STRATEGIES if name in STRATEGIES)
+    return (
+        f"how to plan, by name: {own}; with a link to the host in --machine: "
+        f"{', '.join(OFFLOADERS)}; for pipelines over the devices of --machine: "
+        f"{', '.join(ALLOCATORS)}"
+    )
 
 
 def run(options: argparse.Namespace) -> None:
@@ -59,18 +74,23 @@ def run(options: argparse.Namespace) -> None:
     A budget too small gives the status "infeasible" and an empty sequence. Raises ConfigError or
     ArtifactError when an option or a file is not what it should be.
     """
+    if options.strategy not in CHAIN_STRATEGIES:
+        known = " or ".join(CHAIN_STRATEGIES)
+        raise ConfigError(f"--strategy {options.strategy}: a chain is planned by {known}")
     if options.strategy in OFFLOADERS:
         run_offload(options)
         return
     if options.machine is not None:
         run_pipeline(options)
         return
+    if options.strategy in ALLOCATORS:
+        raise ConfigError(f"--strategy {options.strategy} plans a pipeline, and needs --machine")
     check_no_pipeline(options)
     if options.budget is None:
         raise ConfigError("chain needs --budget, or --machine for a pipeline")
     from tightfit.schemas import store
     from tightfit.schemas.block_options import read_block_options
-    from tightfit.schemas.chain import CHAIN, read_chain
+    from tightfit.schemas.chain import CHAIN, describe_loss_difference, read_chain
     from tightfit.schemas.plan import write_plan
     from tightfit.schemas.sequence import write_sequence
     from tightfit.util.command_line import print_plan_status
@@ -78,7 +98,8 @@ def run(options: argparse.Namespace) -> None:
     strategy = _load_strategy(options)
     chains = [read_chain(path) for path in options.chain]
     for path, chain in zip(options.chain[1:], chains[1:], strict=True):
-        _check_loss(options.chain[0], chains[0], path, chain)
+        if said := describe_loss_difference(path, chain, options.chain[0], chains[0]):
+            raise ArtifactError(said)
     blocks = read_block_options(options.options) if strategy.about.uses_solved_options else None
     frontier = _build_frontier(strategy, chains, blocks, options.slots)
     budget = parse_chain_budget(options.budget)
@@ -118,17 +139,6 @@ def _build_frontier(
     from tightfit.stages.combine.join.problem import build_join_problem
 
     return JoinFrontier(build_join_problem(chains, blocks), slots)
-
-
-def _check_loss(first_path: Path, first: Chain, path: Path, chain: Chain) -> None:
-    """Raises ArtifactError where two branches do not end in the same loss."""
-    known, found = asdict(first.positions[-1]), asdict(chain.positions[-1])
-    for name in known:
-        if name not in ("position", "label") and known[name] != found[name]:
-            raise ArtifactError(
-                f"{path}: its loss has {name} = {found[name]}, that of {first_path} has "
-                f"{known[name]}; the branches of a join end in the same loss"
-            )
 
 
 def plan_chain(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from tightfit.schemas.machine import machine_path
 from tightfit.stages.combine.pipeline.plan_task import PipelineTask
 from tightfit.util.command_line import LineageEntry, print_plan_status
 from tightfit.util.errors import ConfigError
@@ -21,11 +20,6 @@ PIPELINE_OPTIONS = (
 def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what only a pipeline takes."""
     group = parser.add_argument_group("for pipelines")
-    group.add_argument(
-        "--machine",
-        type=machine_path,
-        help="the .json of the devices to plan a pipeline on, or of the one to offload from",
-    )
     group.add_argument("--period", type=float, help="the seconds that a batch may take")
     group.add_argument(
         "--weight-copies",

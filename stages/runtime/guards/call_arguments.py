@@ -11,7 +11,7 @@ import torch
 from ..interface import Interface
 from ..mismatch import PlanMismatch
 from ..pytree import TreeSpec, read_tree
-from .compare import ModelDifference, same_plain
+from .compare import ModelDifference, changed_number, same_plain
 
 _TENSOR_REMEDY = (
     'pass a number that changes as a tensor, or load the plan with on_mismatch="original"'
@@ -78,7 +78,8 @@ class CallArguments:
             planned = expected.value
             clause = f"{path} is {_describe_argument(item)}, the plan was made for {planned!r}"
             moves = isinstance(item, float) and isinstance(planned, float)
-            raise ModelDifference(clause, _TENSOR_REMEDY if moves else "")
+            number = changed_number(path, item, planned)
+            raise ModelDifference(clause, _TENSOR_REMEDY if moves else "", number)
 
 
 def _same_argument(value: Any, expected: Any) -> bool:

@@ -23,6 +23,32 @@ from .tensor_queries import TensorQueryGuard
 _REMEDY = 'undo it, plan again with it, or load the plan with on_mismatch="original"'
 
 
+_RANGE_REMEDY = (
+    "plan with a range in dynamic_shapes that has it (from 2 on: PyTorch runs other operators for "
+    '0 and 1), or load the plan with on_mismatch="original"'
+)
+_MAX_REMEMBERED_SIZES = 1 << 12
+
+
+def _plan_mismatch(difference: Exception) -> Exception:
+    """The error for a call that differs, with the number that is another one, if that is why."""
+    remedy = getattr(difference, "remedy", "") or _REMEDY
+    mismatch = PlanMismatch(f"{difference}; {remedy}")
+    vars(mismatch)["number"] = getattr(difference, "number", None)
+    return mismatch
+
+
+class ExpectedLayouts:
+    """Shapes and strides of the tensors of a call, and the interface of its `sizes`, which are a
+    text for people, "" where all calls have the same."""
+
+    def __init__(self, interface: Interface, sizes: str = "") -> None:
+        self.interface = interface
+        self.sizes = sizes
+        self.shapes = [torch.Size(tensor.shape) for tensor in interface.tensors]
+        self.strides = [tensor.strides for tensor in interface.tensors]
+
+
 class Guards:
     """Everything a plan was specialized to, laid out for one model.
 
@@ -42,8 +68,8 @@ class Guards:
         self.call = CallArguments(interface, model)
         self.constants = _ProgramConstants(interface, package)
         tensors = interface.tensors
-        self.shapes = [torch.Size(tensor.shape) for tensor in tensors]
-        self.strides = [tensor.strides for tensor in tensors]
+        self.layouts = ExpectedLayouts(interface)
+        self.by_sizes: dict[tuple[int, ...], ExpectedLayouts] = {}
         self.dtypes = [getattr(torch, tensor.dtype) for tensor in tensors]
         self.needs = [tensor.requires_grad for tensor in tensors]
         self.names = [self.call.names.get(i, t.path) for i, t in enumerate(tensors)]
@@ -81,11 +107,12 @@ class Guards:
             self.call.gather(args, kwargs, tensors)
             self.constants.gather(tensors)
             self.check_present(tensors)
-            self.answers.check(tensors, modules, self.watch.lists.tensors)
-            self.check(tensors)
+            expected = self.expected(tensors)
+            self.answers.check(tensors, modules, self.watch.lists.tensors, expected.strides)
+            self.check(tensors, expected)
         except (PlanMismatch, ModelDifference) as difference:
-            remedy = getattr(difference, "remedy", "") or _REMEDY
-            raise PlanMismatch(f"{difference}; {remedy}") from difference.__cause__
+            # The error has no name here: with one it would keep this frame and its tensors alive.
+            raise _plan_mismatch(difference) from difference.__cause__
         tie = self.ties.difference(tensors, self.watch.lists.tensors)
         if tie is not None:
             raise PlanMismatch(tie)
@@ -120,34 +147,57 @@ class Guards:
             name = self.names[absent.index(True)]
             raise PlanMismatch(f"{name} is None, the plan was made for a tensor")
 
-    def check(self, tensors: list[torch.Tensor]) -> None:
+    def expected(self, tensors: Sequence[torch.Tensor]) -> ExpectedLayouts:
+        """How the tensors of a call are to lie, by its sizes where these differ from call to call.
+        Raises Difference where a size is not within its range."""
+        dynamic = self.interface.sizes
+        if dynamic is None:
+            return self.layouts
+        try:
+            sizes = dynamic.read(tensors)
+        except IndexError:
+            return self.layouts
+        found = self.by_sizes.get(sizes)
+        if found is None:
+            if clause := dynamic.difference(sizes, self.names):
+                raise ModelDifference(clause, _RANGE_REMEDY)
+            found = ExpectedLayouts(self.interface.at(sizes), dynamic.describe(sizes))
+            if len(self.by_sizes) >= _MAX_REMEMBERED_SIZES:
+                self.by_sizes.clear()
+            self.by_sizes[sizes] = found
+        return found
+
+    def check(self, tensors: list[torch.Tensor], expected: ExpectedLayouts) -> None:
         """Compares shapes, dtypes, devices, gradients and strides of all tensors, and puts copies
         in the place of those that may come with other gaps or, where asked for, strides."""
         device = tensors[0].device
         if (
             device.type == self.device
-            and [tensor.shape for tensor in tensors] == self.shapes
+            and [tensor.shape for tensor in tensors] == expected.shapes
             and [tensor.dtype for tensor in tensors] == self.dtypes
             and [tensor.requires_grad for tensor in tensors] == self.needs
             and [tensor.device for tensor in tensors].count(device) == len(tensors)
-            and [tensor.stride() for tensor in tensors] == self.strides
+            and [tensor.stride() for tensor in tensors] == expected.strides
         ):
             return
         for position in self.interface.stride_flexible_inputs:
-            like = self.interface.tensors[position]
+            like = expected.interface.tensors[position]
             tensors[position] = match_spacing(tensors[position], like.shape, like.strides)
         for position in self.copied:
-            like = self.interface.tensors[position]
+            like = expected.interface.tensors[position]
             tensors[position] = match_strides(tensors[position], like.shape, like.strides)
         for position, tensor in enumerate(tensors):
-            self.compare(position, tensor, device)
+            self.compare(position, tensor, device, expected)
 
-    def compare(self, position: int, tensor: torch.Tensor, device: torch.device) -> None:
+    def compare(
+        self, position: int, tensor: torch.Tensor, device: torch.device, layouts: ExpectedLayouts
+    ) -> None:
         """Raises Difference, naming a tensor, where it does not fit."""
-        shape, expected = tuple(tensor.shape), self.interface.tensors[position]
+        shape, expected = tuple(tensor.shape), layouts.interface.tensors[position]
         clause = remedy = ""
         if shape != expected.shape:
-            clause = f"has shape {shape}, the plan was made for {expected.shape}"
+            at = f" where {layouts.sizes}" if layouts.sizes else ""
+            clause = f"has shape {shape}, the plan was made for {expected.shape}{at}"
         elif tensor.dtype != self.dtypes[position]:
             clause = f"has dtype {tensor.dtype}, the plan was made for {self.dtypes[position]}"
         elif tensor.device.type != self.device:

@@ -112,11 +112,21 @@ def _describe_items(written: list[Any], other: Any) -> str:
 
 class ModelDifference(Exception):  # noqa: N818
     """The model is not as it was when the plan was made; the message is a clause. `remedy` says
-    what to do, where that is something of its own."""
+    what to do, where that is something of its own. Where a number is another one, `number` has
+    what it is called, what it is, and what it was."""
 
-    def __init__(self, clause: str, remedy: str = "") -> None:
+    def __init__(
+        self, clause: str, remedy: str = "", number: tuple[str, Any, Any] | None = None
+    ) -> None:
         super().__init__(clause)
         self.remedy = remedy
+        self.number = number
+
+
+def changed_number(name: str, found: Any, expected: Any) -> tuple[str, Any, Any] | None:
+    """What a `ModelDifference` says of a number, None for values that are not both numbers."""
+    numbers = all(type(value) in (int, float) for value in (found, expected))
+    return (name, found, expected) if numbers else None
 
 
 def missing_source(holder: dict[str, Any]) -> ModelDifference:

@@ -16,7 +16,13 @@ import torch
 
 from ..side_effects import SideEffects, read_side_effects, unguarded_containers
 from .buffer_values import BufferValueGuard, is_buffer_value
-from .compare import ModelDifference, describe_difference, encodings_match, missing_source
+from .compare import (
+    ModelDifference,
+    changed_number,
+    describe_difference,
+    encodings_match,
+    missing_source,
+)
 from .encode import (
     DICT_VIEWS,
     MISSING,
@@ -216,7 +222,11 @@ class GuardedState:
             found = look_up(thing, name, lists)
             written = self._encode(found, own)
             if not encodings_match(expected, written):
-                raise ModelDifference(describe_difference(holder, name, written, expected))
+                called = f"{holder['label'] or 'the model'}.{name}"
+                raise ModelDifference(
+                    describe_difference(holder, name, written, expected),
+                    number=changed_number(called, written, expected),
+                )
             self._take_contents(found, lists, own)
 
     def _take_contents(

@@ -29,16 +29,17 @@ class TensorQueryGuard:
         self.exact = self.exact + (own if ("strides", False) in interface.tensor_queries else [])
         self.ones = interface.all_ones_inputs
         self.mixed = interface.not_all_ones_inputs
-        self.strides = [tensor.strides for tensor in interface.tensors]
 
     def check(
         self,
         tensors: Sequence[torch.Tensor],
         modules: Sequence[torch.nn.Module],
         constants: Sequence[torch.Tensor],
+        strides: Sequence[tuple[int, ...]],
     ) -> None:
         """Raises Difference where an answer is another one; `constants` are tensors that the
-        forward reads and that are no parameters or buffers of the modules."""
+        forward reads and that are no parameters or buffers of the modules, `strides` those that
+        the tensors are to have."""
         for at, holds, said in self.asked:
             if not holds(tensors[at]):
                 raise ModelDifference(
@@ -46,10 +47,10 @@ class TensorQueryGuard:
                     f"when the plan was made"
                 )
         for at in self.exact:
-            if tensors[at].stride() != self.strides[at]:
+            if tensors[at].stride() != strides[at]:
                 raise ModelDifference(
                     f"{self.names[at]} has strides {tensors[at].stride()}, the plan was made for "
-                    f"{self.strides[at]} and the forward asks for them"
+                    f"{strides[at]} and the forward asks for them"
                 )
         for at in self.ones:
             if not _is_ones(tensors[at]):

@@ -310,7 +310,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], str]] = {
         "memory_timeline.arrow: is gone, and the record of how it was made is still there",
     ),
     "page": (lambda: edit(f"{MODEL}/report.html"), "report.html: was changed after it was made"),
-    "input": (faster, "blocks.arrow: was made of another costs.arrow than is there now"),
+    "input": (faster, f"was made of another {MODEL}/costs.arrow than is there now"),
 }
 
 
@@ -319,6 +319,13 @@ def test_a_change_is_named(run: Path, name: str, capsys: pytest.CaptureFixture[s
     change, sentence = CHANGES[name]
     change()
     assert any(sentence in line for line in complaints(capsys)), complaints(capsys)
+
+
+def test_an_input_that_changed_is_told_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    faster()
+    [line] = [line for line in complaints(capsys) if "than is there now" in line]
+    assert f"was made of another {MODEL}/costs.arrow than is there now, and so were " in line
+    assert "more; run again, or name the configuration" in line
 
 
 def test_what_running_a_module_leaves_is_no_change(
@@ -340,6 +347,11 @@ def test_a_plan_of_a_chain_needs_no_schedule(run: Path, capsys: pytest.CaptureFi
     assert main(["chain", *words, "--out", "chain/plan"]) == 0
     Path("chain/chain.arrow").rename("chain.arrow")
     assert complaints(capsys, "chain") == []
+    sequence = Path("chain/plan/sequence.arrow")
+    whole = sequence.read_bytes()
+    sequence.write_bytes(whole[:50])
+    assert complaints(capsys, "chain") == [f"{sequence}: is not a complete Arrow file"]
+    sequence.write_bytes(whole)
     document = json.loads(Path("chain/plan/plan.json").read_text())
     store.write_json("chain/plan/plan.json", {**document, "peak": 10**6})
     assert any("is above the budget of 200 bytes" in line for line in complaints(capsys, "chain"))

@@ -17,6 +17,8 @@ from tightfit.__main__ import CLOSED_PIPE_CODE, main
 from tightfit.schemas.lineage import read_lineage
 from tightfit.util.code_fingerprint import stage_fingerprint
 
+ROOT = Path(__file__).parents[3]
+
 FILES = [
     *(f"{MODEL}/{name}.arrow" for name in ("graph", "costs", "blocks", "options")),
     f"{MODEL}/rockmate/frontier.arrow",
@@ -60,7 +62,7 @@ def test_the_tree_goes_down_to_the_source(run: Path, capsys: pytest.CaptureFixtu
     assert "factory=tests.stages.audit.towers:tower, arguments={}, name=tower, device=cpu" in text
     for package in ("torch", "highspy", "pulp"):
         assert f"{package} {metadata.version(package)}" in text
-    assert "solver=local search" in text
+    assert "method=local search" in text
     assert re.search(r"made by: trace, code \w{16}, model's source \w{16}", text)
     assert re.search(r"device_name=\w+", text)
 
@@ -114,6 +116,9 @@ def test_the_same_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None
     document = json.loads("\n".join(lineage(capsys, module, "--json")))
     files = {each["path"]: each for each in document["files"]}
     assert document["file"] == module and document["files"][0]["path"] == module
+    described = (ROOT / "docs/audit.md").read_text().partition("`--json` prints an object")[2]
+    named = re.findall(r"`(\w+)`", described)
+    assert {*document, *document["files"][0]} <= {*named}
     for path, each in files.items():
         assert each["exists"] and not each["error"], path
         assert all(files[made["path"]]["digest"] == made["digest"] for made in each["made_of"])

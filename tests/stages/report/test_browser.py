@@ -82,7 +82,7 @@ def test_a_link_opens_its_plan(results: Path, browser: Browser) -> None:
 
 def test_the_index_counts_its_rows(results: Path, browser: Browser) -> None:
     browser.open((results / "index.html").as_uri())
-    assert browser.evaluate("document.getElementById('shown').textContent") == "4 of 4"
+    assert browser.evaluate("document.getElementById('shown').textContent") == "4 of 4 rows"
     assert browser.evaluate("document.documentElement.dataset.theme") in ("light", "dark")
 
 
@@ -110,7 +110,7 @@ def test_a_thousand_rows_are_filtered(thousand: Path, browser: Browser) -> None:
     browser.click("#search")
     browser.ask("Input.insertText", text="KEEP_ALL")
     assert set(column(browser, 1)) == {"keep_all"}
-    assert browser.evaluate("document.getElementById('shown').textContent") == "250 of 1,000"
+    assert browser.evaluate("document.getElementById('shown').textContent") == "250 of 1,000 rows"
     browser.evaluate(
         "(at => { at.value = 'model17'; at.dispatchEvent(new Event('change')) })"
         "(document.querySelector('select[data-key=model]'))"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,16 @@ def test_a_frontier_that_failed_is_told_beside_its_plans(results: Path, tmp_path
     shutil.copytree(results, tmp_path / "results")
     write_error(tmp_path / "results" / "small" / "rockmate", "no memory", "frontier")
     assert load_model_results(tmp_path / "results" / "small").failures == {"rockmate": "no memory"}
+
+
+def test_chains_are_counted_apart_from_models(results: Path) -> None:
+    models = load_run_results(results)
+    of_chain = replace(build_run_index(models).rows[0], model="towers")
+    counts = dict(build_run_index(models, further=[of_chain, of_chain]).tally)
+    assert counts["models" if len(models) > 1 else "model"] == len(models)
+    assert counts["chain"] == 1
+    alone = build_run_index([], further=[of_chain]).tally
+    assert alone[:2] == [("chain", 1), ("plan", 1)]
 
 
 def test_index_has_a_row_for_every_plan_and_failure(results: Path, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_the_planned_ratio_is_told_if_ranks_share_processors(
     assert " 1.67x* " in printed and "*: as planned" in printed
     results = place.parents[2]
     page = render_index(build_run_index(load_run_results(results), [row]))
-    assert "1.67x*" in page and "with * as planned" in page
+    assert "1.67x*" in page and "A time with * is as planned" in page
 
 
 def test_a_pipeline_that_failed_or_fits_nowhere_is_told(place: Path) -> None:

@@ -42,8 +42,11 @@ from tightfit.util.errors import ArtifactError
 MODEL = {"layers": 2, "width": 32, "heads": 2, "vocabulary": 60, "batch": 2, "tokens": 8}
 
 
+pytestmark = pytest.mark.usefixtures("brief_search")
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def made(brief_search: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The folder of a plan that the command line made, and what names the model there."""
     folder = tmp_path_factory.mktemp("lodged")
     model = ["--factory", "data.models:gpt2", "--arguments", json.dumps(MODEL)]

@@ -46,7 +46,7 @@ class WorkflowJob:
 
     @cached_property
     def lost(self) -> list[str]:
-        """The files that are gone of what it made before, all or some of them."""
+        """The files that are gone or damaged of what it made before, all or some of them."""
         # What a run imports is there once its jobs are known.
         from tightfit.schemas.lost_files import find_missing_files, was_made
 
@@ -105,7 +105,9 @@ def _causes(jobs: list[WorkflowJob]) -> list[str]:
     traced = [job for job in first if job.rule in TRACE_RULES and "Missing output" in job.reason]
     found = [cause for job in traced or first for cause in _job_causes(job)]
     lost = list(dict.fromkeys(file for job in jobs for file in job.lost))
-    found += [f"lost: {_list_files(lost)}"] if lost else []
+    for word, there in (("lost", False), ("damaged", True)):
+        files = [file for file in lost if Path(file).exists() == there]
+        found += [f"{word}: {_list_files(files)}"] if files else []
     if not found and all(_is_new(job) for job in jobs):
         return ["it is new"]
     return list(dict.fromkeys(found)) or [FOLLOWS_INPUTS]
@@ -113,7 +115,8 @@ def _causes(jobs: list[WorkflowJob]) -> list[str]:
 
 def _is_new(job: WorkflowJob) -> bool:
     """Whether a job has made nothing before, and was not tried."""
-    return "Missing output" in job.reason and not job.lost and not any(map(has_error, job.logs))
+    tried = any(map(has_error, job.logs)) or any(Path(each).exists() for each in job.outputs)
+    return "Missing output" in job.reason and not job.lost and not tried
 
 
 def _job_causes(job: WorkflowJob) -> list[str]:
@@ -183,7 +186,7 @@ PARAMETER_CAUSES = {
     r"(?<!on )(?<!chain )machine [0-9a-f]{16}": (
         "the device is described, or its description was edited"
     ),
-    r"--threads": "the number of threads changed",
+    r"--threads": "the number of threads changed, which --cores sets",
 }
 """Why a job runs whose new parameters have such a word."""
 

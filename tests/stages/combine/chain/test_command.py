@@ -140,6 +140,9 @@ def test_rockmate_runs_blocks_with_the_options_of_their_label(tmp_path: Path) ->
     ("arguments", "sentence"),
     [
         (["--strategy", "magic", "--budget", "1GB"], "--strategy magic: a chain is planned by"),
+        (["--strategy", "magic", "--budget", "1GB"], " or pofo or "),
+        (["--strategy", "magic", "--budget", "1GB"], " or madpipe"),
+        (["--strategy", "madpipe"], "--strategy madpipe plans a pipeline, and needs --machine"),
         (["--strategy", "rotor", "--budget", "lots"], "'lots' is no size"),
         (["--strategy", "rockmate", "--budget", "1GB"], "needs --options"),
         (["--strategy", "rotor", "--budget", "1GB", "--slots", "0"], "--slots 0"),

@@ -1,0 +1,236 @@
+"""The sizes of a graph as expressions of its dynamic dimensions.
+
+A graph has the numbers at the largest sizes. Beside them stand the sizes, strides, offsets, bytes
+and arguments that differ from call to call, as expressions (`schemas.graph.size_expressions`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tightfit.schemas.graph.dynamic_inputs import DimensionLimits, DynamicDimension
+from tightfit.schemas.graph.op_arguments import encode_arguments, parse_arguments
+from tightfit.schemas.graph.size_expressions import (
+    Size,
+    evaluate_size,
+    is_nondecreasing,
+    size_names,
+)
+from tightfit.schemas.graph.tensor_layout import DTYPE_BYTES
+from tightfit.util.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from tightfit.schemas.graph.training_graph import Graph, GraphValue
+
+DYNAMIC_SHAPES_KEY = "dynamic_shapes"
+"""Names them in the metadata of a graph."""
+_MAX_DIMENSIONS = 8
+
+
+@dataclass(frozen=True)
+class SizeSource:
+    """An axis of an input, by the id of its value, whose size is that of a dimension."""
+
+    dimension: str
+    value: int
+    axis: int
+
+
+@dataclass(frozen=True)
+class DynamicLayout:
+    """Shape, strides and offset of a value, in elements."""
+
+    shape: list[Size]
+    strides: list[Size]
+    offset: Size
+
+
+@dataclass(frozen=True)
+class DynamicShapes(DimensionLimits):
+    """What differs between the sizes of a graph.
+
+    `sources` say where a call has the sizes of the `dimensions`. `arguments` are the texts of ops,
+    by their ids, in which `{"size": text}` stands for a number; `layouts` are those of values and
+    `storages` the bytes of storages, by id.
+
+    Example:
+        >>> graph.dynamic.storages[7]
+        '4*batch*tokens'
+    """
+
+    dimensions: list[DynamicDimension]
+    sources: list[SizeSource]
+    arguments: dict[int, str]
+    layouts: dict[int, DynamicLayout]
+    storages: dict[int, Size]
+
+    def describe(self) -> str:
+        """The ranges, for people.
+
+        Example:
+            >>> graph.dynamic.describe()
+            'batch from 2 to 8, tokens from 2 to 1024'
+        """
+        return ", ".join(
+            f"{one.name} from {one.smallest} to {one.largest}" for one in self.dimensions
+        )
+
+
+def layout_at(layout: DynamicLayout, sizes: Mapping[str, int]) -> tuple[list[int], list[int], int]:
+    """Shape, strides and offset at some sizes."""
+    shape = [evaluate_size(size, sizes) for size in layout.shape]
+    strides = [evaluate_size(size, sizes) for size in layout.strides]
+    return shape, strides, evaluate_size(layout.offset, sizes)
+
+
+def graph_at(graph: Graph, sizes: Mapping[str, int]) -> Graph:
+    """The graph of calls of these sizes alone, by the names of dimensions; one without dynamic
+    dimensions is as it is."""
+    dynamic = graph.dynamic
+    if dynamic is None:
+        return graph
+    ops, values, storages = list(graph.ops), list(graph.values), list(graph.storages)
+    for number, text in dynamic.arguments.items():
+        ops[number] = replace(ops[number], arguments=arguments_at(text, sizes))
+    for number, layout in dynamic.layouts.items():
+        shape, strides, offset = layout_at(layout, sizes)
+        values[number] = replace(values[number], shape=shape, strides=strides, offset=offset)
+    for number, size in dynamic.storages.items():
+        storages[number] = evaluate_size(size, sizes)
+    return replace(graph, ops=ops, values=values, storages=storages, dynamic=None)
+
+
+def arguments_at(text: str, sizes: Mapping[str, int]) -> str:
+    """The text of an op's arguments at some sizes."""
+
+    def number(argument: Any) -> Any:
+        if isinstance(argument, list):
+            return [number(item) for item in argument]
+        if isinstance(argument, dict):
+            if set(argument) == {"size"}:
+                return evaluate_size(argument["size"], sizes)
+            return {key: number(item) for key, item in argument.items()}
+        return argument
+
+    call = parse_arguments(text)
+    if call is None:
+        raise ArtifactError(f"{text[:80]!r} is no call")
+    args, kwargs = call
+    return encode_arguments(number(args), number(kwargs))
+
+
+def dynamic_metadata(dynamic: DynamicShapes | None) -> dict[str, str]:
+    """The metadata of dynamic shapes, empty where there are none."""
+    if dynamic is None:
+        return {}
+    return {DYNAMIC_SHAPES_KEY: json.dumps(asdict(dynamic), sort_keys=True, separators=(",", ":"))}
+
+
+def read_dynamic_shapes(metadata: Mapping[str, str], where: str) -> DynamicShapes | None:
+    """The dynamic shapes in the metadata of a graph, None where there are none; raises
+    ArtifactError, naming `where`, where there is something else."""
+    if DYNAMIC_SHAPES_KEY not in metadata:
+        return None
+    try:
+        found = json.loads(metadata[DYNAMIC_SHAPES_KEY])
+        return DynamicShapes(
+            [DynamicDimension(**one) for one in found["dimensions"]],
+            [SizeSource(**one) for one in found["sources"]],
+            {int(number): str(text) for number, text in found["arguments"].items()},
+            {int(number): DynamicLayout(**one) for number, one in found["layouts"].items()},
+            {int(number): size for number, size in found["storages"].items()},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ArtifactError(f"{where}: the metadata does not hold dynamic shapes") from error
+
+
+def corner_sizes(dimensions: list[DynamicDimension]) -> Iterator[dict[str, int]]:
+    """The corners of the ranges, and the middle."""
+    names = [one.name for one in dimensions]
+    for corner in itertools.product(*((one.smallest, one.largest) for one in dimensions)):
+        yield dict(zip(names, corner, strict=True))
+    yield {one.name: (one.smallest + one.largest) // 2 for one in dimensions}
+
+
+def check_dynamic_shapes(graph: Graph, where: str) -> None:
+    """Raises ArtifactError unless the expressions give the graph's own numbers at the largest
+    sizes, no storage is larger at other sizes, and each value lies within its storage."""
+    if graph.dynamic is not None and (fault := _find_fault(graph, graph.dynamic)):
+        raise ArtifactError(f"{where}: {fault}")
+
+
+def _find_fault(graph: Graph, dynamic: DynamicShapes) -> str:
+    """What is wrong with dynamic shapes, "" where nothing is."""
+    try:
+        fault = (
+            _find_dimension_fault(graph, dynamic)
+            or _find_source_fault(graph, dynamic)
+            or _find_storage_fault(graph, dynamic)
+        )
+        if fault:
+            return fault
+        for sizes in corner_sizes(dynamic.dimensions):
+            at = graph_at(graph, sizes)
+            if sizes == dynamic.largest and at != replace(graph, dynamic=None):
+                return "the dynamic shapes are not the graph's own at the largest sizes"
+            for value in at.values:
+                there = graph.storages[value.storage] and value.id in dynamic.layouts
+                if there and not _lies_within(value, at.storages[value.storage]):
+                    return f"value {value.id} does not lie within its storage at {sizes}"
+    except (ArtifactError, NameError, TypeError, IndexError, ZeroDivisionError) as error:
+        return f"a dynamic shape is none: {error}"
+    return ""
+
+
+def _find_dimension_fault(graph: Graph, dynamic: DynamicShapes) -> str:
+    names = [one.name for one in dynamic.dimensions]
+    if not 0 < len(names) <= _MAX_DIMENSIONS or len(set(names)) < len(names):
+        return f"has the dynamic dimensions {names}"
+    for one in dynamic.dimensions:
+        if not one.name.isidentifier() or not 2 <= one.smallest <= one.largest:
+            return f"the dynamic dimension {one.name!r} is from {one.smallest} to {one.largest}"
+    if graph.alternatives:
+        return "has alternatives and dynamic shapes"
+    return ""
+
+
+def _find_source_fault(graph: Graph, dynamic: DynamicShapes) -> str:
+    for source in dynamic.sources:
+        layout = dynamic.layouts.get(source.value)
+        known = graph.values[source.value].kind == "input" and layout is not None
+        if not known or layout is None or layout.shape[source.axis] != source.dimension:
+            return f"value {source.value} has no dimension {source.dimension!r} at {source.axis}"
+    if {source.dimension for source in dynamic.sources} != set(dynamic.largest):
+        return "a dynamic dimension is that of no input"
+    for number in dynamic.layouts:
+        if graph.values[number].kind in ("parameter", "buffer", "constant"):
+            return f"value {number} is a {graph.values[number].kind} with a dynamic shape"
+    return ""
+
+
+def _find_storage_fault(graph: Graph, dynamic: DynamicShapes) -> str:
+    limits = {one.name: one for one in dynamic.dimensions}
+    for number, size in dynamic.storages.items():
+        if not size_names(size) <= limits.keys() or not is_nondecreasing(size, limits):
+            return f"storage {number} may be larger at smaller sizes: {size}"
+    for op in graph.ops:
+        for value in op.in_place:
+            own = dynamic.layouts.get(value), dynamic.storages.get(graph.values[value].storage)
+            first = op.outputs[0]
+            made = dynamic.layouts.get(first), dynamic.storages.get(graph.values[first].storage)
+            if own != made:
+                return f"op {op.id} ({op.target}) overwrites value {value} of another shape"
+    return ""
+
+
+def _lies_within(value: GraphValue, storage: int) -> bool:
+    """Whether a value lies within so many bytes."""
+    if 0 in value.shape:
+        return True
+    zipped = zip(value.shape, value.strides, strict=True)
+    last = value.offset + sum((size - 1) * stride for size, stride in zipped)
+    return (last + 1) * DTYPE_BYTES[value.dtype] <= storage

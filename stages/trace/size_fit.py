@@ -1,0 +1,89 @@
+"""Finds the expression of a number that is known at several sizes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+from tightfit.schemas.graph.size_expressions import Size, evaluate_size
+
+Numbers = tuple[int | None, ...]
+"""A number at each of several sizes; None where it means nothing."""
+
+_MAX_TERMS = 2
+
+
+class SizeFit:
+    """Expressions that sizes can be, with their values at several sizes."""
+
+    def __init__(self, expressions: Sequence[str], points: Sequence[Mapping[str, int]]) -> None:
+        self.points = points
+        self.values: dict[tuple[int, ...], str] = {}
+        names = [*points[0]]
+        products = [
+            f"{one}*{other}" for one, other in itertools.combinations_with_replacement(names, 2)
+        ]
+        for text in (*names, *expressions, *products):
+            self.values.setdefault(tuple(evaluate_size(text, at) for at in points), text)
+        self._known: dict[Numbers, Size | None] = {}
+
+    def find(self, numbers: Numbers) -> Size | None:
+        """The expression that has these values: a number, one of the known expressions, or a sum of
+        at most two of them, each times a number, and a number. None where there is none."""
+        if numbers not in self._known:
+            self._known[numbers] = self._find(numbers)
+        return self._known[numbers]
+
+    def _find(self, numbers: Numbers) -> Size | None:
+        seen = {number for number in numbers if number is not None}
+        if len(seen) < 2:
+            return seen.pop() if seen else 1
+        places = [place for place, number in enumerate(numbers) if number is not None]
+        for values, text in self.values.items():
+            if all(values[place] == numbers[place] for place in places):
+                return text
+        for terms in range(1, min(_MAX_TERMS, len(places) - 2) + 1):
+            for chosen in itertools.combinations(self.values.items(), terms):
+                rows = [[*(values[place] for values, _ in chosen), 1] for place in places]
+                factors = _solve_rows(rows, [numbers[place] or 0 for place in places])
+                if factors is not None:
+                    return _sum_text(factors, [text for _, text in chosen])
+        return None
+
+
+def _sum_text(factors: Sequence[int], texts: Sequence[str]) -> str:
+    """The text of a sum of multiples, the last factor alone."""
+    *multiples, rest = factors
+    terms = [
+        (text if factor == 1 else f"{factor}*({text})" if " " in text else f"{factor}*{text}")
+        for factor, text in zip(multiples, texts, strict=True)
+        if factor
+    ]
+    if rest:
+        terms.append(str(rest))
+    return " + ".join(terms).replace("+ -", "- ")
+
+
+def _solve_rows(rows: Sequence[Sequence[int]], results: Sequence[int]) -> list[int] | None:
+    """The integers that all rows, which are more than these, times them give the results; None
+    where there are none."""
+    table = [
+        [*map(Fraction, row), Fraction(result)] for row, result in zip(rows, results, strict=True)
+    ]
+    count = len(rows[0])
+    for column in range(count):
+        pivot = next((row for row in range(column, len(table)) if table[row][column]), None)
+        if pivot is None:
+            return None
+        table[column], table[pivot] = table[pivot], table[column]
+        head = [entry / table[column][column] for entry in table[column]]
+        table[column] = head
+        for row in range(len(table)):
+            if row != column and table[row][column]:
+                factor = table[row][column]
+                table[row] = [a - factor * b for a, b in zip(table[row], head, strict=True)]
+    if any(row[-1] for row in table[count:]):
+        return None
+    found = [table[column][-1] for column in range(count)]
+    return [int(each) for each in found] if all(each.denominator == 1 for each in found) else None

@@ -1,0 +1,149 @@
+"""Traces whose sizes are expressions are those that calls of each size have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from data import models
+from tests.stages.trace import dynamic_models as dynamic
+from tightfit.schemas.graph.dynamic_shapes import graph_at
+from tightfit.schemas.graph.training_graph import Graph, read_graph, write_graph
+from tightfit.stages.torch_utils.model_factory import BuiltModel
+from tightfit.stages.torch_utils.sample_sizes import resize_sample, resize_samples
+from tightfit.stages.trace.dynamic_trace import trace_dynamic, traced_sizes
+from tightfit.stages.trace.trace import trace
+from tightfit.util.errors import ModelError
+
+MODELS: dict[str, Callable[[], BuiltModel]] = {
+    "perceptron": lambda: dynamic.built_dynamic(
+        (dynamic.Perceptron().train(), ((torch.randn(3, 8),), {})), dynamic.BATCH
+    ),
+    "convolutions": lambda: dynamic.built_dynamic(
+        (dynamic.Convolutions().train(), ((torch.randn(3, 3, 8, 8),), {})), dynamic.BATCH
+    ),
+    "gpt2": lambda: dynamic.built_dynamic(models.gpt2(1, 32, 2, 50, 2, 24, dropout=0.1)),
+    "bert": lambda: dynamic.built_dynamic(models.bert(1, 32, 2, 50, 2, 24)),
+    "llama": lambda: dynamic.built_dynamic(models.llama(1, 32, 4, 50, 2, 24)),
+}
+
+
+def comparable(graph: Graph) -> Graph:
+    """A graph without the strides of dimensions of one element, and what it may overwrite."""
+    values = [
+        replace(
+            value,
+            strides=[
+                step if size > 1 else 1
+                for size, step in zip(value.shape, value.strides, strict=True)
+            ],
+        )
+        for value in graph.values
+    ]
+    return replace(graph, values=values, ops=[replace(op, in_place=[]) for op in graph.ops])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_graph_at_other_sizes_is_their_own_trace(name: str, tmp_path: Path) -> None:
+    built = MODELS[name]()
+    graph = trace_dynamic(built, name, loss_room=None)
+    assert built.dynamic is not None and graph.dynamic is not None
+    write_graph(tmp_path / "graph.arrow", graph)
+    assert read_graph(tmp_path / "graph.arrow") == graph
+    assert replace(graph, dynamic=None) == graph_at(graph, built.dynamic.largest)
+    sizes = {one.name: (one.smallest + one.largest) // 2 for one in built.dynamic.dimensions}
+    assert sizes not in traced_sizes(built.dynamic)
+    own = trace(replace(resize_samples(built, sizes), dynamic=None), name, loss_room=None)
+    assert comparable(graph_at(graph, sizes)) == comparable(own)
+    for op, at_size in zip(graph.ops, own.ops, strict=True):
+        assert {*op.in_place} <= {*at_size.in_place}
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (dynamic.SquareRoot, r"fixes the dynamic dimension 'tokens' to be \d+ at .*dynamic_models"),
+        (dynamic.Loop, r"fixes the dynamic dimension 'tokens' to be \d+ at .*dynamic_models"),
+        (dynamic.Branch, "goes another way where not .*tokens.* at .*dynamic_models.py"),
+        (
+            dynamic.Halves,
+            "goes another way where not|fixes the dynamic dimension|cannot be captured",
+        ),
+        (dynamic.Shrinking, "may be larger at smaller sizes"),
+    ],
+)
+def test_what_is_no_one_program_is_refused(kind: type[torch.nn.Module], said: str) -> None:
+    built = dynamic.built_dynamic(dynamic.tokens(kind))
+    with pytest.raises(ModelError, match=said):
+        trace_dynamic(built, "model")
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "most"), [(dynamic.Square, 2, 20_000), (dynamic.OneSize, 2, 30_000)]
+)
+def test_a_branch_for_few_of_many_sizes_is_refused(
+    kind: type[torch.nn.Module], least: int, most: int
+) -> None:
+    dimensions = (dynamic.TEXT[0], replace(dynamic.TEXT[1], smallest=least, largest=most))
+    with pytest.raises(ModelError, match=r"goes another way where not Ne\("):
+        trace_dynamic(dynamic.built_dynamic(dynamic.tokens(kind), dimensions), "model")
+
+
+def test_a_branch_beyond_the_range_is_none() -> None:
+    dimensions = (dynamic.TEXT[0], replace(dynamic.TEXT[1], smallest=5, largest=400))
+    for kind in (dynamic.Square, dynamic.OneSize):
+        graph = trace_dynamic(dynamic.built_dynamic(dynamic.tokens(kind), dimensions), "model")
+        assert graph.dynamic is not None
+
+
+def test_small_ranges_have_sizes_that_tell_dimensions_apart() -> None:
+    small = tuple(replace(one, smallest=2, largest=4) for one in dynamic.TEXT)
+    built = dynamic.built_dynamic(dynamic.tokens(dynamic.Weighted), small)
+    assert built.dynamic is not None
+    assert any(sizes["batch"] != sizes["tokens"] for sizes in traced_sizes(built.dynamic))
+    assert trace_dynamic(built, "model").dynamic is not None
+
+
+def test_dimensions_that_have_to_be_equal_are_told() -> None:
+    class Sum(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) + y
+
+    dimensions = (dynamic.TEXT[0], replace(dynamic.TEXT[0], name="others"))
+    given: Any = Sum(), ((torch.randn(4, 4), torch.randn(4, 4)), {})
+    built = dynamic.built_dynamic(given, dimensions[:1])
+    assert built.dynamic is not None
+    apart = replace(built.dynamic, dimensions=dimensions, axes={0: {0: "batch"}, 1: {0: "others"}})
+    with pytest.raises(ModelError, match="dimensions that have to be equal need one name"):
+        trace_dynamic(replace(built, dynamic=apart), "model")
+
+
+def test_a_sample_is_repeated_to_other_sizes() -> None:
+    built = dynamic.built_dynamic(models.gpt2(1, 32, 2, 50, 2, 24))
+    (ids,), _ = built.samples[0]
+    assert built.dynamic is not None
+    longer = replace(
+        built.dynamic, dimensions=(replace(dynamic.TEXT[0], largest=9), dynamic.TEXT[1])
+    )
+    ((more,), _) = resize_sample(
+        ((ids.t().contiguous().t(),), {}), longer, {"batch": 9, "tokens": 5}
+    )
+    assert more.shape == (9, 5) and more.stride() == (1, 9)
+    assert torch.equal(more[4:8], ids[:, :5]) and torch.equal(more[8], ids[0, :5])
+
+
+def test_a_mask_masks_something_at_all_sizes() -> None:
+    mask = torch.ones(2, 24, dtype=torch.int64)
+    mask[1, 20:] = 0
+    built = dynamic.built_dynamic((torch.nn.Identity(), ((mask, torch.ones(2, 24)), {})))
+    (small, ones), _ = resize_samples(built, {"batch": 2, "tokens": 3}).samples[0]
+    assert small.tolist() == [[1, 1, 1], [1, 1, 0]] and bool((ones == 1).all())
