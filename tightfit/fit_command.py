@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tightfit.schemas.machine import machine_names, resolve_machine_file
-from tightfit.util.command_line import parse_count
+from tightfit.util.command_line import parse_count, parse_json_object
 from tightfit.util.errors import ConfigError
 
 if TYPE_CHECKING:
     from tightfit.api.fit import CardProblem
-    from tightfit.api.fit_graphs import ModelSource
+    from tightfit.api.fit_graphs import FitModel
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 DEFAULT_TOKENS = 4096
@@ -27,6 +27,7 @@ Base Specification 4.0*)."""
 DDR4_BANDWIDTH = 51.2e9
 """Bytes a second of two channels of DDR4-3200 (JEDEC, *JESD79-4*)."""
 _TRANSFORMERS = "transformers:"
+_MAX_CONFIG_BYTES = 1 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,11 +75,13 @@ def run(options: argparse.Namespace) -> int:
     from tightfit.schemas.store import write_bytes
     from tightfit.stages.report.fit_page import build_fit_page, format_fit
 
-    cards = _cards(options)
-    source = _source(options)
+    cards = _read_cards(options)
+    source = _read_source(options)
     workers = options.jobs or min(os.cpu_count() or 1, MAX_WORKERS)
-    fit = fit_model(source, options.batch, options.tokens, options.optimizer, cards, workers, _tell)
-    _tell("")
+    fit = fit_model(
+        source, options.batch, options.tokens, options.optimizer, cards, workers, _print_progress
+    )
+    _print_progress("")
     if options.html is not None:
         from tightfit.stages.report.render import render_fit
 
@@ -92,13 +95,13 @@ def run(options: argparse.Namespace) -> int:
     return 0 if fits else 1
 
 
-def _tell(doing: str) -> None:
+def _print_progress(doing: str) -> None:
     """Says what is done, on a line that the next one replaces."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{doing}", end=" ..." if doing else "", file=sys.stderr, flush=True)
 
 
-def _cards(options: argparse.Namespace) -> list[CardProblem]:
+def _read_cards(options: argparse.Namespace) -> list[CardProblem]:
     from tightfit.api.fit import CardProblem, HostComputer
     from tightfit.util.budget import parse_budget
 
@@ -125,13 +128,11 @@ def _cards(options: argparse.Namespace) -> list[CardProblem]:
     return found
 
 
-def _source(options: argparse.Namespace) -> ModelSource:
-    """The model that options name; tokens and batch become arguments of a factory that has them."""
-    from tightfit.api.fit_graphs import ConfiguredModel, FactoryModel, factory_parameters
+def _read_source(options: argparse.Namespace) -> FitModel:
+    """The model that options name."""
+    from tightfit.api.fit_graphs import ConfiguredModel, FactoryModel
 
     if options.factory is None:
-        from tightfit.stages.torch_utils.configured_model import read_model_config
-
         if not options.model.startswith(_TRANSFORMERS):
             raise ConfigError(
                 f"--model: {options.model!r} was found, expected transformers:KIND, such as "
@@ -140,19 +141,21 @@ def _source(options: argparse.Namespace) -> ModelSource:
         if options.config is None:
             raise ConfigError("--config is needed for --model: the config.json of the model")
         options.tokens = options.tokens or DEFAULT_TOKENS
-        config = read_model_config(options.config)
+        config = _read_model_config(options.config)
         return ConfiguredModel(options.model, config, options.tokens, options.dtype)
     if options.config is not None or options.dtype:
         raise ConfigError("--config and --dtype are for --model, a factory takes --arguments")
-    from tightfit.stages.trace.command import parse_arguments
-
-    given: dict[str, Any] = parse_arguments(options.arguments)
-    path = tuple(map(Path, options.search_path))
-    known = factory_parameters(options.factory, path)
-    if options.tokens is not None:
-        if "tokens" not in known:
-            raise ConfigError(f"--tokens: the factory {options.factory!r} takes no tokens")
-        given["tokens"] = options.tokens
-    if "batch" in given:
+    given = parse_json_object(options.arguments, "--arguments")
+    if isinstance(given.get("batch"), int):
         options.batch = given["batch"]
-    return FactoryModel(options.factory, given, path)
+    path = tuple(map(Path, options.search_path))
+    return FactoryModel(options.factory, given, path, options.tokens)
+
+
+def _read_model_config(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            written = file.read(_MAX_CONFIG_BYTES)
+    except OSError as error:
+        raise ConfigError(f"--config {path}: cannot be read ({error.strerror})") from error
+    return parse_json_object(written, f"--config {path}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
@@ -21,6 +21,7 @@ from tightfit.schemas.graph.planning_graph import PlanningGraph
 from tightfit.schemas.graph.training_graph import Graph
 from tightfit.schemas.machine import MachineDevice
 from tightfit.schemas.optimizer_plan import ParameterUpdateCost
+from tightfit.schemas.schedule import ScheduleStep
 from tightfit.schemas.sequence import ChainOperation
 from tightfit.stages.combine.bounds.lower_bounds import peak_lower_bound, total_view_seconds
 from tightfit.stages.combine.chain.frontier import ChainFrontier, spread_indices
@@ -28,16 +29,16 @@ from tightfit.stages.combine.chain.options import build_model_chain_problem
 from tightfit.stages.combine.lowering.blocks import captured_options, lower_to_executions
 from tightfit.stages.combine.lowering.schedule import ScheduleLowering
 from tightfit.stages.combine.memory_budget import baseline_bytes
-from tightfit.stages.combine.optimizer_offload.batch_size import scale_graph
 from tightfit.stages.combine.optimizer_offload.optimizer_in_backward import update_costs_from_spec
-from tightfit.stages.simulate.cuda_memory import minimize_reserved_memory, simulate_cuda_memory
-from tightfit.stages.simulate.liveness import simulate_executions
+from tightfit.stages.simulate.cuda_memory import simulate_cuda_memory
+from tightfit.stages.simulate.liveness import Execution, simulate_executions
 from tightfit.stages.simulate.planning_graph import build_planning_graph
-from tightfit.util.strategies import BUDGET_SLOTS
 
+MEMORY_SLOTS = 200
+"""Parts of the memory that the dynamic program rounds sizes to."""
 PLANS_TRIED = 24
 """Plans of the dynamic program that are looked at, evenly spread."""
-LEAST_PLANS_TRIED = 4
+LEAST_PLANS_TRIED = 2
 """Those of the fewest bytes that are looked at for the least."""
 MAX_RESERVED_TRIES = 4
 """How often a plan with fewer requested bytes is tried where one reserves too many."""
@@ -86,7 +87,7 @@ class CardStep:
         """The bytes that are on the card all the time, in plans without offload."""
         return baseline_bytes(self.graph).bytes_before_step + self.states
 
-    @property
+    @cached_property
     def least_bytes(self) -> int:
         """Bytes that every plan takes that has parameters and states on the card."""
         return self.resident + peak_lower_bound(self.problem)
@@ -143,14 +144,14 @@ class CardStep:
         """The plans of the dynamic program over all options of the blocks, from most to least
         bytes."""
         ways = build_model_chain_problem(self.blocks, self.options)
-        return [plan.sequence for plan in ChainFrontier(ways, BUDGET_SLOTS).plans()]
+        return [plan.sequence for plan in ChainFrontier(ways, MEMORY_SLOTS).plans()]
 
     @cached_property
     def plans(self) -> list[StepPlan]:
         """Plans from most to least bytes, each faster than all with fewer."""
         chosen = spread_indices(len(self._sequences), PLANS_TRIED)
         made = [self._lowered(self._sequences[index], self.options, True) for index in chosen]
-        made.append(self.least_plan)
+        made += self.smallest_plans
         found: list[StepPlan] = []
         for plan in sorted(made, key=lambda plan: (plan.requested, plan.seconds)):
             if not found or plan.seconds < found[-1].seconds:
@@ -160,43 +161,49 @@ class CardStep:
     @cached_property
     def least_plan(self) -> StepPlan:
         """The plan with the fewest bytes."""
+        return min(self.smallest_plans, key=lambda plan: (plan.requested, plan.seconds))
+
+    @cached_property
+    def smallest_plans(self) -> list[StepPlan]:
+        """Plans of which one has the fewest bytes, whatever the batch is: those of the fewest bytes
+        of the dynamic program, and all layers checkpointed, in place. The peak of the former may be
+        that of the gradients, beside which activations do not count as with more samples."""
         last = self._sequences[-LEAST_PLANS_TRIED:]
         made = [self._lowered(sequence, self.options, True) for sequence in last]
-        return min(made, key=lambda plan: (plan.requested, plan.seconds))
+        return [*made, self._plan(self.checkpointed().executions, in_place=True)]
 
     @property
     def frontier(self) -> list[FrontierPoint]:
         """The plans by bytes and slowdown."""
         return [FrontierPoint(plan.requested, self.slowdown(plan)) for plan in self.plans]
 
-    def least(self, way: WayName) -> StepPlan:
-        """What a way runs with the fewest bytes."""
+    def smallest(self, way: WayName) -> list[StepPlan]:
+        """What a way may run with the fewest bytes."""
         if way == "eager":
-            return self.eager
-        return self.checkpointed() if way == "checkpoint" else self.least_plan
+            return [self.eager]
+        return [self.checkpointed()] if way == "checkpoint" else self.smallest_plans
 
-    def scaled(self, scale: float) -> CardStep:
-        """The step with about `scale` times the samples, which runs the same ops."""
-        graph, costs = scale_graph(self.graph, self.costs, scale)
-        return replace(self, graph=graph, costs=costs)
-
-    def requested(self, plan: StepPlan) -> int:
-        """The bytes of the card that a plan of this step, or of one of other samples, requests."""
-        return self._plan(plan.executions, plan.in_place).requested
+    def requests(self, plan: StepPlan) -> list[int]:
+        """The bytes of the card that each run of a plan of this step, or of one of other samples,
+        requests in all."""
+        return [self.resident + run.peak for run in self._runs(plan.executions, plan.in_place)]
 
     def slowdown(self, plan: StepPlan) -> float:
         """The time of a plan relative to the step as it is."""
         return plan.seconds / self.eager.seconds
 
-    def reserved(self, plan: StepPlan, enough: int | None = None) -> int:
-        """The bytes of the card that a plan takes in all. One that runs ops in place is tightfit's,
-        which may reserve a segment ahead where that is less, unless `enough` are not exceeded."""
-        opener = ScheduleLowering(self.graph, self.problem)
-        steps = opener.schedule(plan.executions, plan.in_place)
-        if not plan.in_place:
-            return simulate_cuda_memory(self.graph, self.costs, steps).renewed + self.states
-        own = None if enough is None else enough - self.states
-        return minimize_reserved_memory(self.graph, self.costs, steps, own).renewed + self.states
+    def reserved(self, plan: StepPlan) -> int:
+        """The bytes of the card that a plan takes in all."""
+        return self.reserved_by(self.schedule(plan))
+
+    def schedule(self, plan: StepPlan) -> list[ScheduleStep]:
+        """The schedule of a plan."""
+        lowering = ScheduleLowering(self.graph, self.problem)
+        return lowering.schedule(plan.executions, plan.in_place)
+
+    def reserved_by(self, steps: Sequence[ScheduleStep]) -> int:
+        """As `reserved`, of the schedule of a plan."""
+        return simulate_cuda_memory(self.graph, self.costs, steps).renewed + self.states
 
     def fit_plan(self, memory: int) -> tuple[StepPlan, int]:
         """The fastest plan known within the bytes of a card, and what it reserves; that with the
@@ -206,7 +213,7 @@ class CardStep:
             plan = next((plan for plan in self.plans if plan.requested <= room), None)
             if plan is None:
                 break
-            taken = self.reserved(plan, memory)
+            taken = self.reserved(plan)
             if taken <= memory:
                 return plan, taken
             room = plan.requested - max(taken - memory, 1)
@@ -214,30 +221,29 @@ class CardStep:
 
     def taken(self, plan: StepPlan, memory: int) -> int:
         """What a plan reserves; what it requests where that is more than a card has already."""
-        return plan.requested if plan.requested > memory else self.reserved(plan, memory)
+        return plan.requested if plan.requested > memory else self.reserved(plan)
 
     def fit(self, way: WayName, memory: int) -> WayFit:
         """How the step fits in one of the ways that keep all on the card."""
         if way == "plan":
             plan, taken = self.fit_plan(memory)
         else:
-            plan = self.least(way)
+            [plan] = self.smallest(way)
             taken = self.taken(plan, memory)
         return WayFit(way, taken <= memory, taken, self.slowdown(plan))
 
-    def least_recomputed_layers(self, memory: int) -> int | None:
-        """The fewest layers for which it is known that the step fits where these are checkpointed,
-        None where it does not fit with all."""
-        every = self.checkpointed()
-        taken = self.taken(every, memory)
-        if taken > memory:
-            return None
-        room = memory - (taken - every.requested)
-        for layers in range(self.layers):
-            plan = self.checkpointed(layers)
-            if plan.requested <= room and self.reserved(plan) <= memory:
-                return layers
-        return self.layers
+    def least_recomputed_layers(self, memory: int) -> int:
+        """The fewest layers for which it is known that the step fits if these are checkpointed; it
+        does with all."""
+        low, high = 0, self.layers
+        while low < high:
+            middle = (low + high) // 2
+            plan = self.checkpointed(middle)
+            if self.taken(plan, memory) <= memory:
+                high = middle
+            else:
+                low = middle + 1
+        return high
 
     def _lowered(
         self,
@@ -260,8 +266,10 @@ class CardStep:
         return views + sum(cost.seconds for cost in self.updates.values())
 
     def _plan(self, ops: Sequence[int], in_place: bool) -> StepPlan:
-        places = [self.positions[op] for op in ops]
-        played = simulate_executions(self.problem, places, in_place)
+        played = self._runs(ops, in_place)
         peak = max(each.peak for each in played)
         seconds = sum(each.seconds for each in played) + self._always_seconds
         return StepPlan(ops, in_place, self.resident + peak, seconds)
+
+    def _runs(self, ops: Sequence[int], in_place: bool) -> list[Execution]:
+        return simulate_executions(self.problem, [self.positions[op] for op in ops], in_place)

@@ -63,13 +63,17 @@ class CardOffload:
         sizes = self.task.graph.storages
         return max((sizes[storage] for storage in self.task.remote), default=0)
 
-    def requested(self, plan: StepPlan) -> int:
-        """The bytes of the card that a plan takes in all."""
+    def requests(self, plan: StepPlan) -> list[int]:
+        """The bytes of the card that each run of a plan requests in all."""
         places = [self.step.positions[op] for op in plan.executions]
-        played = simulate_executions(self._problem, places, in_place=True)
-        task = self.task
-        peak = max(each.peak for each in played)
-        return task.fixed + task.min_staging_bytes + self._transit_bytes + peak
+        always = self.task.fixed + self.task.min_staging_bytes + self._transit_bytes
+        return [
+            always + run.peak for run in simulate_executions(self._problem, places, in_place=True)
+        ]
+
+    def requested(self, plan: StepPlan) -> int:
+        """The most bytes of the card that a plan requests."""
+        return max(self.requests(plan))
 
     @cached_property
     def host_bytes(self) -> int:
@@ -87,6 +91,8 @@ class CardOffload:
             else:
                 low = middle + 1
         plan = self.step.plans[low]
+        if self.requested(plan) > memory:
+            plan = min(self.step.smallest_plans, key=self.requested)
         taken, computed = self.requested(plan), plan.seconds - self._device_update_seconds
         parts = [computed, *self._other_seconds]
         unit = self.step.eager.seconds

@@ -23,6 +23,7 @@ class CardPanel:
     name: str
     memory: str
     fits: bool
+    status: str
     rows: list[list[str]]
     limits: list[str]
     flags: list[tuple[str, str]]
@@ -47,35 +48,36 @@ def build_fit_page(fit: ModelFit) -> FitPage:
             name=card.card,
             memory=format_bytes(card.memory),
             fits=any(way.fits for way in card.ways),
+            status=_format_status(card),
             rows=[_way_cells(way) for way in card.ways],
-            limits=_limits(card),
+            limits=_describe_limits(card),
             flags=[(each.tool, each.flags) for each in card.flags],
-            plot=_plot(card),
+            plot=_build_plot(card),
         )
         for card in fit.cards
     ]
-    return FitPage(fit.model, _about(fit), _notes(fit), list(_HEADS[1:]), panels)
+    return FitPage(fit.model, _describe_model(fit), _list_notes(fit), list(_HEADS[1:]), panels)
 
 
 def format_fit(fit: ModelFit) -> str:
     """How a model fits on cards, as text of at most `TABLE_COLUMNS` columns."""
-    lines = [fit.model, *(f"  {line}" for line in _about(fit)), ""]
+    lines = [fit.model, *(f"  {line}" for line in _describe_model(fit)), ""]
     rows = [[card.card if not place else "", *_way_cells(way)]
             for card in fit.cards for place, way in enumerate(card.ways)]  # fmt: skip
     widths = [max(map(len, column)) for column in zip(_HEADS, *rows, strict=True)]
     lines.append(_format_row(_HEADS, widths))
     for place, card in enumerate(fit.cards):
         lines += [_format_row(row, widths) for row in rows[len(WAYS) * place :][: len(WAYS)]]
-        said = [*_limits(card), *(f"{each.tool}: {each.flags}" for each in card.flags)]
+        said = [*_describe_limits(card), *(f"{each.tool}: {each.flags}" for each in card.flags)]
         for text in said:
-            lines += _wrap(text, widths[0] + 2)
+            lines += _wrap_text(text, widths[0] + 2)
         lines.append("")
-    for note in _notes(fit):
-        lines += _wrap(note, 0)
+    for note in _list_notes(fit):
+        lines += _wrap_text(note, 0)
     return "\n".join(lines)
 
 
-def _wrap(text: str, indent: int) -> list[str]:
+def _wrap_text(text: str, indent: int) -> list[str]:
     return textwrap.wrap(
         text,
         TABLE_COLUMNS,
@@ -93,7 +95,7 @@ def _format_row(cells: list[str] | tuple[str, ...], widths: list[int]) -> str:
     return "  ".join([*left, *right]).rstrip()
 
 
-def _about(fit: ModelFit) -> list[str]:
+def _describe_model(fit: ModelFit) -> list[str]:
     tokens = "" if fit.tokens is None else f" x {fit.tokens:,} tokens"
     large = fit.parameters >= 10**8
     count = f"{fit.parameters / 1e9:,.2f} billion" if large else f"{fit.parameters:,}"
@@ -105,6 +107,14 @@ def _about(fit: ModelFit) -> list[str]:
     ]
 
 
+def _format_status(card: CardFit) -> str:
+    """Whether the step fits on a card, and how at best."""
+    way = next((way for way in card.ways if way.fits), None)
+    if way is None:
+        return "does not fit"
+    return "fits as it is" if way.way == "eager" else f"fits with {WAYS[way.way]}"
+
+
 def _way_cells(way: WayFit) -> list[str]:
     slowdown = format_ratio(way.slowdown)
     if way.most_slowdown is not None:
@@ -113,18 +123,23 @@ def _way_cells(way: WayFit) -> list[str]:
     return [WAYS[way.way], "yes" if way.fits else "no", format_bytes(way.bytes), slowdown, batch]
 
 
-def _limits(card: CardFit) -> list[str]:
+def _describe_limits(card: CardFit) -> list[str]:
     """What is proven of a card."""
     least, offload = format_bytes(card.least_bytes), format_bytes(card.least_offload_bytes)
-    said = [f"Certified: no plan fits below {least}, with offload none below {offload}."]
+    said = [f"Certified: no plan below {least}, with offload none below {offload}."]
+    away, kept = card.way("offload"), [card.way(name).fits for name in ("eager", "checkpoint")]
+    if not away.fits and away.bytes <= card.memory:
+        said.append(f"Offload takes {format_bytes(away.host_bytes)} of the host, which has less.")
+    if card.way("plan").fits and not any(kept):
+        said.append("Only a plan keeps all on the card (tightfit.plan, budget=...).")
     if card.recomputed_layers and not card.way("eager").fits:
         said.append(f"Checkpoints of {card.recomputed_layers} layers are enough. Closest flags:")
     elif card.flags:
-        said.append("Closest flags:")
+        said.append("Closest flags:" if any(kept) else "Closest flags, with offload:")
     return said
 
 
-def _notes(fit: ModelFit) -> list[str]:
+def _list_notes(fit: ModelFit) -> list[str]:
     notes = [
         "Bytes of the card are what PyTorch's allocator reserves for parameters, states and the "
         "step, with offload what is requested. Workspaces of libraries and CUDA's context come on "
@@ -136,13 +151,17 @@ def _notes(fit: ModelFit) -> list[str]:
     if fit.layers:
         said = " and ".join(map(str, fit.traced_layers))
         notes.append(
-            f"The {fit.layers} equal layers were found from traces with {said} of them. Each "
-            "largest batch was traced so, too."
+            f"The graph of {fit.layers} equal layers was found from traces with {said} of them."
+        )
+    if any(way.largest_batch is not None for card in fit.cards for way in card.ways):
+        notes.append(
+            "Sizes at other batches lie on straight lines through those of two traces; a largest "
+            "batch is of the way's plan of the fewest bytes, and fits as counted here."
         )
     return notes
 
 
-def _plot(card: CardFit) -> TradeoffPlot:
+def _build_plot(card: CardFit) -> TradeoffPlot:
     """The frontier of a card beside the other ways, with the memory of the card as the budget."""
     points = sorted((point.bytes, point.slowdown) for point in card.frontier)
     marks = [(way.bytes, way.slowdown) for way in card.ways]

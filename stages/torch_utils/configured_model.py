@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +15,6 @@ from tightfit.stages.torch_utils.model_factory import (
 from tightfit.util.errors import ConfigError, ModelError
 
 LIBRARY = "transformers"
-MAX_CONFIG_BYTES = 1 << 20
 
 
 class _LossModel(nn.Module):
@@ -30,20 +27,6 @@ class _LossModel(nn.Module):
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The loss of the labels, a number."""
         return self.model(input_ids=input_ids, labels=labels).loss  # type: ignore[no-any-return]
-
-
-def read_model_config(path: Path) -> dict[str, Any]:
-    """The JSON object of a configuration; raises ConfigError where the file holds none."""
-    try:
-        with path.open("rb") as file:
-            found = json.loads(file.read(MAX_CONFIG_BYTES))
-    except OSError as error:
-        raise ConfigError(f"--config {path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise ConfigError(f"--config {path}: is not JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"--config {path}: is not a JSON object")
-    return found
 
 
 def build_configured_model(

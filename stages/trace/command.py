@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tightfit.stages.torch_utils.operators_option import add_operators_argument, operators_setting
 from tightfit.util.budget import USUAL_LOSS_ROOM, parse_loss_room
-from tightfit.util.command_line import LineageEntry
-from tightfit.util.errors import ConfigError
+from tightfit.util.command_line import LineageEntry, parse_json_object
 
 if TYPE_CHECKING:
     from tightfit.schemas.graph.training_graph import Graph
@@ -103,10 +101,4 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
 
 def parse_arguments(text: str) -> dict[str, Any]:
     """The factory's keyword arguments; raises ConfigError when the text is no JSON object."""
-    try:
-        arguments = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--arguments is not JSON ({error})") from error
-    if not isinstance(arguments, dict):
-        raise ConfigError("--arguments is not a JSON object")
-    return arguments
+    return parse_json_object(text, "--arguments")

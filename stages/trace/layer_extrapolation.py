@@ -29,6 +29,7 @@ from tightfit.schemas.graph.training_graph import (
     OwnedGradient,
     check_graph,
 )
+from tightfit.stages.simulate.simulate import pause_gc
 from tightfit.util.errors import ArtifactError
 
 FEW_LAYERS, MORE_LAYERS = 2, 3
@@ -50,6 +51,7 @@ class IrregularLayersError(Exception):
     """Two traces do not differ by a layer that repeats."""
 
 
+@pause_gc()
 def extrapolate_layers(few: Graph, more: Graph, layers: int) -> Graph:
     """The graph of a model with so many equal layers.
 

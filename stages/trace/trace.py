@@ -47,6 +47,7 @@ def trace(
     channels_last: bool = False,
     loss_room: int | None = 0,
     probe_bytes: int = PROBE_BYTES,
+    profiled: bool = True,
 ) -> Graph:
     """The training step of the first sample, for the kind of device that model and sample are on.
 
@@ -54,11 +55,12 @@ def trace(
     such tensors, which gives other bits. `loss_room` are the bytes left to a loss that is not
     traced, None for what the usual ones take. No operator is run but those of at most
     `probe_bytes`, to learn how their results lie in memory, and weights made under a fake mode are
-    never allocated. Raises ModelError when the model cannot be captured.
+    never allocated. The guards of a trace that is not `profiled` do not have all that the forward
+    reads: it is for what nobody runs. Raises ModelError when the model cannot be captured.
     """
     kind = parse_device(device).type
     with enter_device(device_of_tensors(all_tensors(built), kind)):
-        graph = capture_step(built, kind).graph(built, name, channels_last, probe_bytes)
+        graph = capture_step(built, kind, profiled).graph(built, name, channels_last, probe_bytes)
     return graph if built.loss is not None else with_loss_room(graph, loss_room)
 
 
@@ -82,7 +84,7 @@ class CapturedStep:
             return _build_graph(of_step, *own, probe_bytes)
 
 
-def capture_step(built: BuiltModel, kind: str) -> CapturedStep:
+def capture_step(built: BuiltModel, kind: str, profiled: bool = True) -> CapturedStep:
     """Captures the step of a model on a kind of device."""
     loss = built.loss
 
@@ -95,7 +97,7 @@ def capture_step(built: BuiltModel, kind: str) -> CapturedStep:
         return {number for number, gradient in enumerate(grown) if gradient is not None}
 
     guards = _guards(built.model, kind)
-    captured = capture(built, wanted if loss is not None else None)
+    captured = capture(built, wanted if loss is not None else None, profiled=profiled)
     check_number_operands(built, captured.graph, captured.inputs)
     ambient = torch.autocast(
         kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)

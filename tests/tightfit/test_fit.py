@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,30 @@ import torch
 from torch import nn
 
 from tightfit.__main__ import main
+from tightfit.api import fit
 from tightfit.api.fit import CardProblem, HostComputer
-from tightfit.api.fit_graphs import ConfiguredModel, StepGraphs
+from tightfit.api.fit_graphs import (
+    PROBE_BYTES,
+    ConfiguredModel,
+    FitModel,
+    StepGraphs,
+    trace_step,
+)
 from tightfit.schemas.graph.training_graph import Graph
+from tightfit.stages.combine.card_batches import (
+    MAX_BATCH,
+    BatchLine,
+    doubles_sizes,
+    largest_batch,
+)
 from tightfit.stages.combine.lowering.schedule import lower_to_schedule
 from tightfit.stages.simulate.simulate import simulate
+from tightfit.stages.torch_utils.model_factory import BuiltModel
 from tightfit.stages.trace.layer_extrapolation import IrregularLayersError, extrapolate_layers
 from tightfit.stages.trace.layer_list import LayerList, find_layer_list
+from tightfit.stages.trace.trace import trace
 
-LAYERS, WIDTH, INNER, WORDS, TOKENS = 6, 32, 48, 100, 16
+LAYERS, WIDTH, INNER, WORDS, TOKENS = 5, 32, 48, 100, 16
 LLAMA = {
     "num_hidden_layers": LAYERS,
     "hidden_size": WIDTH,
@@ -53,41 +68,123 @@ def write_card(path: Path, memory: int) -> Path:
 MEMORY = 40_000_000
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """What the command prints of a small model and card, the folder with its page, and the graphs
+    that it traced."""
+
+    found: dict[str, Any]
+    folder: Path
+    graphs: StepGraphs
+
+
 @pytest.fixture(scope="module")
-def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """What the command prints of a small model and card, and the folder with its page."""
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Fitted:
     folder = tmp_path_factory.mktemp("fit")
     card = write_card(folder / "card.json", MEMORY)
     (folder / "config.json").write_text(json.dumps(LLAMA))
     words = ["fit", "--model", "transformers:llama", "--config", str(folder / "config.json")]
     words += ["--batch", "2", "--tokens", str(TOKENS), "--devices", str(card), "--jobs", "1"]
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    printed, traced = io.StringIO(), []
+
+    def recorded(source: FitModel, batch: int, workers: int) -> StepGraphs:
+        traced.append(trace_step(source, batch, workers))
+        return traced[0]
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(fit, "trace_step", recorded)
         assert main([*words, "--json", "--html", str(folder / "fit.html")]) == 0
-    return json.loads(printed.getvalue()), folder
+    return Fitted(json.loads(printed.getvalue()), folder, traced[0])
+
+
+@pytest.fixture
+def graphs(fitted: Fitted) -> StepGraphs:
+    """The step of a small model with two samples and with four."""
+    return fitted.graphs
+
+
+def source_of(kind: str = "llama", config: dict[str, Any] = LLAMA) -> ConfiguredModel:
+    return ConfiguredModel(f"transformers:{kind}", config, TOKENS)
+
+
+@dataclass(frozen=True)
+class OneBatch(ConfiguredModel):
+    """A model that is made for one batch only."""
+
+    def varies_batch(self) -> bool:
+        return False
+
+
+def whole_trace(source: ConfiguredModel, batch: int) -> Graph:
+    return trace(source.build(batch), source.name, probe_bytes=PROBE_BYTES, profiled=False)
+
+
+def without_places(graph: Graph) -> Graph:
+    return replace(graph, ops=[replace(op, source="") for op in graph.ops], guards="")
 
 
 @pytest.mark.parametrize(("kind", "config"), [("llama", LLAMA), ("gpt2", GPT2)])
 def test_the_graph_of_many_layers_is_that_of_a_whole_trace(
-    kind: str, config: dict[str, Any]
+    kind: str, config: dict[str, Any], graphs: StepGraphs
 ) -> None:
-    source = ConfiguredModel(f"transformers:{kind}", config, TOKENS)
-    graphs = StepGraphs.of_model(source, 2, 1)
-    assert graphs.layers == LAYERS
-    found, whole = graphs.graph(2), graphs.trace(2, 0)
-    assert graphs.layers == LAYERS
-
-    def without_places(graph: Graph) -> Graph:
-        return replace(graph, ops=[replace(op, source="") for op in graph.ops], guards="")
-
-    assert without_places(found) == without_places(whole)
+    source = OneBatch(f"transformers:{kind}", config, TOKENS)
+    found = graphs if kind == "llama" else trace_step(source, 2, 1)
+    assert (found.layers, found.traced_layers) == (LAYERS, [2, 3])
+    assert without_places(found.graph) == without_places(whole_trace(source, 2))
 
 
-def test_two_traces_that_differ_in_more_than_a_layer_are_refused() -> None:
-    source = ConfiguredModel("transformers:llama", LLAMA, TOKENS)
-    graphs = StepGraphs.of_model(source, 2, 1)
+def batch_line(card: CardProblem, graphs: StepGraphs) -> BatchLine:
+    assert graphs.pair is not None and doubles_sizes(*graphs.pair)
+    one, two = graphs.pair
+    step = card.step(one, "adamw", graphs.layer_path)
+    return BatchLine(step, card.resized(step, two), graphs.pair_batch)
+
+
+def test_sizes_at_another_batch_are_those_of_its_trace(tmp_path: Path, graphs: StepGraphs) -> None:
+    card = card_problem(tmp_path, 10**9)
+    line = batch_line(card, graphs)
+    step, graph = line.step, whole_trace(source_of(), 3)
+    found, traced = line.at(3), card.step(graph, "adamw", graphs.layer_path)
+    assert found.graph.storages == graph.storages
+    assert found.problem.storages == traced.problem.storages
+    assert max(found.requests(step.eager)) == traced.eager.requested
+    assert found.reserved_by(step.schedule(step.eager)) == traced.reserved(traced.eager)
+
+
+def test_a_product_of_all_samples_is_on_no_straight_line(graphs: StepGraphs) -> None:
+    def build(batch: int) -> Graph:
+        model = _Pairs()
+        built = BuiltModel(model, [((torch.randn(batch, 4),), {})], lambda loss: loss)
+        return trace(built, "pairs")
+
+    assert not doubles_sizes(build(2), build(4))
+    assert not doubles_sizes(graphs.graph, replace(graphs.graph, ops=graphs.graph.ops[1:]))
+
+
+class _Pairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        return (x @ x.t()).exp().sum()
+
+
+def test_the_largest_batch_is_by_the_run_that_grows_most() -> None:
+    assert largest_batch([10, 30], [14, 40], 2, 100) == 16
+    assert largest_batch([10, 30], [14, 40], 2, 29) == 1
+    assert largest_batch([10, 30], [14, 40], 2, 9) == 0
+    assert largest_batch([10, 10], [14, 10], 2, 9) == 0
+    assert largest_batch([10], [10], 2, 10) == MAX_BATCH
+
+
+def test_two_traces_that_differ_in_more_than_a_layer_are_refused(
+    graphs: StepGraphs,
+) -> None:
+    assert graphs.pair is not None
     with pytest.raises(IrregularLayersError):
-        extrapolate_layers(graphs.trace(2, 2), graphs.trace(3, 3), LAYERS)
+        extrapolate_layers(*graphs.pair, 2 * LAYERS)
 
 
 def test_layers_that_differ_are_no_list_of_equal_ones() -> None:
@@ -99,8 +196,8 @@ def test_layers_that_differ_are_no_list_of_equal_ones() -> None:
     assert find_layer_list(model(4, 4)) is None
 
 
-def test_bytes_are_those_of_a_hand_computation(fitted: tuple[dict[str, Any], Path]) -> None:
-    found, folder = fitted
+def test_bytes_are_those_of_a_hand_computation(fitted: Fitted) -> None:
+    found, folder = fitted.found, fitted.folder
     assert found["parameters"] == PARAMETERS
     assert found["parameter_bytes"] == found["gradient_bytes"] == 4 * PARAMETERS
     assert found["state_bytes"] == 2 * 4 * PARAMETERS
@@ -115,12 +212,16 @@ def test_bytes_are_those_of_a_hand_computation(fitted: tuple[dict[str, Any], Pat
     assert "card" in page and 'class="frontier"' in page
 
 
-def test_the_step_as_it_is_takes_what_the_simulator_finds(tmp_path: Path) -> None:
-    host = HostComputer(10**9, 1e9, 1e9)
-    card = CardProblem("card", write_card(tmp_path / "card.json", 10**9), host)
-    source = ConfiguredModel("transformers:llama", LLAMA, TOKENS)
-    graphs = StepGraphs.of_model(source, 2, 1)
-    step = card.step(graphs.graph(2), "adamw", graphs.layer_path)
+def card_problem(folder: Path, memory: int) -> CardProblem:
+    return CardProblem(
+        "card", write_card(folder / "card.json", memory), HostComputer(10**9, 1e9, 1e9)
+    )
+
+
+def test_the_step_as_it_is_takes_what_the_simulator_finds(
+    tmp_path: Path, graphs: StepGraphs
+) -> None:
+    step = card_problem(tmp_path, 10**9).step(graphs.graph, "adamw", graphs.layer_path)
     ops = [node.op for node in step.problem.nodes]
     played = simulate(step.graph, step.costs, lower_to_schedule(step.graph, step.costs, ops, False))
     inputs = 2 * 2 * TOKENS * 8
@@ -133,27 +234,49 @@ def test_the_step_as_it_is_takes_what_the_simulator_finds(tmp_path: Path) -> Non
     assert step.least_bytes <= step.least_plan.requested <= step.checkpointed().requested
 
 
-def test_the_largest_batch_fits_and_twice_as_many_do_not(
-    fitted: tuple[dict[str, Any], Path],
+def test_plans_are_what_the_simulator_finds(tmp_path: Path, graphs: StepGraphs) -> None:
+    step = card_problem(tmp_path, 10**9).step(graphs.graph, "adamw", graphs.layer_path)
+    assert len(step.plans) > 2
+    for plan in step.plans:
+        played = simulate(step.graph, step.costs, step.schedule(plan))
+        assert plan.requested == step.resident + played.peak
+        updates = sum(cost.seconds for cost in step.updates.values())
+        assert plan.seconds == pytest.approx(played.seconds + updates)
+
+
+def test_the_fewest_checkpoints_fit_and_one_less_does_not(
+    tmp_path: Path, graphs: StepGraphs
 ) -> None:
-    found, folder = fitted
-    [card] = found["cards"]
+    step = batch_line(card_problem(tmp_path, 10**9), graphs).at(400)
+    least, most = step.reserved(step.checkpointed()), step.reserved(step.eager)
+    assert least < most
+    layers = step.least_recomputed_layers(most - 1)
+    assert 0 < layers <= LAYERS
+    assert (
+        step.reserved(step.checkpointed(layers))
+        < most
+        <= step.reserved(step.checkpointed(layers - 1))
+    )
+
+
+def test_the_largest_batch_fits_and_one_more_does_not(fitted: Fitted) -> None:
+    [card] = fitted.found["cards"]
     ways = {way["way"]: way["largest_batch"] for way in card["ways"]}
     assert 2 < ways["eager"] < ways["checkpoint"] <= ways["plan"]
-    problem = CardProblem("card", folder / "card.json", HostComputer(10**9, 1e9, 1e9))
-    source = ConfiguredModel("transformers:llama", LLAMA, TOKENS)
-    graphs = StepGraphs.of_model(source, 2, 1)
-
-    def reserved(batch: int) -> int:
-        step = problem.step(graphs.trace(batch, 0), "adamw", graphs.layer_path)
-        return step.reserved(step.eager)
-
-    assert reserved(ways["eager"]) <= MEMORY < reserved(2 * ways["eager"])
+    path = fitted.folder / "card.json"
+    line = batch_line(CardProblem("card", path, HostComputer(10**9, 1e9, 1e9)), fitted.graphs)
+    steps = line.step.schedule(line.step.eager)
+    taken = [line.at(ways["eager"] + more).reserved_by(steps) for more in (0, 1)]
+    assert taken[0] <= MEMORY < taken[1]
 
 
 def test_a_card_that_is_too_small_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    graphs: StepGraphs,
 ) -> None:
+    monkeypatch.setattr(fit, "trace_step", lambda *_: graphs)
     card = write_card(tmp_path / "card.json", 1000)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     words = ["fit", "--model", "transformers:llama", "--config", str(tmp_path / "config.json")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -11,28 +11,26 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from tightfit.api.fit_graphs import ModelSource, StepGraphs
+from tightfit.api.fit_graphs import FitModel, StepGraphs, trace_step
 from tightfit.api.trainer_flags import closest_flags
 from tightfit.schemas.card_fit import CardFit, ModelFit, WayFit, WayName
 from tightfit.schemas.link import HOST, HostLink, read_host_link
 from tightfit.schemas.machine import MachineDevice, read_machine
-from tightfit.util.child_process import call_in_parallel
+from tightfit.util.child_process import ChildProcess, call_in_parallel
 
 if TYPE_CHECKING:
     from tightfit.schemas.graph.training_graph import Graph
     from tightfit.stages.combine.card_fit import CardStep
     from tightfit.stages.combine.card_offload import CardOffload
 
-MAX_BATCH = 1 << 20
-MAX_ROUNDS = 4
-"""How often batches are traced to find the largest ones."""
 PLANNING_MODULES = (
+    "tightfit.stages.combine.card_batches",
     "tightfit.stages.combine.card_offload",
     "tightfit.stages.partition.block_chain",
     "tightfit.stages.profile.roofline",
     "tightfit.stages.solve.search",
 )
-"""What planning loads, once for all processes that are forked."""
+"""What planning loads while the model is traced, once for all processes that are forked."""
 ON_CARD: tuple[WayName, ...] = ("eager", "checkpoint", "plan")
 """The ways that keep parameters and states on the card."""
 
@@ -89,9 +87,15 @@ class CardProblem:
         }
         return CardStep(graph, costs, blocks, options, self.device, optimizer, layer_path)
 
+    def resized(self, step: CardStep, graph: Graph) -> CardStep:
+        """The step of other samples, which runs the same ops, by its graph."""
+        from tightfit.stages.profile.roofline import roofline
+
+        return replace(step, graph=graph, costs=roofline(graph, self.path))
+
 
 def fit_model(
-    source: ModelSource,
+    source: FitModel,
     batch: int,
     tokens: int | None,
     optimizer: str,
@@ -117,21 +121,18 @@ def fit_model(
     begun = perf_counter()
     for card in cards:
         _ = card.device
-    report("making the model without weights")
-    graphs = StepGraphs.of_model(source, batch, workers)
-    report("tracing the step")
-    graph = graphs.first(batch)
+    report("tracing the step, without weights")
+    with ChildProcess() as child:
+        graphs = child.call(partial(trace_step, source, batch, workers), _load_planning)
     report("planning for each card")
+    task = FitTask(optimizer, graphs, batch)
+    fits = call_in_parallel([partial(task.fit, card) for card in cards], workers)
+    return _model_fit(source.name, batch, tokens, optimizer, graphs, fits, begun)
+
+
+def _load_planning() -> None:
     for module in PLANNING_MODULES:
         import_module(module)
-    task = FitTask(optimizer, graphs.layer_path, batch)
-    fits = call_in_parallel([partial(task.fit, graph, card) for card in cards], workers)
-    if source.varies_batch:
-        report("tracing the largest batches")
-        fits = _check_batches(graphs, task, cards, fits)
-    else:
-        fits = [_with_batches(fit, {}) for fit in fits]
-    return _model_fit(source.name, batch, tokens, optimizer, graphs, graph, fits, begun)
 
 
 def _model_fit(
@@ -140,7 +141,6 @@ def _model_fit(
     tokens: int | None,
     optimizer: str,
     graphs: StepGraphs,
-    graph: Graph,
     fits: list[CardFit],
     begun: float,
 ) -> ModelFit:
@@ -149,6 +149,7 @@ def _model_fit(
         count_optimizer_states,
     )
 
+    graph = graphs.graph
     fixed = baseline_bytes(graph)
     trained = {graph.values[gradient.value].storage for gradient in graph.gradients}
     trained_bytes = sum(graph.storages[storage] for storage in trained)
@@ -173,22 +174,28 @@ def _model_fit(
 
 @dataclass(frozen=True)
 class FitTask:
-    """What is asked of each card: the optimizer, where the model's layers are, and the batch."""
+    """What is asked of each card: the optimizer, the graphs of the step, and the batch."""
 
     optimizer: str
-    layer_path: str
+    graphs: StepGraphs
     batch: int
 
-    def fit(self, graph: Graph, card: CardProblem) -> CardFit:
-        """How the step of a graph fits on a card; the largest batches are guesses."""
-        step = card.step(graph, self.optimizer, self.layer_path)
+    def fit(self, card: CardProblem) -> CardFit:
+        """How the step fits on a card."""
+        from tightfit.stages.simulate.simulate import pause_gc
+
+        with pause_gc():
+            return self._fit(card)
+
+    def _fit(self, card: CardProblem) -> CardFit:
+        step = card.step(self.graphs.graph, self.optimizer, self.graphs.layer_path)
         offload, memory = card.offload(step), card.device.memory
         ways = [*(step.fit(name, memory) for name in ON_CARD), offload.fit(memory)]
         layers = step.least_recomputed_layers(memory) if ways[1].fits else None
         found = CardFit(
             card=card.name,
             memory=memory,
-            ways=self._with_guesses(card, step, ways),
+            ways=self._with_batches(card, step, ways),
             least_bytes=step.least_bytes,
             least_offload_bytes=offload.least_bytes,
             frontier=step.frontier,
@@ -197,74 +204,30 @@ class FitTask:
         )
         return replace(found, flags=closest_flags(found, step.layers))
 
-    def _with_guesses(
+    def _with_batches(
         self, card: CardProblem, step: CardStep, ways: Sequence[WayFit]
     ) -> list[WayFit]:
-        """Ways with the largest batch by a straight line through the step and one of twice the
-        samples, which was not traced."""
-        twice, memory = step.scaled(2.0), card.device.memory
-        found = []
-        for way in ways:
-            plan = step.least(way.way)
-            one, two = (
-                card.offload(each).requested(plan) if way.way == "offload" else each.requested(plan)
-                for each in (step, twice)
-            )
-            more = (memory - one) / max(two - one, 1)
-            guess = min(math.floor(self.batch * (1 + more)), MAX_BATCH)
-            found.append(replace(way, largest_batch=max(guess, 0)))
-        return found
+        """The ways with the largest batches of their plans of the fewest bytes; None for all if the
+        sizes at other batches are not known."""
+        from tightfit.stages.combine.card_batches import BatchLine, doubles_sizes, largest_batch
 
-    def taken(self, graph: Graph, card: CardProblem, ways: Sequence[WayName]) -> list[int]:
-        """The fewest bytes of a card that ways are known for, by the graph of a batch."""
-        step = card.step(graph, self.optimizer, self.layer_path)
+        graphs, memory = self.graphs, card.device.memory
+        if graphs.pair is None or not doubles_sizes(*graphs.pair):
+            return list(ways)
+        one, two = graphs.pair
+        if one is not graphs.graph:
+            step = card.step(one, self.optimizer, graphs.layer_path)
+        line = BatchLine(step, card.resized(step, two), graphs.pair_batch)
+        found = {name: line.largest(step.smallest(name), memory) for name in ON_CARD}
+        one_away, two_away = card.offload(step), card.offload(line.double)
+        found["offload"] = max(
+            largest_batch(one_away.requests(plan), two_away.requests(plan), line.batch, memory)
+            for plan in step.smallest_plans
+        )
+        if one_away.host_bytes > one_away.link.room:
+            found["offload"] = 0
+        known = self.batch
         return [
-            card.offload(step).requested(step.least_plan)
-            if way == "offload"
-            else step.taken(step.least(way), card.device.memory)
+            replace(way, largest_batch=max(found[way.way], known if way.fits else 0))
             for way in ways
         ]
-
-
-def _check_batches(
-    graphs: StepGraphs, task: FitTask, cards: Sequence[CardProblem], fits: Sequence[CardFit]
-) -> list[CardFit]:
-    """Cards with the largest batches that were guessed, each traced and planned; where one does not
-    fit, the next smaller one is looked at, and so on, and none is said after `MAX_ROUNDS`."""
-    open_ways = {
-        (place, way.way): way.largest_batch
-        for place, fit in enumerate(fits)
-        for way in fit.ways
-        if way.largest_batch is not None
-    }
-    fitting: dict[tuple[int, WayName], int] = {}
-    for _ in range(MAX_ROUNDS):
-        fitting |= {key: 0 for key, batch in open_ways.items() if not batch}
-        open_ways = {key: batch for key, batch in open_ways.items() if batch}
-        asked: dict[tuple[int, int], list[WayName]] = {}
-        for (place, way), batch in open_ways.items():
-            asked.setdefault((batch, place), []).append(way)
-        graphs.prepare([batch for batch, _ in asked])
-        calls = [
-            partial(task.taken, graphs.graph(batch), cards[place], ways)
-            for (batch, place), ways in asked.items()
-        ]
-        for ((batch, place), ways), sizes in zip(
-            asked.items(), call_in_parallel(calls, graphs.workers), strict=True
-        ):
-            for way, size in zip(ways, sizes, strict=True):
-                if size <= fits[place].memory:
-                    fitting[place, way] = batch
-                    del open_ways[place, way]
-                else:
-                    smaller = batch * fits[place].memory // size
-                    open_ways[place, way] = min(batch - 1, smaller)
-    return [
-        _with_batches(fit, {way: batch for (at, way), batch in fitting.items() if at == place})
-        for place, fit in enumerate(fits)
-    ]
-
-
-def _with_batches(fit: CardFit, batches: Mapping[WayName, int]) -> CardFit:
-    ways = [replace(way, largest_batch=batches.get(way.way)) for way in fit.ways]
-    return replace(fit, ways=ways)

@@ -114,12 +114,16 @@ class ChildProcess:
         if not answer:
             task.run(progress)
 
-    def call(self, function: Callable[[], _T]) -> _T:
-        """What a function returns that runs in a process of its own."""
+    def call(
+        self, function: Callable[[], _T], meanwhile: Callable[[], object] = lambda: None
+    ) -> _T:
+        """What a function returns that runs in a process of its own, `meanwhile` another in this
+        one."""
         if not can_fork():
             return function()
         with ChildProcess() as one:
             one._start(lambda connection: _serve_call(connection, function))
+            meanwhile()
             answer = one._wait(StageProgress())
         return answer[0] if answer else function()
 

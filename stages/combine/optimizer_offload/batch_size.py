@@ -44,12 +44,7 @@ class BatchSizeChoice:
 def scale_batch(task: OffloadProblem, scale: float) -> OffloadProblem:
     """The problem of a step with `scale` times the samples: time and bytes that grow with the batch
     are multiplied, those of parameters, of their gradients and of updates are as they were."""
-    graph, costs = scale_graph(task.graph, task.costs, scale)
-    return replace(task, graph=graph, costs=costs, problem=build_planning_graph(graph, costs))
-
-
-def scale_graph(graph: Graph, costs: Costs, scale: float) -> tuple[Graph, Costs]:
-    """A graph and its costs with `scale` times the samples, as `scale_batch` has them."""
+    graph = task.graph
     fixed = _fixed_storages(graph)
     sizes = [
         size if storage in fixed else math.ceil(size * scale)
@@ -58,7 +53,8 @@ def scale_graph(graph: Graph, costs: Costs, scale: float) -> tuple[Graph, Costs]
     scaled = replace(graph, storages=sizes)
     if graph.loss_room:
         scaled = with_loss_room(scaled, math.ceil(graph.loss_room * scale))
-    return scaled, Costs(_scale_costs(graph, scaled, costs, scale), costs.device)
+    costs = Costs(_scale_costs(graph, scaled, task.costs, scale), task.costs.device)
+    return replace(task, graph=scaled, costs=costs, problem=build_planning_graph(scaled, costs))
 
 
 def _fixed_storages(graph: Graph) -> set[int]:
