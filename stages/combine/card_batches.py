@@ -59,11 +59,15 @@ class BatchLine:
         """The most samples with which the plan that requests the fewest bytes reserves no more than
         some, as far as is known; 0 if one is too many."""
         found = [(self.step.requests(plan), self.double.requests(plan), plan) for plan in plans]
-        *sizes, plan = max(found, key=lambda each: largest_batch(*each[:2], self.batch, room))
+
+        def guess(one: Sequence[int], two: Sequence[int], limit: int) -> int:
+            return largest_batch(one, two, self.batch, limit)
+
+        one, two, plan = max(found, key=lambda each: guess(each[0], each[1], room))
         steps, limit, low = self.step.schedule(plan), room, 0
-        high = largest_batch(*sizes, self.batch, limit) + 1
+        high = guess(one, two, limit) + 1
         for _ in range(GUESSES):
-            batch = min(largest_batch(*sizes, self.batch, limit), high - 1)
+            batch = min(guess(one, two, limit), high - 1)
             if batch < 1:
                 break
             taken = self.at(batch).reserved_by(steps)

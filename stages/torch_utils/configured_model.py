@@ -26,7 +26,7 @@ class _LossModel(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The loss of the labels, a number."""
-        return self.model(input_ids=input_ids, labels=labels).loss  # type: ignore[no-any-return]
+        return self.model(input_ids=input_ids, labels=labels).loss
 
 
 def build_configured_model(

@@ -37,7 +37,9 @@ def keep_layers(model: nn.Module, path: str, layers: int) -> None:
     """Leaves a model the first `layers` of the list at a path."""
     parent, _, name = path.rpartition(".")
     owner = model.get_submodule(parent)
-    setattr(owner, name, nn.ModuleList(list(model.get_submodule(path))[:layers]))  # type: ignore[arg-type]
+    known = model.get_submodule(path)
+    assert isinstance(known, nn.ModuleList)
+    setattr(owner, name, known[:layers])
 
 
 def _are_alike(layers: nn.ModuleList) -> bool:

@@ -47,7 +47,8 @@ LLAMA = {
     "vocab_size": WORDS,
     "max_position_embeddings": 64,
 }
-GPT2 = {"n_layer": LAYERS, "n_embd": WIDTH, "n_head": 4, "vocab_size": WORDS, "n_positions": 64}
+GPT2: dict[str, float] = {"n_layer": LAYERS, "n_embd": WIDTH, "n_head": 4}
+GPT2 |= {"vocab_size": WORDS, "n_positions": 64}
 GPT2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 PARAMETERS = (
     2 * WORDS * WIDTH

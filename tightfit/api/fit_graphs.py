@@ -155,13 +155,14 @@ def _trace_layers(source: FitModel, batch: int, layers: LayerList, profiled: boo
     )
     from tightfit.stages.trace.layer_list import keep_layers
 
-    traces = []
+    traces: list[Graph] = []
     with contextlib.suppress(IrregularLayersError, ModelError):
         for count in (FEW_LAYERS, MORE_LAYERS):
             built = source.build(batch)
             keep_layers(built.model, layers.path, count)
             traces.append(_trace(built, source, profiled and not traces))
-        return extrapolate_layers(*traces, layers.layers)
+        few, more = traces
+        return extrapolate_layers(few, more, layers.layers)
     return None
 
 
