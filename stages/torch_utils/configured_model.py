@@ -111,5 +111,6 @@ def _config_error(label: str, error: BaseException) -> ConfigError:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """The first line of an error's text, with the next one if it ends in a colon."""
+    first, *further = [*map(str.strip, str(error).strip().splitlines()), ""]
+    return f"{first} {further[0]}" if first.endswith(":") and further else first or repr(error)
