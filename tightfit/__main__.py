@@ -64,7 +64,10 @@ _STAGES = (
     ("show", "audit.show_command", "print a file of a run as a table"),
     ("lineage", "audit.lineage_command", "tell how a file of a run was made, and of what"),
 )
-STAGES = {"run": ("tightfit.run_command", "plan the models of a configuration, from any folder")}
+STAGES = {
+    "run": ("tightfit.run_command", "plan the models of a configuration, from any folder"),
+    "fit": ("tightfit.fit_command", "tell on which cards a model trains, without a GPU"),
+}
 STAGES |= {name: (f"tightfit.stages.{module}", purpose) for name, module, purpose in _STAGES}
 """The module and the purpose of each stage, in the order the data flows, behind what runs all."""
 

@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from tightfit.stages.report import formatting
 from tightfit.stages.report.chain_page import ChainPage
+from tightfit.stages.report.fit_page import FitPage
 from tightfit.stages.report.index_page import RunIndex
 from tightfit.stages.report.model_page import ModelPage
 from tightfit.stages.report.pipeline_page import PipelinePage
@@ -39,6 +40,11 @@ def render_pipeline(page: PipelinePage) -> str:
 def render_chain(page: ChainPage) -> str:
     """The HTML of a chain's page."""
     return _render("chain.html", page=page)
+
+
+def render_fit(page: FitPage) -> str:
+    """The HTML of how a model fits on cards."""
+    return _render("fit.html", page=page)
 
 
 def render_index(index: RunIndex) -> str:

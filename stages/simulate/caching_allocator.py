@@ -99,8 +99,17 @@ class CachingAllocator:
         if name in self.live:
             raise ValueError(f"{name} is allocated twice")
         self.live[name] = self._block(size) if size else None
-        most = zip(_as_tuple(self.peak), _as_tuple(self.taken()), strict=True)
-        self.peak = AllocatorBytes(*(max(pair) for pair in most))
+        peak = self.peak
+        if (
+            self.requested > peak.requested
+            or self.allocated > peak.allocated
+            or self.reserved > peak.reserved
+        ):
+            self.peak = AllocatorBytes(
+                max(self.requested, peak.requested),
+                max(self.allocated, peak.allocated),
+                max(self.reserved, peak.reserved),
+            )
 
     def free(self, name: int) -> None:
         """Takes a block back, and joins it with its free neighbors."""
@@ -227,7 +236,3 @@ class CachingAllocator:
         if low.pool.tail is high:
             low.pool.tail = low
         return low
-
-
-def _as_tuple(taken: AllocatorBytes) -> tuple[int, int, int]:
-    return taken.requested, taken.allocated, taken.reserved

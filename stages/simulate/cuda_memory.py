@@ -133,6 +133,7 @@ class _CudaProcess:
     after_loss: bool = False
     restoring: int | None = None
     _named: int = 0
+    _assumed: dict[tuple[str, int, tuple[int, ...]], OpAllocations] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.fixed = self.graph.baseline_storages()
@@ -196,9 +197,7 @@ class _CudaProcess:
         made = self.new_storages(effect)
         for storage in effect.drops:
             self.blocks[made.pop(0)] = self.blocks.pop(storage)
-        asked = cost.allocations or _assumed_allocations(
-            cost, [self.graph.storages[each] for each in made]
-        )
+        asked = cost.allocations or self.assumed(cost, made)
         self.keep(asked)
         staying = self.moved(asked)
         for storage in made:
@@ -217,9 +216,18 @@ class _CudaProcess:
     def new_storages(self, effect: Effect) -> list[int]:
         """The storages that a run makes, in the order of its outputs; what it overwrites makes
         place for the first."""
-        there = set(self.blocks) - set(effect.drops)
-        storages = (self.graph.values[value].storage for value in effect.makes)
-        return [storage for storage in dict.fromkeys(storages) if storage not in there]
+        storages = dict.fromkeys(self.graph.values[value].storage for value in effect.makes)
+        return [
+            storage for storage in storages if storage not in self.blocks or storage in effect.drops
+        ]
+
+    def assumed(self, cost: OpCost, made: Sequence[int]) -> OpAllocations:
+        """What an op is taken to ask for of which only the peak is known."""
+        sizes = tuple(self.graph.storages[storage] for storage in made)
+        key = cost.key, cost.in_place, sizes
+        if key not in self._assumed:
+            self._assumed[key] = _assumed_allocations(cost, sizes)
+        return self._assumed[key]
 
     def keep(self, asked: OpAllocations) -> None:
         """Takes what libraries keep in this thread and, for a loss, in autograd's, unless it is

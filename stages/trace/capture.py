@@ -123,16 +123,17 @@ def capture(
     built: BuiltModel,
     wanted: Callable[[Capture], set[int]] | None = None,
     attempts: int = _SCRIPT_RUNS,
+    profiled: bool = True,
 ) -> Capture:
     """Captures the joint graph of the first sample; the model is not run.
 
     `wanted` chooses, from a first capture, the outputs that receive gradients; without it all that
     can receive one do. If the forward calls functions of TorchScript, whose first runs are other
-    ones, there are several `attempts`. Raises ModelError, with the source line where it is known,
-    when the model cannot be captured.
+    ones, there are several `attempts`. `profiled` as in `record_guards`. Raises ModelError, with
+    the source line where it is known, when the model cannot be captured.
     """
     check_model(built.label, built.model)
-    with _translate_errors(built), record_guards(built.model, built.label) as watcher:
+    with _translate_errors(built), record_guards(built.model, built.label, profiled) as watcher:
         forward, result = _capture_first_pass(built, watcher)
         first_run = forward.runs[0]
         if watcher.changed:
@@ -155,7 +156,7 @@ def capture(
         forward.check_runs()
     except ModelError:
         if attempts > 1 and watcher.calls_script_functions():
-            return capture(built, wanted, attempts - 1)
+            return capture(built, wanted, attempts - 1, profiled)
         raise
     watcher.check_cached_constants(built.label, result.constants.values())
     check_tensor_queries(built, watcher.asked)

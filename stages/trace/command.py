@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tightfit.schemas.config_dynamic import parse_axes
 from tightfit.stages.torch_utils.operators_option import add_operators_argument, operators_setting
 from tightfit.util.budget import USUAL_LOSS_ROOM, parse_loss_room
-from tightfit.util.command_line import LineageEntry, parse_settings
-from tightfit.util.errors import ConfigError
+from tightfit.util.command_line import LineageEntry, parse_json_object, parse_settings
 
 if TYPE_CHECKING:
     from tightfit.schemas.graph.training_graph import Graph
@@ -129,10 +127,4 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
 
 def parse_arguments(text: str) -> dict[str, Any]:
     """The factory's keyword arguments; raises ConfigError when the text is no JSON object."""
-    try:
-        arguments = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--arguments is not JSON ({error})") from error
-    if not isinstance(arguments, dict):
-        raise ConfigError("--arguments is not a JSON object")
-    return arguments
+    return parse_json_object(text, "--arguments")

@@ -81,7 +81,7 @@ class Emitter:
         ]
         return Graph(
             device=self.device,
-            torch=torch.__version__,
+            torch=str(torch.__version__),
             ops=self.ops,
             values=self.values,
             storages=self.storages,

@@ -25,6 +25,7 @@ from tightfit.stages.trace.canonicalize.eager_kernels import (
 from tightfit.stages.trace.canonicalize.extremum_gradients import match_eager_extremum_gradients
 from tightfit.stages.trace.canonicalize.gradients import insert_gradient_copies
 from tightfit.stages.trace.canonicalize.layout import (
+    PROBE_BYTES,
     LayoutPropagator,
     MendedCalls,
     fake_mode_of,
@@ -46,17 +47,22 @@ def trace(
     device: str = "cpu",
     channels_last: bool = False,
     loss_room: int | None = 0,
+    probe_bytes: int = PROBE_BYTES,
+    profiled: bool = True,
 ) -> Graph:
     """The training step of the first sample, for the kind of device that model and sample are on.
 
     `name` is the model's label, `device` where they are. With `channels_last` convolutions run on
     such tensors, which gives other bits. `loss_room` are the bytes left to a loss that is not
-    traced, None for what the usual ones take. Nothing is run, and weights made under a fake mode
-    are never allocated. Raises ModelError when the model cannot be captured.
+    traced, None for what the usual ones take. No operator is run but those of at most
+    `probe_bytes`, to learn how their results lie in memory, and weights made under a fake mode are
+    never allocated. The guards of a trace that is not `profiled` do not have all that the forward
+    reads: it is for what nobody runs. Raises ModelError when the model cannot be captured.
     """
     kind = parse_device(device).type
     with enter_device(device_of_tensors(all_tensors(built), kind)):
-        graph = _trace(built, name, kind, channels_last)
+        mended = MendedCalls(probe_bytes=probe_bytes)
+        graph = capture_step(built, kind, profiled).graph(built, name, channels_last, mended)
     return graph if built.loss is not None else with_loss_room(graph, loss_room)
 
 
@@ -85,11 +91,7 @@ class CapturedStep:
             return _build_graph(of_step, *own, mended)
 
 
-def _trace(built: BuiltModel, name: str, kind: str, channels_last: bool) -> Graph:
-    return capture_step(built, kind).graph(built, name, channels_last)
-
-
-def capture_step(built: BuiltModel, kind: str) -> CapturedStep:
+def capture_step(built: BuiltModel, kind: str, profiled: bool = True) -> CapturedStep:
     """Captures the step of a model on a kind of device."""
     loss = built.loss
 
@@ -102,7 +104,7 @@ def capture_step(built: BuiltModel, kind: str) -> CapturedStep:
         return {number for number, gradient in enumerate(grown) if gradient is not None}
 
     guards = _guards(built.model, kind)
-    captured = capture(built, wanted if loss is not None else None)
+    captured = capture(built, wanted if loss is not None else None, profiled=profiled)
     check_number_operands(built, captured.graph, captured.inputs)
     ambient = torch.autocast(
         kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)

@@ -111,6 +111,7 @@ class StageRunner:
 
     def trace_graph(self, built: BuiltModel) -> Graph:
         """The traced graph."""
+        trace: Callable[..., Graph]
         if built.dynamic is None:
             from tightfit.stages.trace.trace import trace
         else:

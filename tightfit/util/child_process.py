@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -94,6 +95,12 @@ class ChildProcess:
             self._process.join()
         self._process = self._connection = None
 
+    def end(self) -> None:
+        """Ends the process at once, whatever it does."""
+        if self._process is not None:
+            self._process.kill()
+        self.close()
+
     def run(self, task: Task, progress: StageProgress) -> None:
         """Runs a task there, and tells its progress here."""
         if self._closed or not (self._process is not None or can_fork()):
@@ -107,12 +114,16 @@ class ChildProcess:
         if not answer:
             task.run(progress)
 
-    def call(self, function: Callable[[], _T]) -> _T:
-        """What a function returns that runs in a process of its own."""
+    def call(
+        self, function: Callable[[], _T], meanwhile: Callable[[], object] = lambda: None
+    ) -> _T:
+        """What a function returns that runs in a process of its own, `meanwhile` another in this
+        one."""
         if not can_fork():
             return function()
         with ChildProcess() as one:
             one._start(lambda connection: _serve_call(connection, function))
+            meanwhile()
             answer = one._wait(StageProgress())
         return answer[0] if answer else function()
 
@@ -209,3 +220,29 @@ class _RelayedProgress(StageProgress):
 
     def note(self, text: str) -> None:
         self.connection.send(("progress", "note", (text,)))
+
+
+def call_in_parallel(functions: Sequence[Callable[[], _T]], workers: int) -> list[_T]:
+    """What functions return, each of which runs in a process of its own, at most `workers` at a
+    time. What they return, and the errors of tightfit, are pickled; one that fails in another way
+    runs in this process, as all do where none can be forked. Raises the first error."""
+    if workers < 2 or len(functions) < 2 or not can_fork():
+        return [function() for function in functions]
+    found: list[_T] = []
+    waiting: deque[ChildProcess] = deque()
+    started = 0
+    try:
+        while len(found) < len(functions):
+            while started < len(functions) and len(waiting) < workers:
+                child, function = ChildProcess(), functions[started]
+                child._start(partial(_serve_call, function=function))
+                waiting.append(child)
+                started += 1
+            child = waiting.popleft()
+            with child:
+                answer = child._wait(StageProgress())
+            found.append(answer[0] if answer else functions[len(found)]())
+    finally:
+        for child in waiting:
+            child.end()
+    return found

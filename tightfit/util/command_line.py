@@ -57,6 +57,18 @@ def parse_settings(text: str) -> dict[str, Any]:
     return found
 
 
+def parse_json_object(text: str | bytes, where: str) -> dict[str, Any]:
+    """The JSON object of an option's text or file; raises ConfigError, which begins with `where`,
+    if it is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{where} is not a JSON object")
+    return found
+
+
 _TIMES = ((1.0, "s", 2), (1e-3, "ms", 1), (1e-6, "µs", 0))
 
 

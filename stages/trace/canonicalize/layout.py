@@ -41,7 +41,8 @@ contiguous, whatever they read."""
 OutputGradientsFunction = Callable[[list[torch.Tensor]], list[torch.Tensor | None]]
 
 PROBE_BYTES = 256 * 2**20
-"""Operators whose operands and results take more than this are not run to learn their places."""
+"""Operators whose operands and results take more than this are not run to learn their places,
+unless a trace is asked for with another number."""
 
 StoragePlacement = tuple[tuple[int, ...], int, int]
 """Strides and offset of a tensor, in elements, and the bytes of its storage."""
@@ -112,10 +113,12 @@ _WINDOW_FUNCTIONS = "_window."
 @dataclass
 class MendedCalls:
     """The numbers of the calls of a program whose results were found to lie elsewhere than fake
-    ones; once `complete`, the same program of other sizes looks at these alone."""
+    ones; once `complete`, the same program of other sizes looks at these alone. Calls of more than
+    `probe_bytes` are not looked at before."""
 
     numbers: set[int] = field(default_factory=set)
     complete: bool = False
+    probe_bytes: int = PROBE_BYTES
 
     def may_be(self, number: int) -> bool:
         """Whether a call may be one of them."""
@@ -193,7 +196,7 @@ class LayoutPropagator:
         if not self.mended.may_be(number):
             return
         size = sum(variable.fake.untyped_storage().nbytes() for variable in {*operands, *made})
-        if size > PROBE_BYTES and not self.mended.complete:
+        if size > self.mended.probe_bytes and not self.mended.complete:
             return
         places = self.measured_placements(call)
         if places is None:

@@ -72,13 +72,16 @@ _COPY_METHODS = ("__reduce_ex__", "__getstate__")
 
 
 @contextlib.contextmanager
-def record_guards(model: nn.Module, label: str = "the model") -> Iterator[GuardRecorder]:
+def record_guards(
+    model: nn.Module, label: str = "the model", profiled: bool = True
+) -> Iterator[GuardRecorder]:
     """Watches the runs of the model's forward within it, and afterwards gives the model, its
-    containers and all random generators what they held.
+    containers and all random generators what they held. Without Python's profiler, which is most of
+    the time, what the forward reads is not all seen.
 
     Raises ModelError, as `GuardRecorder.refuse` does, in place of another error where the forward
     did what a plan cannot do, since that is the likely cause."""
-    watcher = GuardRecorder(model)
+    watcher = GuardRecorder(model, profiled)
     try:
         with watcher:
             yield watcher
@@ -95,8 +98,9 @@ def record_guards(model: nn.Module, label: str = "the model") -> Iterator[GuardR
 class GuardRecorder:
     """What the forward of a model reads and changes."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, profiled: bool = True) -> None:
         self.model = model
+        self.profiled = profiled
         self.problems: list[str] = []
         self._reader = AttributeRecorder(model)
         self._moved = GlobalStateMonitor()
@@ -237,7 +241,7 @@ class GuardRecorder:
         self._moved.start()
         self._reader.on = True
         try:
-            with install_profiler(self._profile):
+            with install_profiler(self._profile) if self.profiled else contextlib.nullcontext():
                 yield
         finally:
             self._reader.on = False

@@ -1,0 +1,182 @@
+"""The graph of one model's step with a batch and with twice as many samples, traced with few layers
+if the model has many."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tightfit.util.child_process import call_in_parallel
+from tightfit.util.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from tightfit.schemas.graph.training_graph import Graph
+    from tightfit.stages.torch_utils.model_factory import BuiltModel
+    from tightfit.stages.trace.layer_list import LayerList
+
+PROBE_BYTES = 1 << 20
+"""Operators on more bytes are not run in a trace of a model for a card."""
+MIN_PAIR_BATCH = 2
+"""The fewest samples that tell how sizes grow: models run other ops with a single one."""
+
+
+class FitModel(Protocol):
+    """Where a model comes from. It is made by a process that has PyTorch."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    def varies_batch(self) -> bool:
+        """Whether it can be made for any batch."""
+
+    def build(self, batch: int) -> BuiltModel:
+        """The model with inputs of a batch; raises ConfigError or ModelError."""
+
+
+@dataclass(frozen=True)
+class ConfiguredModel:
+    """A model of transformers, by its configuration."""
+
+    name: str
+    config: Mapping[str, Any]
+    tokens: int
+    dtype: str = ""
+
+    def varies_batch(self) -> bool:
+        """It can."""
+        return True
+
+    def build(self, batch: int) -> BuiltModel:
+        """The model with inputs of a batch; raises ConfigError or ModelError."""
+        from tightfit.stages.torch_utils.configured_model import build_configured_model
+
+        kind = self.name.partition(":")[2]
+        return build_configured_model(kind, dict(self.config), batch, self.tokens, self.dtype)
+
+
+@dataclass(frozen=True)
+class FactoryModel:
+    """A model of a factory "module:function", which may take the batch as the argument `batch`, and
+    takes the `tokens` unless these are None."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    search_path: tuple[Path, ...] = ()
+    tokens: int | None = None
+
+    def varies_batch(self) -> bool:
+        """Whether the factory takes a batch that its arguments do not name."""
+        return "batch" in self._parameters() and "batch" not in self.arguments
+
+    def build(self, batch: int) -> BuiltModel:
+        """The model with inputs of a batch; raises ConfigError or ModelError."""
+        from tightfit.stages.torch_utils.model_factory import build_from_factory
+
+        own: dict[str, Any] = {"batch": batch} if self.varies_batch() else {}
+        if self.tokens is not None:
+            if "tokens" not in self._parameters():
+                raise ConfigError(f"--tokens: the factory {self.name!r} takes no tokens")
+            own["tokens"] = self.tokens
+        path = [str(path) for path in self.search_path]
+        return build_from_factory(self.name, {**self.arguments, **own}, True, path)
+
+    def _parameters(self) -> set[str]:
+        """The names of the arguments that the factory takes."""
+        from tightfit.stages.torch_utils.model_factory import load_factory
+
+        factory = load_factory(self.name, self.search_path)
+        try:
+            return set(inspect.signature(factory).parameters)
+        except (TypeError, ValueError):
+            return set()
+
+
+@dataclass(frozen=True)
+class StepGraphs:
+    """The graph of a step, and that with `pair_batch` samples with the one of twice as many, None
+    if that is not known. If the model has equal `layers`, 0 for none, it was traced with
+    `traced_layers` of them."""
+
+    graph: Graph
+    pair: tuple[Graph, Graph] | None
+    pair_batch: int
+    layer_path: str
+    layers: int
+    traced_layers: list[int]
+
+
+def trace_step(source: FitModel, batch: int, workers: int) -> StepGraphs:
+    """Traces the step of a model, at most so many `workers` at a time.
+
+    Raises:
+        ConfigError: The configuration is wrong.
+        ModelError: The model cannot be made or traced.
+    """
+    from tightfit.stages.trace.command import CAPTURE_MODULES
+    from tightfit.stages.trace.layer_extrapolation import FEW_LAYERS, MORE_LAYERS
+    from tightfit.stages.trace.layer_list import find_layer_list
+
+    built = source.build(batch)
+    for module in CAPTURE_MODULES:
+        import_module(module)
+    layers = find_layer_list(built.model)
+    single = max(batch, MIN_PAIR_BATCH)
+    batches = list(dict.fromkeys([batch, single, 2 * single])) if source.varies_batch() else [batch]
+    graphs: list[Graph | None] = []
+    if layers is not None:
+        calls = [partial(_trace_layers, source, each, layers, each == batch) for each in batches]
+        graphs = call_in_parallel(calls, workers)
+    numbers = [FEW_LAYERS, MORE_LAYERS] if graphs and graphs[0] else []
+    if not numbers:
+        whole = [partial(_trace_whole, source, each, each == batch) for each in batches]
+        graphs = call_in_parallel(whole, workers)
+    known = dict(zip(batches, graphs, strict=True))
+    graph, one, two = (known.get(each) for each in (batch, single, 2 * single))
+    assert graph is not None
+    pair = None if one is None or two is None else (one, two)
+    count = layers.layers if layers and numbers else 0
+    return StepGraphs(graph, pair, single, layers.path if layers else "", count, numbers)
+
+
+def _trace_layers(source: FitModel, batch: int, layers: LayerList, profiled: bool) -> Graph | None:
+    """The graph of all layers by traces with few of them, None if there is none."""
+    from tightfit.stages.trace.layer_extrapolation import (
+        FEW_LAYERS,
+        MORE_LAYERS,
+        IrregularLayersError,
+        extrapolate_layers,
+    )
+    from tightfit.stages.trace.layer_list import keep_layers
+
+    traces: list[Graph] = []
+    with contextlib.suppress(IrregularLayersError, ModelError):
+        for count in (FEW_LAYERS, MORE_LAYERS):
+            built = source.build(batch)
+            keep_layers(built.model, layers.path, count)
+            traces.append(_trace(built, source, profiled and not traces))
+        few, more = traces
+        return extrapolate_layers(few, more, layers.layers)
+    return None
+
+
+def _trace_whole(source: FitModel, batch: int, needed: bool) -> Graph | None:
+    """The graph of all layers by a trace with all; None if there is none and it is not `needed`."""
+    try:
+        return _trace(source.build(batch), source, needed)
+    except ModelError:
+        if needed:
+            raise
+        return None
+
+
+def _trace(built: BuiltModel, source: FitModel, profiled: bool) -> Graph:
+    from tightfit.stages.trace.trace import trace
+
+    return trace(built, source.name, loss_room=None, probe_bytes=PROBE_BYTES, profiled=profiled)
