@@ -15,6 +15,9 @@ from tightfit.schemas.graph.training_graph import NO_VALUE, Graph, GraphValue, O
 _BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
 _TRAINING = 5
 """The position of batch norm's argument `training`."""
+_CHANNELS_LAST_DIMENSIONS = (4, 5)
+"""The numbers of dimensions for which PyTorch has such a format: a sequence in it is computed by
+another formula, as tensors in any other order are."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,11 @@ def find_recompute_values(graph: Graph, op: Op) -> RecomputeValues | None:
 
 
 def _is_dense(value: GraphValue) -> bool:
-    """Whether a tensor is contiguous, or so with its second dimension last."""
+    """Whether a tensor is contiguous, or an image or a volume with its channels last."""
     dimensions = range(len(value.shape))
-    orders = [[*dimensions], [*dimensions[:1], *dimensions[2:], *dimensions[1:2]]]
+    orders = [[*dimensions]]
+    if len(value.shape) in _CHANNELS_LAST_DIMENSIONS:
+        orders.append([*dimensions[:1], *dimensions[2:], *dimensions[1:2]])
     return any(_strides(value.shape, order) == value.strides for order in orders)
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd.function import FunctionCtx
 
 from tightfit.stages.runtime.pytree import argument_name
 from tightfit.stages.runtime.pytree_classes import register_key_value_caches
@@ -57,6 +58,7 @@ from tightfit.stages.trace.error_checks import check_errors_in_operators
 from tightfit.stages.trace.forward import CapturedLeaf, FakeConstantError, FunctionalForward
 from tightfit.stages.trace.guards.guard_recorder import GuardRecorder, record_guards
 from tightfit.stages.trace.guards.guard_source import preserve_scalar_tensors
+from tightfit.stages.trace.norm_layouts import use_real_norm_layouts
 from tightfit.stages.trace.saved_writes import find_saved_writes
 from tightfit.stages.trace.unused_args import unused_leaves
 from tightfit.util.errors import ModelError
@@ -279,6 +281,7 @@ def _fake_execution(built: BuiltModel, forward: FunctionalForward) -> Iterator[F
     with (
         mode,
         sizes,
+        use_real_norm_layouts(mode),
         torch.enable_grad(),
         disable_python_decompositions(RECURRENT_OPERATORS if _is_on_gpu(built) else ()),
         forward.checkpoints.disable_checkpointing(),
@@ -295,9 +298,7 @@ def _fake_execution(built: BuiltModel, forward: FunctionalForward) -> Iterator[F
             torch.autograd.profiler.record_function, "__enter__", _skip_profiler_region
         ),
         patch_attribute(torch.autograd.profiler.record_function, "__exit__", _skip_profiler_region),
-        patch_attribute(
-            torch.autograd.function.FunctionCtx, _MATERIALIZE, forward.record_materialize_grads
-        ),
+        patch_attribute(FunctionCtx, "set_materialize_grads", forward.record_materialize_grads),
     ):
         yield mode
 
@@ -310,9 +311,6 @@ def _is_on_gpu(built: BuiltModel) -> bool:
 def _skip_profiler_region(original: Callable[..., Any]) -> Callable[..., Any]:
     """In place of the parts of a profiler's region, which computes nothing."""
     return lambda region, *_: region if original.__name__ == "__enter__" else None
-
-
-_MATERIALIZE = "set_materialize_grads"
 
 
 def _describe(built: BuiltModel, graph: fx.GraphModule, forward: FunctionalForward) -> Capture:
@@ -423,8 +421,8 @@ def _constants(built: BuiltModel, graph: fx.GraphModule) -> dict[fx.Node, torch.
 @contextlib.contextmanager
 def _translate_errors(built: BuiltModel) -> Iterator[None]:
     """Turns what the capture raises into one sentence, and keeps its logging off the terminal."""
-    names = ("torch.export", "torch.fx", "torch._dynamo", "torch._subclasses")
-    loggers = [logging.getLogger(name) for name in names]
+    names = ("export", "fx", "_dynamo", "_subclasses")
+    loggers = [logging.getLogger(f"torch.{name}") for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)

@@ -43,7 +43,7 @@ def problem() -> PlanningGraph:
 def line_of(problem: PlanningGraph, sequence: list[int]) -> tuple[list[int], int, float]:
     line = np.zeros(len(sequence), np.int64)
     peak, seconds = memory_timeline(
-        build_arrays(problem, False), np.array(sequence, np.int32), len(sequence), 0, line
+        build_arrays(problem, False), np.array(sequence, np.int64), len(sequence), 0, line
     )
     return line.tolist(), peak, seconds
 
