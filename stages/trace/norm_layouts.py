@@ -38,11 +38,11 @@ def use_real_norm_layouts(mode: FakeTensorMode) -> Iterator[None]:
             return _reorder(call, args, kwargs or {}, results, mode)
         return results
 
-    mode.dispatch = dispatch_norm  # type: ignore[method-assign]
+    mode.dispatch = dispatch_norm  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
-        del mode.dispatch  # type: ignore[method-assign]
+        del mode.dispatch
 
 
 def _has_other_order(args: Any) -> bool:
