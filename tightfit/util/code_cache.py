@@ -11,7 +11,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-COMPILING_NOTE = "compiling the search, once after an install or an edit; takes about a minute"
+COMPILING_NOTE = "compiling the search, once after an install or an edit; takes about half a minute"
 
 
 def remove_stale_cache(module: str) -> None:
