@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -279,20 +280,34 @@ def require_folders(config: Config, source: str = "config.yaml") -> None:
 
 
 def require_disks(config: Config, source: str = "config.yaml") -> None:
-    """Checks that the folders are there in which parameters and states of whole steps wait, on the
+    """Checks that the folders take files in which activations, parameters and states wait, on the
     machine whose disks they are on.
 
-    Raises ConfigError with a line for each that is not.
+    Raises ConfigError with a line for each that does not.
     """
+    folders = {"disk": config.disk}
+    for name, model in config.models.items():
+        for key in ("disk", "second_disk"):
+            where = format_key_path(["models", name, "offload", key])
+            folders[where] = getattr(model.optimizer_step, key, "")
     problems = [
-        f"{format_key_path(['models', name, 'offload', key])}: {path} is no folder, expected "
-        "one on the disk: make it first"
-        for name, model in config.models.items()
-        for key in ("disk", "second_disk")
-        if (path := getattr(model.optimizer_step, key, "")) and not Path(path).is_dir()
+        f"{where}: {path} {problem}"
+        for where, path in folders.items()
+        if path and (problem := _disk_problem(path))
     ]
     if problems:
         raise ConfigError(format_config_errors(source, problems))
+
+
+def _disk_problem(path: str) -> str:
+    """Why nothing can wait in a folder, "" if it can."""
+    if not Path(path).is_dir():
+        return "is no folder, expected one on the disk: make it first"
+    try:
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        return f"takes no files ({error.strerror or error}), expected a folder to write to"
+    return ""
 
 
 def _strategy_budgets(strategy: str, budgets: Iterable[str]) -> list[tuple[str, str]]:

@@ -32,7 +32,8 @@ def find_early_problems(document: Any, resolved: Any) -> list[str]:
     return [
         *_budget_problems(document),
         *_device_problems(resolved),
-        *_sample_problems(document),
+        *_joint_problems(document),
+        *_shared_name_problems(document),
         *_name_problems(document),
     ]
 
@@ -53,18 +54,36 @@ def sample_names(name: str, samples: Sequence[Any]) -> list[str]:
 
 def planned_model_names(document: Any) -> list[str]:
     """The names that the models of a document, sound or not, are planned as."""
+    return [name for names in _planned_names_by_model(document).values() for name in names]
+
+
+def _planned_names_by_model(document: Any) -> dict[str, list[str]]:
+    """The same by the names that the models have in the document."""
     models = document.get("models") if isinstance(document, dict) else None
-    found: list[str] = []
+    found: dict[str, list[str]] = {}
     for name, model in models.items() if isinstance(models, dict) else ():
         given = model if isinstance(model, dict) else {}
         matrix, samples = given.get("matrix"), given.get("samples")
         known = isinstance(matrix, dict) and all(isinstance(each, list) for each in matrix.values())
-        for each in expand_matrices({name: {"matrix": matrix}}) if known else (name,):
-            if isinstance(samples, list) and "optimizer" not in given:
-                found += sample_names(each, samples)
-            else:
-                found.append(each)
+        expanded = [*expand_matrices({name: {"matrix": matrix}})] if known else [name]
+        if isinstance(samples, list) and "optimizer" not in given:
+            expanded = [taken for each in expanded for taken in sample_names(each, samples)]
+        found[name] = expanded
     return found
+
+
+def _shared_name_problems(document: Any) -> list[str]:
+    """A sentence for each name that several models are planned as."""
+    owners: dict[str, list[str]] = {}
+    for name, planned in _planned_names_by_model(document).items():
+        for each in dict.fromkeys(planned):
+            owners.setdefault(each, []).append(name)
+    return [
+        f"{format_key_path(['models', other])}: is planned as {each}, as "
+        f"{format_key_path(['models', first])} is, expected distinct names"
+        for each, (first, *others) in owners.items()
+        for other in others
+    ]
 
 
 def _budget_problems(document: Any) -> list[str]:
@@ -112,9 +131,8 @@ def _name_problems(document: Any) -> list[str]:
     return problems
 
 
-def _sample_problems(document: Any) -> list[str]:
-    """A sentence for each sample whose name is that of a model, too, and for each joint budget
-    without samples."""
+def _joint_problems(document: Any) -> list[str]:
+    """A sentence for each joint budget without samples."""
     models = document.get("models") if isinstance(document, dict) else None
     problems = []
     for name, model in models.items() if isinstance(models, dict) else ():
@@ -137,10 +155,6 @@ def _sample_problems(document: Any) -> list[str]:
                 )
             elif isinstance(budgets, list) and MIN_BUDGET in budgets:
                 problems.append(f"{where}: true was found, expected budgets without {MIN_BUDGET}")
-        for index, taken in enumerate(sample_names(name, samples or ())):
-            if taken in models:  # type: ignore[operator]
-                where = format_key_path(["models", name, "samples", index])
-                problems.append(f"{where}: is planned as {taken}, which is a model of its own")
     return problems
 
 

@@ -56,8 +56,6 @@ def matrix_problems(models: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[K
         for expanded, times in names.items():
             if times > 1:
                 yield path, f"has {times} combinations named {expanded}, expected distinct names"
-            if expanded in models and expanded != name:
-                yield path, f"stands for {expanded}, which is a model of its own"
 
 
 def _argument_combinations(model: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+from tests.case_times import read_case_times, sample_cases
 from tightfit.util import child_process
 from tightfit.util.code_cache import compile_cached
 
@@ -73,6 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     `short`, and skips what needs a GPU; PyTorch is loaded only where such a test was collected."""
     items.sort(key=lambda item: rank(item.path))
     mark_long(items)
+    mark_slow_cases(items)
     if settings.get_current_profile_name() == "short":
         draw_fewer_examples(items)
     wanting = [item for item in items if item.get_closest_marker("cuda")]
@@ -102,6 +104,17 @@ def mark_long(items: list[pytest.Item]) -> None:
         if seen[kind] % step or item.callspec.id not in only:
             item.add_marker(pytest.mark.long)
         seen[kind] += 1
+
+
+def mark_slow_cases(items: list[pytest.Item]) -> None:
+    """Marks cases of parametrized tests that take long together as `long` (`tests.case_times`), but
+    not where a test says itself which of them run."""
+    chosen_before = ("long", "sample")
+    short = [item for item in items if not any(map(item.get_closest_marker, chosen_before))]
+    chosen = sample_cases([item.nodeid for item in short], read_case_times())
+    for item in short:
+        if item.nodeid not in chosen:
+            item.add_marker(pytest.mark.long)
 
 
 def draw_fewer_examples(items: list[pytest.Item]) -> None:

@@ -55,7 +55,14 @@ class CostLibrary:
         fresh = {row.key: row for row in rows}
         if not fresh:
             return
-        with (self.path.parent / WRITE_LOCK).open("a") as lock:
+        try:
+            opened = (self.path.parent / WRITE_LOCK).open("a")
+        except OSError as error:
+            raise ArtifactError(
+                f"{self.path.parent}: cannot be written ({error.strerror or error}), and lacks "
+                "costs that were measured: name a store to write to"
+            ) from error
+        with opened as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             found = read_costs(self.path).rows if self.path.exists() else {}
             later = {key: row for key, row in found.items() if key not in self.costs.rows}

@@ -32,7 +32,7 @@ from tightfit.schemas.measurement import (
     read_measurement,
     read_memory_timeline,
 )
-from tightfit.schemas.optimizer_plan import SAMPLE_FOLDER, OptimizerPlan
+from tightfit.schemas.optimizer_plan import OPTIMIZER_OFFLOAD, SAMPLE_FOLDER, OptimizerPlan
 from tightfit.schemas.plan import Plan, read_plan
 from tightfit.schemas.schedule import (
     ScheduleStep,
@@ -49,7 +49,7 @@ from tightfit.stages.report.result_files import (
     point_files,
 )
 from tightfit.util.errors import ArtifactError
-from tightfit.util.strategies import KEEP_ALL
+from tightfit.util.strategies import KEEP_ALL, STRATEGIES
 
 T = TypeVar("T")
 
@@ -187,7 +187,7 @@ def load_model_results(
         plans=_set_fused_pace(
             folder, [_read_plan_result(path.parent, whole, described) for path in plans]
         ),
-        digests=_digests(folder) if whole else {},
+        digests=_digests(folder, points) if whole else {},
         beside=_read_eager_results(folder / EAGER_FOLDER, whole, curves, points)
         if _is_fused(folder)
         else None,
@@ -383,12 +383,24 @@ def _failures(folder: Path, points: Iterable[str] | None) -> dict[str, str]:
     return found | {point: reason or NOT_PLANNED_YET for point, reason in reasons.items()}
 
 
-def _digests(folder: Path) -> dict[str, str]:
-    """The digests that the artifacts of a model carry, by their path below its folder."""
+def _digests(folder: Path, points: set[str] | None) -> dict[str, str]:
+    """The digests that the artifacts of a model carry, by their path below its folder; of plans
+    those of some points."""
     paths = [
         path for depth in ("*", "*/*", "*/*/*") for path in sorted(folder.glob(f"{depth}.arrow"))
     ]
-    return {str(path.relative_to(folder)): _digest(path) for path in paths}
+    found = {path.relative_to(folder): path for path in paths}
+    return {str(name): _digest(path) for name, path in found.items() if _is_of_points(name, points)}
+
+
+def _is_of_points(artifact: Path, points: set[str] | None) -> bool:
+    """Whether an artifact is that of a model, or of a strategy or a plan among some points."""
+    folders = [*artifact.parts[:-1]]
+    if folders[:1] == [EAGER_FOLDER]:
+        folders.pop(0)
+    if points is None or not folders or folders[0] not in {*STRATEGIES, OPTIMIZER_OFFLOAD}:
+        return True
+    return any(point.split("/")[: len(folders)] == folders for point in points)
 
 
 def _digest(path: Path) -> str:

@@ -152,7 +152,7 @@ def test_samples_of_several_shapes_are_planned_each_for_itself() -> None:
     assert [request.model for request in parse_config(document).requests("own.2")] == ["own.2"]
     document["models"]["own.2"] = {"factory": "a.b:c"}
     assert problems(document) == [
-        "models.own.samples[1]: is planned as own.2, which is a model of its own"
+        "models.own.2: is planned as own.2, as models.own is, expected distinct names"
     ]
 
 
@@ -201,10 +201,6 @@ def test_a_matrix_stands_for_a_model_for_each_combination() -> None:
             "matrix: has 2 combinations named own-n_a-b, expected distinct names",
         ),
         (
-            {"matrix": {"n": [7]}},
-            "matrix: stands for own-n7, which is a model of its own",
-        ),
-        (
             {"matrix": {"n": list(range(101)), "m": list(range(100))}},
             "matrix: stands for 10100 models, expected at most 10000",
         ),
@@ -214,6 +210,24 @@ def test_what_no_matrix_can_be_is_told(model: dict[str, Any], said: str) -> None
     models = {"own": {"factory": "a:b", **model}, "own-n7": {"factory": "a:b"}}
     [problem] = problems({"models": models})
     assert problem.startswith(f"models.own.{said}")
+
+
+@pytest.mark.parametrize(
+    ("own", "name", "other", "shared"),
+    [
+        ({"matrix": {"n": [7]}}, "own-n7", {}, "own-n7"),
+        ({"matrix": {"n": [7], "m": [2]}}, "own-n7", {"matrix": {"m": [2]}}, "own-n7-m2"),
+        ({"matrix": {"n": [1.2]}}, "own-n1", {"samples": [{}, {"m": 3}]}, "own-n1.2"),
+        ({"matrix": {"n": [1]}, "samples": [{"m": 8}]}, "own-n1.1", {}, "own-n1.1"),
+    ],
+)
+def test_no_two_models_are_planned_as_one(
+    own: dict[str, Any], name: str, other: dict[str, Any], shared: str
+) -> None:
+    models = {"own": {"factory": "a:b", **own}, name: {"factory": "a:b", **other}}
+    assert problems({"models": models}) == [
+        f"models.{name}: is planned as {shared}, as models.own is, expected distinct names"
+    ]
 
 
 def test_relative_paths_start_at_the_folder_of_the_file(tmp_path: Path) -> None:

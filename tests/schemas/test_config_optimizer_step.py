@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +205,21 @@ def test_the_folders_of_disks_are_there_before_a_run(tmp_path: Path) -> None:
     )
     (tmp_path / "slow").mkdir()
     require_disks(config)
+
+
+def test_the_folders_of_disks_take_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(dir: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    config = parse_config({**document({"optimizer": ADAMW}), "disk": str(tmp_path)})
+    require_disks(config)
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(ConfigError) as caught:
+        require_disks(config)
+    assert str(caught.value) == (
+        f"config.yaml: disk: {tmp_path} takes no files (Read-only file system), expected a folder "
+        "to write to"
+    )
 
 
 def test_a_number_of_microbatches_is_named_once() -> None:

@@ -93,6 +93,7 @@ rule select:
         machine=linked_machine,
         link=described_link,
         rival=given_rival,
+        required=required_rival,
         joint=given_joint,
         budget=lambda wildcards: SETTINGS.budget(wildcards.model, wildcards.budget),
         folder=subpath(output.plan, parent=True),
@@ -104,7 +105,8 @@ rule select:
     shell:
         "python -m tightfit select --frontier {input.frontier:q} --graph {input.graph:q}"
         " --costs {input.costs:q} --blocks {input.blocks:q} --options {input.options:q}"
-        " {params.hierarchy:q} {params.machine:q} {params.rival:q} {params.joint:q} --budget {params.budget:q}"
+        " {params.hierarchy:q} {params.machine:q} {params.rival:q} {params.required:q} {params.joint:q}"
+        " --budget {params.budget:q}"
         " --solver {params.engine:q} --slots {params.slots} --out {params.folder:q} --error-file {log:q}"
 
 

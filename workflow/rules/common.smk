@@ -251,8 +251,12 @@ def given_rival(wildcards, input, output):
     files = [(f"--eager-{name}", input.get(f"eager_{name}")) for name in names]
     plan = output.get("eager_plan")
     files.append(("--eager-out", plan and Path(plan).parent))
-    required = ["--eager-required"] if carries(wildcards, "with_eager") else []
-    return required + [word for name, file in files if file for word in (name, file)]
+    return [word for name, file in files if file for word in (name, file)]
+
+
+def required_rival(wildcards):
+    """Says as an option of a stage that a module carries a plan of eager's kernels."""
+    return ["--eager-required"] if carries(wildcards, "with_eager") else []
 
 
 def joint_plans(wildcards):
@@ -285,12 +289,15 @@ def plan_beside(wildcards):
 
 
 def given_carried(wildcards, input):
-    """Says as options of a stage what a module carries."""
-    words = ["--libraries"] if carries(wildcards, "with_libraries") else []
-    if input.beside:
-        files = zip(("graph", "schedule", "plan"), (input.graph[1], *input.beside))
-        words += [word for name, file in files for word in (f"--eager-{name}", file)]
-    return words
+    """Names as options of a stage the plan of eager's kernels that a module carries."""
+    beside = [input.graph[1], *input.beside] if input.beside else []
+    files = zip(("graph", "schedule", "plan"), beside)
+    return [word for name, file in files for word in (f"--eager-{name}", file)]
+
+
+def given_libraries(wildcards):
+    """Says as an option of a stage that a module carries libraries."""
+    return ["--libraries"] if carries(wildcards, "with_libraries") else []
 
 
 def kernels_keep_all(wildcards):

@@ -13,6 +13,7 @@ rule generate:
     threads: of_libraries
     params:
         carried=given_carried,
+        libraries=given_libraries,
         operators=operators,
         operators_code=operators_code(),
         search_path=search_path(),
@@ -21,5 +22,5 @@ rule generate:
         "{wildcards.model}: writing the module of {wildcards.strategy} {wildcards.budget}"
     shell:
         "python -m tightfit generate --graph {input.graph:q} --schedule {input.schedule:q}"
-        " --plan {input.plan:q} {params.carried:q} {params.operators:q} {params.search_path:q}"
-        " --out {output:q} --error-file {log:q}"
+        " --plan {input.plan:q} {params.carried:q} {params.libraries:q} {params.operators:q}"
+        " {params.search_path:q} --out {output:q} --error-file {log:q}"

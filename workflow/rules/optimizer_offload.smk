@@ -86,7 +86,9 @@ rule optimizer_offload:
     priority: before_frontiers
     params:
         samples=given_samples,
+        microbatches=given_microbatches,
         updates=given_updates,
+        optimizer=unmeasured_updates,
         machine=given_step_machine,
         link=link_digest,
         placement=given_placement,
@@ -97,7 +99,8 @@ rule optimizer_offload:
     message:
         "{wildcards.model}: planning the step with its optimizer for {params.budget}"
     shell:
-        "python -m tightfit optimizer-offload {params.samples:q} {params.updates:q} {params.machine:q}"
+        "python -m tightfit optimizer-offload {params.samples:q} {params.microbatches:q} {params.updates:q}"
+        " {params.optimizer:q} {params.machine:q}"
         " {params.placement:q} --budget {params.budget:q} --solver {params.engine:q}"
         " --out {params.folder:q} --error-file {log:q}"
 

@@ -28,10 +28,13 @@ def given_disks(wildcards, names=("disk", "second_disk")):
 
 
 def given_updates(wildcards, input):
-    """Names measured updates as options of a stage or, for a described device, the optimizer."""
-    return (
-        ["--updates", input.updates] if input.updates else described_updates(wildcards)
-    )
+    """Names measured updates as options of a stage."""
+    return ["--updates", input.updates] if input.updates else []
+
+
+def unmeasured_updates(wildcards):
+    """Names the optimizer as options of a stage, where its updates are not measured."""
+    return [] if wildcards.model in UPDATED else described_updates(wildcards)
 
 
 def given_step_machine(wildcards, input):
@@ -59,13 +62,17 @@ def given_step_costs(wildcards, input):
 
 
 def given_samples(wildcards, input):
-    """Names the graphs of a step, their costs, and how many microbatches of each make a step, or
-    from which of these numbers to choose for a single graph, as options of a stage."""
-    counts = step_of(wildcards).microbatches
+    """Names the graphs of a step and their costs as options of a stage."""
     words = [("--graph", graph) for graph in input.graphs]
     words += [("--costs", costs) for costs in input.costs]
-    words += [("--microbatches", count) for count in counts]
     return [word for pair in words for word in pair]
+
+
+def given_microbatches(wildcards):
+    """Says how many microbatches of each graph make a step, or from which of these numbers to choose
+    for a single graph, as options of a stage."""
+    counts = step_of(wildcards).microbatches
+    return [word for count in counts for word in ("--microbatches", count)]
 
 
 def microbatch_schedule(wildcards):

@@ -342,3 +342,5 @@ def test_plans_and_models_that_left_the_configuration_leave_the_pages(
     assert rows == [("small", "rockmate")]
     shown = load_model_results(model, planned=points)
     assert not shown.failures and list(shown.frontiers) == ["rockmate"]
+    folders = {name.rpartition("/")[0] for name in shown.digests}
+    assert folders == {"", "rockmate", "rockmate/50pct"}
