@@ -170,7 +170,7 @@ def _describe_figures(peak: int, relative: float | None, measured: bool, scatter
 
 def _describe_infeasible(result: PlanResult) -> str:
     plan = result.plan
-    asked, known = _distinct_sizes(plan.budget_total or 0, plan.smallest_budget or 0)
+    asked, known = (f"{size or 0:,} bytes" for size in (plan.budget_total, plan.smallest_budget))
     rest = "no plan is known"
     if plan.strategy == OPTIMIZER_OFFLOAD and not plan.smallest_budget:
         rest = plan.message.removeprefix("infeasible: ")

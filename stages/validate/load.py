@@ -46,8 +46,8 @@ def load_from_package(
     require_plan(package, directory)
     if hasattr(package, "OFFLOAD_PLAN"):
         raise ArtifactError(
-            f"{directory}: its plan has parameters in an offload target, and its load takes the "
-            f"optimizer, too: load(model, optimizer)"
+            f"{directory}: is the plan of a whole step, which is loaded with its optimizer: "
+            "tightfit.load_whole(package, model, optimizer)"
         )
     load = getattr(package, "load", None)
     if not callable(load):

@@ -200,7 +200,7 @@ def test_optimizers_that_cannot_be(kind: Any, words: str, store: Path) -> None:
 
 def test_a_disk_that_is_none(store: Path) -> None:
     model, args = tied()
-    with pytest.raises(ConfigError, match="disk: tensors cannot wait in files of /nowhere"):
+    with pytest.raises(ConfigError, match="path is '/nowhere', which is no folder: make it"):
         tightfit.plan(
             model, args, optimizer=adamw(model), offload=OffloadOptions("/nowhere"), store=store,
             **SETTINGS,

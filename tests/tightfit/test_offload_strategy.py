@@ -84,7 +84,7 @@ def test_what_waits_is_on_the_disk_that_was_named(
         ({"strategy": "auto"}, "path is for the states of an optimizer and for strategies that"),
         ({"path": 7}, "path is 7, expected the path of a folder"),
         ({"path": ""}, "path is '', expected the path of a folder"),
-        ({"path": "/nowhere"}, "tensors cannot wait in files of /nowhere"),
+        ({"path": "/nowhere"}, "path is '/nowhere', which is no folder: make it"),
     ],
 )
 def test_a_disk_that_cannot_be_is_refused(more: dict[str, Any], said: str, tmp_path: Path) -> None:

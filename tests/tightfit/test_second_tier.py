@@ -158,7 +158,7 @@ def test_what_cannot_be_is_told(folder: Path, store: Path, package: Path) -> Non
     refused(r"GradientOptions all are updated on the device", GradientOptions(accumulate=True))
     refused(r"limit is '50%', expected bytes or a size such as '20GB'", limit="50%")
     refused(r"limit: 'much' is no size", limit="much")
-    refused("tensors cannot wait in files of /nowhere", second_path="/nowhere")
+    refused("second_path is '/nowhere', which is no folder: make it", second_path="/nowhere")
     refused("parameters and optimizer states take .* which has 45,000", second_path=None)
     refused("parameters.* take .* in disk/memory, which has 20,000", limit=20_000)
     with pytest.raises(tightfit.ArtifactError, match="name its folder, second_disk"):

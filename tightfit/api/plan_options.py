@@ -232,9 +232,13 @@ class ReplanOptions:
 
 
 def check_folder(call: str, folder: object, named: str) -> None:
-    """Raises ConfigError where what a call is given is no folder's path."""
-    if folder is not None and (not isinstance(folder, str | os.PathLike) or not str(folder)):
+    """Raises ConfigError where what a call is given is no folder's path, or that of none."""
+    if folder is None:
+        return
+    if not isinstance(folder, str | os.PathLike) or not str(folder):
         raise ConfigError(f"{call}: {named} is {folder!r}, expected the path of a folder")
+    if not Path(folder).is_dir():
+        raise ConfigError(f"{call}: {named} is {os.fspath(folder)!r}, which is no folder: make it")
 
 
 def _check_flags(options: str, **flags: object) -> None:

@@ -141,7 +141,7 @@ def test_a_budget_that_is_too_small() -> None:
     plan = plan_of(GRAPH, COSTS, "rockmate", "10%", 1_000_000, None)
     found = plan_outcome(result(plan, measured=False))
     assert (found.state, found.word, found.peak, found.ratio) == ("bad", "infeasible", None, None)
-    assert "the smallest budget known to work is 9.0 MB" in found.message
+    assert "the smallest budget known to work is 9,000,000 bytes" in found.message
     assert describe_bound(result(plan, measured=False)) == "" and optimality_label(plan) == ""
 
 
@@ -149,12 +149,12 @@ def test_a_budget_that_the_allocator_makes_too_small_says_so() -> None:
     gpu = GpuMemory(1_900_000, 2_000_000, 4_000_000, 4_100_000, 0, 9_000_000, 0)
     plan = replace(plan_of(GRAPH, COSTS, "rockmate", "10%", 1_000_000, None), gpu=gpu)
     assert plan_outcome(result(plan, measured=False)).message.endswith(
-        "work is 9.0 MB: PyTorch's allocator reserves 4.1 MB for the 1.9 MB that are requested of "
-        "it."
+        "work is 9,000,000 bytes: PyTorch's allocator reserves 4.1 MB for the 1.9 MB that are "
+        "requested of it."
     )
 
 
-def test_a_budget_that_is_missed_by_little_is_told_to_the_byte() -> None:
+def test_a_budget_is_told_to_the_byte_as_it_works_when_it_is_typed_in() -> None:
     plan = replace(plan_of(GRAPH, COSTS, "rockmate", "5%", 1_000, None), budget_total=8_999_000)
     message = plan_outcome(result(plan, measured=False)).message
     assert "5% (8,999,000 bytes in all)" in message
