@@ -229,6 +229,12 @@ def test_another_optimizer_is_traced_and_linked_to_nothing_anew(place: Workplace
     assert jobs(place.snakemake("--dry-run")) == planned("whole", "22MB", "1MB") | measured
 
 
+def test_another_number_of_microbatches_plans_again(place: Workplace) -> None:
+    other = {**PARTS, "microbatches": [2, 4]}
+    place.configure(configuration(models={"whole": WHOLE, "parts": other, "here": HERE}))
+    assert jobs(place.snakemake("--dry-run")) == planned("parts", "min")
+
+
 def test_another_machine_plans_again_and_measures_nothing(place: Workplace) -> None:
     machine = place.folder / "results/whole/machine.json"
     (place.folder / "own.json").write_text(machine.read_text())

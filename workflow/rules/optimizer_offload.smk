@@ -89,7 +89,7 @@ rule optimizer_offload:
         microbatches=given_microbatches,
         updates=given_updates,
         optimizer=unmeasured_updates,
-        machine=given_step_machine,
+        machine=machine_with_link,
         link=link_digest,
         placement=given_placement,
         budget=lambda wildcards: SETTINGS.budget(wildcards.model, wildcards.budget),

@@ -37,11 +37,6 @@ def unmeasured_updates(wildcards):
     return [] if wildcards.model in UPDATED else described_updates(wildcards)
 
 
-def given_step_machine(wildcards, input):
-    """Names the machine with the link to the offload target as options of a stage."""
-    return ["--machine", model_of(wildcards).link_machine or input.machine]
-
-
 def given_placement(wildcards):
     """Says where parameters wait, and how many bytes of the offload target a step may take, as
     options of a stage."""
