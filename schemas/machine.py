@@ -169,7 +169,8 @@ class _MachineReader:
     def machine(self, document: dict[str, Any]) -> Machine:
         found = document.get("artifact")
         self.require(
-            found == MACHINE_ARTIFACT, f"is {_format_value(found)}, {MACHINE_ARTIFACT} was expected"
+            found == MACHINE_ARTIFACT,
+            f"artifact is {_format_value(found)}, expected {MACHINE_ARTIFACT!r}",
         )
         names = ("devices", "memories", "links", "sources")
         self.keys(document, "the machine", ("artifact", "name", "devices"), names[1:])
