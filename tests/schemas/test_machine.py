@@ -114,7 +114,10 @@ def test_impossible_figures_are_named(
         ("[" * 100_000, "is not JSON"),
         (" " * (1 << 20) + "{}", "more than 1048576"),
         ({}, "artifact is nothing, expected 'tightfit.machine/1'"),
-        ({**MACHINE, "artifact": "tightfit.machine/2"}, "artifact is 'tightfit.machine/2', expected 'tightfit.mach"),
+        (
+            {**MACHINE, "artifact": "tightfit.machine/2"},
+            "artifact is 'tightfit.machine/2', expected 'tightfit.mach",
+        ),
         ({**MACHINE, "nmae": ""}, "the machine has the unknown key 'nmae'"),
         ({"artifact": "tightfit.machine/1", "name": "m"}, "the machine has no devices"),
         ({**MACHINE, "name": " "}, "name is ' ', not a text"),

@@ -169,7 +169,10 @@ def test_table_index_and_report_show_the_step(place: Workplace) -> None:
         r"here .* 20MB │ fits .*│ +2 │",
     ):
         assert re.search(words, table.stdout), table.stdout
-    assert "whole optimizer_offload 1MB: Does not fit 1MB (1,000,000 bytes in all): no plan" in table.stdout
+    assert (
+        "whole optimizer_offload 1MB: Does not fit 1MB (1,000,000 bytes in all): no plan"
+        in table.stdout
+    )
     index = (place.folder / "results/index.html").read_text()
     assert index.count('data-strategy="optimizer_offload"') == 4
     assert "<option>optimizer_offload</option>" in index
