@@ -68,7 +68,9 @@ def test_every_stage_has_help(stage: str, capsys: pytest.CaptureFixture[str]) ->
 def test_no_stage_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert main(["paint"]) == 2
-    assert "'paint' is no stage, use one of run, trace, fuse, profile" in capsys.readouterr().err
+    assert (
+        "'paint' is no stage, use one of run, fit, trace, fuse, profile" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def use_real_norm_layouts(mode: FakeTensorMode) -> Iterator[None]:
     def dispatch_norm(call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = dispatch(call, types, args, kwargs or {})
         if call._schema.name.removeprefix("aten::") in _NORMS and _has_other_order(args):
-            return _reorder(call, args, kwargs or {}, results, mode)
+            return _reorder_results(call, args, kwargs or {}, results, mode)
         return results
 
     mode.dispatch = dispatch_norm  # type: ignore[assignment,method-assign]
@@ -56,19 +56,19 @@ def _has_other_order(args: Any) -> bool:
 def dimension_order(tensor: torch.Tensor) -> tuple[int, ...]:
     """The dimensions of a tensor from the largest stride to the smallest, those of one element as
     in a contiguous tensor."""
-    strides = [_hint(stride) for stride in tensor.stride()]
+    strides = [_size_hint(stride) for stride in tensor.stride()]
     for dimension in reversed(range(tensor.dim())):
-        if _hint(tensor.shape[dimension]) == 1:
+        if _size_hint(tensor.shape[dimension]) == 1:
             behind = [*strides[dimension + 1 :], 1]
             strides[dimension] = behind[0]
     return tuple(sorted(range(tensor.dim()), key=lambda dimension: -strides[dimension]))
 
 
-def _hint(size: Any) -> int:
+def _size_hint(size: Any) -> int:
     return size if isinstance(size, int) else size.node.hint
 
 
-def _reorder(call: Any, args: Any, kwargs: Any, results: Any, mode: FakeTensorMode) -> Any:
+def _reorder_results(call: Any, args: Any, kwargs: Any, results: Any, mode: FakeTensorMode) -> Any:
     """The results, each with the order of dimensions that the operator gives on small operands of
     the same orders; as they are where it does not take these."""
     try:
@@ -99,6 +99,6 @@ def _small_operand(leaf: Any) -> Any:
     """Ones in place of an operand, of few elements, in its order of dimensions."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    shape = [min(_hint(size), _PROBE_SIZE) for size in leaf.shape]
+    shape = [min(_size_hint(size), _PROBE_SIZE) for size in leaf.shape]
     memory = torch.empty_permuted(shape, dimension_order(leaf), dtype=leaf.dtype)
     return memory.fill_(1)
