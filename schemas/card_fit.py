@@ -24,8 +24,8 @@ class WayFit:
     `bytes` are those of the card for everything: where it `fits`, of the plan that was chosen, else
     the least that is known for this way. `slowdown` is its predicted time relative to the step as
     it is with everything on the card, and `most_slowdown` the same if no transfer overlaps
-    computation. `host_bytes` wait in host memory. The `largest_batch` fits, which a trace at that
-    batch shows; 0 if a batch of one does not, None where it was not looked for.
+    computation. `host_bytes` wait in host memory. The `largest_batch` fits, by sizes that grow in
+    straight lines with the batch; 0 if a batch of one does not, None if they grow otherwise.
     """
 
     way: WayName

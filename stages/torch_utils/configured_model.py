@@ -71,9 +71,7 @@ def _make_model(
         config = transformers.AutoConfig.for_model(name, **{**keys, "use_cache": False})
     except (ValueError, KeyError) as error:
         if name in transformers.CONFIG_MAPPING:
-            raise ConfigError(
-                f"--config: {label} does not take it: {_first_line(error)}"
-            ) from error
+            raise _config_error(label, error) from error
         raise ConfigError(
             f"--model {label}: transformers {transformers.__version__} has no model type {name!r},"
             " use one such as llama, qwen3, mistral or gpt2"

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tightfit.stages.torch_utils.devices import preserve_random_states
 
@@ -72,7 +73,7 @@ def _reorder_results(call: Any, args: Any, kwargs: Any, results: Any, mode: Fake
     """The results, each with the order of dimensions that the operator gives on small operands of
     the same orders; as they are where it does not take these."""
     try:
-        with _outside_of_modes(), preserve_random_states(), torch.no_grad():
+        with _disable_current_modes(), preserve_random_states(), torch.no_grad():
             small_args, small_kwargs = pytree.tree_map(_small_operand, (args, kwargs))
             real = pytree.tree_leaves(call(*small_args, **small_kwargs))
     except (RuntimeError, IndexError, ValueError, TypeError):
@@ -87,12 +88,6 @@ def _reorder_results(call: Any, args: Any, kwargs: Any, results: Any, mode: Fake
                     fake.shape, dimension_order(small), dtype=fake.dtype, device=fake.device
                 )
     return pytree.tree_unflatten(leaves, tree)
-
-
-def _outside_of_modes() -> contextlib.AbstractContextManager[Any]:
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    return _disable_current_modes()
 
 
 def _small_operand(leaf: Any) -> Any:
