@@ -28,9 +28,12 @@ SERVERS = {
     "trace": ("trace",),
     "generate": ("generate",),
     "planning": ("partition", "combine", "select", "report"),
+    "measurement": ("profile", "reference", "validate"),
 }
 """The stages that each server takes jobs of. What is traced depends on the modules that are loaded:
-`trace` has a server to itself, as the only other one with PyTorch. What measures has none."""
+`trace` has a server to itself."""
+SINGLE_THREADED = {"trace", "generate", "planning"}
+"""The servers that take jobs of one thread alone."""
 SERVER_MODULE = "tightfit.job_server"
 PROCESS_SUFFIX = ".pid"
 """How the names of files end that hold the process of a server."""
@@ -107,7 +110,8 @@ def _end_session(server: int) -> None:
 def run_on_server(words: Sequence[str]) -> int | None:
     """Has a server run the stage that a command line names.
 
-    Only jobs of a single thread go there, which call neither CUDA nor a compiler.
+    Only jobs that call neither CUDA nor a compiler go there, but for what measures only those of a
+    single thread.
 
     Args:
         words: The command line behind `python -m tightfit`.
@@ -117,12 +121,12 @@ def run_on_server(words: Sequence[str]) -> int | None:
         stage, it ends this process, too.
     """
     folder = os.environ.get(FOLDER_VARIABLE)
-    name = next((name for name, stages in SERVERS.items() if words[0] in stages), None)
+    name = find_server(words)
     if (
         sys.platform != "linux"
         or not folder
         or name is None
-        or os.environ.get("OMP_NUM_THREADS") != "1"
+        or (name in SINGLE_THREADED and os.environ.get("OMP_NUM_THREADS") != "1")
         or sys.orig_argv[1:] != ["-m", "tightfit", *words]
         or any(word == "--libraries" or word.startswith("cuda") for word in words)
     ):
@@ -153,6 +157,14 @@ def run_on_server(words: Sequence[str]) -> int | None:
             signal.signal(-int(code), signal.SIG_DFL)
         os.kill(os.getpid(), -int(code))
     return int(code)
+
+
+def find_server(words: Sequence[str]) -> str | None:
+    """The server of the stage that a command line names; None for one that has none, such as costs
+    by description, which take no PyTorch."""
+    if words[0] == "profile" and "roofline" in words:
+        return None
+    return next((name for name, stages in SERVERS.items() if words[0] in stages), None)
 
 
 def connect_server(folder: Path, name: str) -> socket.socket:

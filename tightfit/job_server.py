@@ -3,7 +3,8 @@
 `tightfit run` has one for each group of stages (see `job_client.SERVERS`), which starts with the
 first of their jobs, `python -m tightfit.job_server NAME DESCRIPTOR`, and ends with the run. It
 loads no module of a user and starts no thread of Python: a model's code is loaded in the process of
-its job alone.
+its job alone. What that loads of libraries of models (`MODEL_LIBRARIES`) the server `measurement`
+loads for the next jobs.
 """
 
 from __future__ import annotations
@@ -40,10 +41,21 @@ MODULES = {
         "tightfit.stages.report.model_page",
         "tightfit.stages.report.render",
     ),
+    "measurement": (
+        "tightfit.stages.torch_utils.model_factory",
+        "tightfit.stages.validate.validate",
+        "tightfit.stages.profile.profile",
+    ),
 }
 """What the stages of a server load when they run, beside `schemas.lineage`."""
 SEARCH_MODULE = "tightfit.stages.combine.local_search.precompile"
 """The module that loads the compiled search of the server `planning`."""
+MODEL_LIBRARIES = {"transformers", "torchvision", "timm", "diffusers"}
+"""Packages of models that take seconds to load, by the name that they are imported by."""
+MODULE_LIST_SUFFIX = ".modules"
+"""How the name of the file ends, beside a server's address, in which jobs list what they loaded."""
+OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
+"""The variable that says how many threads NumPy's library begins when it is loaded."""
 THREADS_FOLDER = Path("/proc/self/task")
 FORK_SAFE_THREADS = {"jemalloc_bg_thd"}
 """Threads by name that a library starts again in a forked process: jemalloc's, within pyarrow."""
@@ -66,8 +78,9 @@ class ServedJob:
 class JobServer:
     """Answers the calls of jobs until the run has ended."""
 
-    def __init__(self, calls: socket.socket, run_pipe: int) -> None:
+    def __init__(self, calls: socket.socket, run_pipe: int, module_list: Path) -> None:
         self.calls = calls
+        self.module_list = module_list
         self.run_pipe = run_pipe
         self.selector = selectors.DefaultSelector()
         self.jobs: dict[socket.socket, ServedJob] = {}
@@ -158,6 +171,19 @@ class JobServer:
         with contextlib.suppress(OSError):
             job.connection.send(str(os.waitstatus_to_exitcode(status)).encode())
         job.connection.close()
+        self.load_libraries()
+
+    def load_libraries(self) -> None:
+        """Loads what jobs have loaded of libraries of models."""
+        with contextlib.suppress(FileNotFoundError):
+            names = self.module_list.read_text().split()
+            self.module_list.unlink()
+            for name in names:
+                # What a job could load may fail here, where nothing of its model is there.
+                with contextlib.suppress(Exception):
+                    importlib.import_module(name)
+            gc.collect()
+            gc.freeze()
 
 
 def can_fork() -> bool:
@@ -175,6 +201,8 @@ def run_server(name: str, calls: socket.socket) -> int:
     that. Returns the exit code."""
     run_pipe = os.open(Path(os.environ[FOLDER_VARIABLE], RUN_PIPE), os.O_RDONLY | os.O_NONBLOCK)
     gc.disable()
+    threads = os.environ.get(OPENBLAS_THREADS)
+    os.environ[OPENBLAS_THREADS] = "1"  # a thread that is begun here is in no forked process
     stages = [STAGES[stage][0] for stage in SERVERS[name]]
     for module in (*stages, *MODULES[name], "tightfit.schemas.lineage"):
         importlib.import_module(module)
@@ -182,9 +210,13 @@ def run_server(name: str, calls: socket.socket) -> int:
         importlib.import_module(module)
     if name == "planning":
         importlib.import_module(SEARCH_MODULE).load_compiled_search()
+    del os.environ[OPENBLAS_THREADS]
+    if threads is not None:
+        os.environ[OPENBLAS_THREADS] = threads
     gc.freeze()
     gc.enable()
-    words = JobServer(calls, run_pipe).serve()
+    module_list = Path(calls.getsockname()).with_suffix(MODULE_LIST_SUFFIX)
+    words = JobServer(calls, run_pipe, module_list).serve()
     if words is None:
         # A run that was killed removes no folder.
         shutil.rmtree(os.environ[FOLDER_VARIABLE], ignore_errors=True)
@@ -194,7 +226,18 @@ def run_server(name: str, calls: socket.socket) -> int:
         sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())
     sys.modules["numpy"].random.seed()
     importlib.invalidate_caches()
-    return main(words)
+    loaded = set(sys.modules)
+    code = main(words)
+    if name == "measurement" and code == 0:
+        write_model_libraries(set(sys.modules) - loaded, module_list)
+    return code
+
+
+def write_model_libraries(modules: set[str], path: Path) -> None:
+    """Writes which of the modules that a job has loaded are of libraries of models, if any are."""
+    names = [name for name in sorted(modules) if name.partition(".")[0] in MODEL_LIBRARIES]
+    if names:
+        path.write_text("\n".join(names))
 
 
 if __name__ == "__main__":

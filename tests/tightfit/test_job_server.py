@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,9 @@ import pytest
 
 from tightfit.__main__ import UNFINISHED_ERROR
 from tightfit.job_client import LOST_JOB, SERVERS, offer_job_servers
+from tightfit.job_server import JobServer, write_model_libraries
 from tightfit.schemas.machine import MACHINES
+from tightfit.schemas.reference import read_reference
 from tightfit.util.process_group import run_process_group
 
 ROOT = Path(__file__).parents[2]
@@ -165,7 +168,7 @@ def test_artifacts_are_the_same_bytes(
         files = [path for path in out.rglob("*") if path.is_file() and path.suffix != ".pyc"]
         found.append({path.relative_to(out): path.read_bytes() for path in files})
         out.rename(folder / f"out of {stages} stages, {len(found)}")
-    assert stages or {*servers(variables)} == {*SERVERS, "run"}
+    assert stages or {*servers(variables)} == {*SERVERS, "run"} - {"measurement"}
     served, alone = found
     assert served.keys() == alone.keys() and len(served) >= least
     assert [path for path in served if served[path] != alone[path]] == []
@@ -291,19 +294,49 @@ def test_servers_end_with_their_run(folder: Path, variables: dict[str, str]) -> 
     ("words", "changed"),
     [
         (tracing("tower"), {"OMP_NUM_THREADS": "2"}),
-        (["profile", "--help"], {}),
-        (["validate", "--help"], {}),
+        (["profile", "--source", "roofline", "--help"], {}),
+        (["validate", "--device", "cuda", "--help"], {}),
         (["generate", "--libraries", "--help"], {}),
         ([*tracing("tower"), "--device", "cuda"], {}),
     ],
-    ids=["threads", "profile", "validate", "libraries", "cuda"],
+    ids=["threads", "roofline", "validation", "libraries", "cuda"],
 )
-def test_what_measures_has_no_server(
+def test_jobs_that_no_server_takes(
     folder: Path, variables: dict[str, str], words: list[str], changed: dict[str, str]
 ) -> None:
     with offer_job_servers() as (offered, _):
         run_job(words, folder, {**variables, **changed, **offered})
         assert servers({**variables, **changed, **offered}) == ["run"]
+
+
+def test_a_step_of_several_threads_is_measured_as_alone(
+    folder: Path, variables: dict[str, str]
+) -> None:
+    several = {**variables, "OMP_NUM_THREADS": "2"}
+    assert run_job(tracing("tower", "steps.arrow"), folder, several).returncode == 0
+    words = ["reference", "--factory", "towers:tower", "--search-path", ".", "--threads", "2"]
+    words += ["--graph", "steps.arrow", "--pairs", "1", "--error-file", "error.txt", "--out"]
+    found = []
+    for out, given in (("served.arrow", several), ("alone.arrow", without_servers(several))):
+        run = run_job([*words, out], folder, given)
+        assert (run.returncode, run.stderr) == (0, "")
+        found.append(read_reference(folder / out))
+    served, alone = found
+    assert "measurement" in servers(several)
+    assert served.device == alone.device and served.device.threads == 2
+    assert (served.rounds, served.peak) == (alone.rounds, alone.peak)
+
+
+def test_a_server_loads_what_jobs_have_loaded_of_libraries_of_models(tmp_path: Path) -> None:
+    listed = tmp_path / "measurement.modules"
+    with socket.socket() as calls:
+        server = JobServer(calls, -1, listed)
+        server.load_libraries()
+        write_model_libraries({"os", "towers", "transformersother"}, listed)
+        assert not listed.exists()
+        write_model_libraries({"os", "transformers.utils.versions", "timm.none"}, listed)
+        server.load_libraries()
+    assert "transformers.utils.versions" in sys.modules and not listed.exists()
 
 
 @pytest.mark.parametrize("factory", ["leaving", "escaping"])
