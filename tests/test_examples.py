@@ -15,6 +15,11 @@ SMALL = {
     "gpt2_half": (["--small", "--steps", "2"], "the losses are equal"),
     "loop_peak": (["--small", "--budget", "min", "--steps", "2"], "the loop keeps to the budget"),
     "trainer_lora": (["--width", "32", "--layers", "2", "--tokens", "16"], "equal to Trainer"),
+    "trl_sft": (
+        ["--width", "32", "--layers", "2", "--tokens", "16", "--budget", "min"],
+        "equal to SFTTrainer",
+    ),
+    "lightning_fit": (["--width", "32", "--layers", "4"], "equal to Lightning"),
     "optimizer_on_disk": (["--layers", "4"], "equal to torch.optim"),
     "pipeline_three_ranks": (["--width", "64"], "equal to one process"),
     "resnet_sweep": (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import os
 import re
@@ -37,7 +36,8 @@ def node_module_path(meta: dict[str, Any]) -> str:
 
 
 def node_source_line(meta: dict[str, Any]) -> str:
-    """The "file:line" of the innermost frame outside PyTorch that a captured node came from."""
+    """The "file:line" of the innermost frame outside PyTorch and Python's own library that a
+    captured node came from."""
     frames = _FRAME.findall(meta.get("stack_trace") or "")
     return _innermost_frame([(file, int(line)) for file, line in frames])
 
@@ -52,11 +52,7 @@ def error_location(error: BaseException | None) -> str:
             for frame in traceback.extract_tb(error.__traceback__)
         ] + frames
         error = error.__cause__ or error.__context__
-    outside = [
-        frame
-        for frame in frames
-        if not frame[0].startswith((_TIGHTFIT_FOLDER, "<")) and not _is_stdlib_file(frame[0])
-    ]
+    outside = [frame for frame in frames if not frame[0].startswith((_TIGHTFIT_FOLDER, "<"))]
     return _innermost_frame(outside, anywhere=False)
 
 
@@ -66,11 +62,11 @@ def is_external_code(file: str) -> bool:
 
 
 def caller_location() -> str:
-    """The "file:line" of the innermost frame outside PyTorch, tightfit and `contextlib`."""
+    """The "file:line" of the innermost frame outside PyTorch, tightfit and Python's own library."""
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if is_external_code(file) and file != contextlib.__file__:
+        if is_external_code(file) and not _is_stdlib_file(file):
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""
@@ -81,7 +77,11 @@ def _is_stdlib_file(file: str) -> bool:
 
 
 def _innermost_frame(frames: list[tuple[str, int]], anywhere: bool = True) -> str:
-    outside = [frame for frame in frames if not frame[0].startswith(_TORCH_FOLDER)]
+    outside = [
+        frame
+        for frame in frames
+        if not frame[0].startswith(_TORCH_FOLDER) and not _is_stdlib_file(frame[0])
+    ]
     chosen = outside or (frames if anywhere else [])
     if not chosen:
         return ""

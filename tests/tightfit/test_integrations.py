@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,14 @@ def bert() -> Any:
 MODELS = {"gpt2": (gpt2, 0), "llama": (llama, 0), "bert": (bert, 3)}
 
 
-def trainer_of(model: Any, folder: Path, classes: int = 0, count: int = 12, **given: Any) -> Any:
+def trainer_of(
+    model: Any,
+    folder: Path,
+    classes: int = 0,
+    count: int = 12,
+    callbacks: Sequence[Any] = (),
+    **given: Any,
+) -> Any:
     settings: dict[str, Any] = {
         "output_dir": str(folder),
         "per_device_train_batch_size": 2,
@@ -92,7 +100,8 @@ def trainer_of(model: Any, folder: Path, classes: int = 0, count: int = 12, **gi
         **given,
     }
     data = Texts(count, classes)
-    return Trainer(model=model, args=TrainingArguments(**settings), train_dataset=data)
+    arguments = TrainingArguments(**settings)
+    return Trainer(model=model, args=arguments, train_dataset=data, callbacks=[*callbacks])
 
 
 def weights(trainer: Any) -> dict[str, torch.Tensor]:

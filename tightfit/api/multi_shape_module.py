@@ -59,7 +59,7 @@ class MultiShapePlans:
         else:
             self.load_further(model, planned)
         joined = _joined_class(self, original_class(model), planned, model)
-        return _module_with_state(joined, vars(model))
+        return module_with_state(joined, vars(model))
 
     def load_further(self, model: nn.Module, planned: list[Any]) -> None:
         """Adds the classes of the plans that `planned` does not have yet; None for a plan of
@@ -100,7 +100,7 @@ def join_pickled(
 
 def _joined_class(plans: MultiShapePlans, base: Any, planned: list[Any], model: nn.Module) -> Any:
     def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
-        return _reduce_joined(plans, planned, _module_with_state(base, vars(self)))
+        return _reduce_joined(plans, planned, module_with_state(base, vars(self)))
 
     def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
         copied = memo[id(self)] = object.__new__(base)
@@ -108,7 +108,7 @@ def _joined_class(plans: MultiShapePlans, base: Any, planned: list[Any], model: 
         return plans.join(copied)
 
     def shallow(self: Any) -> Any:
-        return plans.join(_module_with_state(base, vars(self).copy()))
+        return plans.join(module_with_state(base, vars(self).copy()))
 
     body: dict[str, Any] = {
         "__doc__": base.__doc__,
@@ -128,7 +128,7 @@ def _joined_class(plans: MultiShapePlans, base: Any, planned: list[Any], model: 
 def _reduce_joined(plans: MultiShapePlans, planned: list[Any], model: Any) -> tuple[Any, ...]:
     """How a joined module is pickled."""
     places = [place for place, kind in enumerate(planned[: len(plans.loads)]) if kind is not None]
-    own = [_module_with_state(planned[place], vars(model)) for place in places]
+    own = [module_with_state(planned[place], vars(model)) for place in places]
     parts = [module.__reduce_ex__(2)[1] for module in own]
     carried = [(*part[:3], *part[5:]) for part in parts]
     if plans.replanner is None:
@@ -227,7 +227,7 @@ class _JoinedForward:
         module, args, kwargs = call
         situation = refusals.get(0), like
         shared = module.__dict__ is self.model.__dict__
-        model = self.model if shared else _module_with_state(self.base, module.__dict__)
+        model = self.model if shared else module_with_state(self.base, module.__dict__)
         model = _without_own_forward(model)
         made, floats = replanner.plans_for(model, args, kwargs, situation, [*refusals.values()])
         before = len(self.planned)
@@ -248,7 +248,7 @@ def _without_own_forward(model: nn.Module) -> nn.Module:
     if "forward" not in vars(model):
         return model
     state = {name: value for name, value in vars(model).items() if name != "forward"}
-    return cast("nn.Module", _module_with_state(original_class(model), state))
+    return cast("nn.Module", module_with_state(original_class(model), state))
 
 
 def call_signature(args: Any, kwargs: Any, floats: bool = True) -> Hashable:
@@ -279,7 +279,8 @@ def _mismatch_message(refusals: Sequence[str], shapes: Sequence[str]) -> str:
     )
 
 
-def _module_with_state(kind: Any, state: dict[str, Any]) -> Any:
+def module_with_state(kind: Any, state: dict[str, Any]) -> Any:
+    """A module of a class that shares its state with another one."""
     face = object.__new__(kind)
     object.__setattr__(face, "__dict__", state)
     return face

@@ -1,14 +1,14 @@
-"""Plans for training loops that others wrote."""
+"""Plans the training step of a transformers Trainer."""
 
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
 from tightfit.api.plan_options import GradientOptions
 from tightfit.api.planning import plan
+from tightfit.integrations.first_call import preserve_host_random
 from tightfit.util.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -107,20 +107,29 @@ def _check(trainer: Any, batches: int) -> None:
             raise ModelError(f"plan_trainer is given a {kind} instead of a transformers.Trainer")
     if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
         raise ConfigError(f"plan_trainer: batches is {batches!r}, expected a number of at least 1")
-    arguments = trainer.args
-    if arguments.gradient_checkpointing:
+    check_trainer_arguments(trainer.args)
+    if trainer.args.gradient_checkpointing:
         raise ConfigError(
             "the trainer has gradient_checkpointing=True, in whose place a plan comes: leave it out"
         )
+    if getattr(trainer, "model_init", None) is not None:
+        raise ConfigError("the trainer has model_init, which makes another model: give it a model")
+
+
+def check_trainer_arguments(arguments: Any) -> None:
+    """Raises ConfigError for arguments of a trainer that do not go with a plan."""
     if arguments.torch_compile:
         raise ConfigError("the trainer has torch_compile=True, which cannot go through a plan")
+    if getattr(arguments, "fsdp", None) or getattr(arguments, "deepspeed", None):
+        raise ConfigError(
+            "the trainer shards its model (fsdp or deepspeed), and a plan is for whole parameters: "
+            "leave that out"
+        )
     if arguments.n_gpu > 1:
         raise ConfigError(
             f"the trainer uses DataParallel on {arguments.n_gpu} GPUs, which copies the model in "
             "each step: show it one GPU, or start it with torchrun"
         )
-    if getattr(trainer, "model_init", None) is not None:
-        raise ConfigError("the trainer has model_init, which makes another model: give it a model")
 
 
 def _takes_the_models_loss(trainer: Any) -> bool:
@@ -202,17 +211,10 @@ def _capture_call(trainer: Any, batch: Any, items: Any) -> Sample:
 @contextlib.contextmanager
 def _preserve_state(trainer: Any) -> Iterator[None]:
     """Afterwards random numbers, and what the trainer knows of its data, are as they were."""
-    import numpy as np
-
-    from tightfit.stages.torch_utils.devices import preserve_random_states
-
-    states = random.getstate(), np.random.get_state()
     loaders = getattr(trainer.accelerator, "_dataloaders", [])
     kept = list(loaders)
     try:
-        with preserve_random_states():
+        with preserve_host_random():
             yield
     finally:
         loaders[:] = kept
-        random.setstate(states[0])
-        np.random.set_state(states[1])

@@ -1,0 +1,86 @@
+"""A callback that plans the model of a transformers Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+from tightfit.integrations.first_call import FirstCallPlan, check_first_call_options
+from tightfit.integrations.trainer import check_trainer_arguments, model_output_loss
+from tightfit.util.budget import DEFAULT_BUDGET
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tightfit.api.plan_result import ChosenPlan
+
+
+def log_probability_loss(output: Any) -> Tensor:
+    """A loss in place of those of trl's trainers. Like these it gives a contiguous gradient to the
+    log probabilities of trl's fused head of language models, and none to other outputs."""
+    loss: Tensor = output.log_probs.square().sum()
+    return loss
+
+
+class Fit(TrainerCallback):  # type: ignore[misc]
+    """Has a transformers Trainer, or one of trl's, train its model within a memory budget.
+
+    The model is planned in its first training step, with that step's batch as the sample. It stays
+    the trainer's model: checkpoints, evaluation and metrics are as without a plan. Batches of other
+    shapes are planned when they come, within the same budget, unless `dynamic_shapes` are given.
+    The plan leaves out the checkpointing of `gradient_checkpointing=True`, the default of trl's
+    trainers.
+
+    Args:
+        budget: Budget as `tightfit.plan` takes it, such as "20GiB" or "50%".
+        **options: Further options of `tightfit.plan` except samples and `optimizer`. The `loss` is
+            by default that in the model's output where a batch has labels, which the trainer then
+            takes; give `loss=None` to a trainer that computes one from other outputs.
+
+    Raises:
+        ConfigError: An argument of the trainer does not go with a plan, such as
+            `torch_compile=True`, or an option is not for such a plan.
+
+    Example:
+        >>> fit = tightfit.integrations.Fit(budget="20GiB")
+        >>> trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[fit])
+        >>> trainer.train()
+        >>> print(fit.plan.summary())
+    """
+
+    def __init__(self, budget: str | int = DEFAULT_BUDGET, **options: Any) -> None:
+        check_first_call_options("Fit", options)
+        self.options = {"budget": budget, **options}
+        self._first: FirstCallPlan | None = None
+        self._model: Any = None
+
+    @property
+    def plan(self) -> ChosenPlan | None:
+        """The plan, None before the first training step."""
+        return None if self._first is None else self._first.plan
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Tells what does not go with a plan when the trainer is made."""
+        check_trainer_arguments(args)
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
+        """Has the trainer's model plan its first training step."""
+        if model is not self._model:
+            self._install(args, model)
+
+    def _install(self, arguments: Any, model: Any) -> None:
+        smoothed = arguments.label_smoothing_factor != 0
+
+        def loss_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any]:
+            if kwargs.get("fused_lm_head"):
+                return {"loss": log_probability_loss}
+            has_loss = kwargs.get("labels") is not None and not smoothed
+            return {"loss": model_output_loss} if has_loss else {}
+
+        first = FirstCallPlan(self.options, loss_of_call)
+        first.install(model)
+        self._first, self._model = first, model
