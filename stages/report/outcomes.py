@@ -18,7 +18,7 @@ from tightfit.stages.report.formatting import (
 from tightfit.stages.report.load import PlanResult
 from tightfit.stages.report.memory_timeline import MEMORY_OWNERS, StepTimeline
 from tightfit.stages.report.optimizer_step import optimizer_buffer_bytes
-from tightfit.util.budget import NO_BUDGET
+from tightfit.util.budget import MIN_BUDGET, NO_BUDGET
 from tightfit.util.strategies import baseline_names
 
 Severity = Literal["good", "warning", "bad"]
@@ -172,11 +172,12 @@ def _describe_infeasible(result: PlanResult) -> str:
     plan = result.plan
     asked, known = (f"{size or 0:,} bytes" for size in (plan.budget_total, plan.smallest_budget))
     rest = "no plan is known"
+    within = "" if plan.budget == MIN_BUDGET else f" {plan.budget} ({asked} in all)"
     if plan.strategy == OPTIMIZER_OFFLOAD and not plan.smallest_budget:
         rest = plan.message.removeprefix("infeasible: ")
     elif plan.smallest_budget:
         rest = f"the smallest budget known to work is {known}{_describe_reserved(plan)}"
-    return f"Does not fit {plan.budget} ({asked} in all): {rest}."
+    return f"Does not fit{within}: {rest}."
 
 
 def _describe_reserved(plan: Plan) -> str:

@@ -391,7 +391,7 @@ def test_all_errors_are_told_at_once_with_path_and_expectation() -> None:
         (minimal(budgets=["50%", "50 %"]), "budgets[1]: '50 %' repeats '50%'"),
         (minimal(budgets=["50%", "50%"]), 'budgets: ["50%", "50%"] was found, expected a list'),
         (minimal(budgets=["-1MB"]), "budgets[0]: '-1MB' is no size, expected a size such as"),
-        (minimal(budgets=["50"]), "budgets[0]: '50' is 50 bytes, write '50%' for a percentage"),
+        (minimal(budgets=["50"]), "budgets[0]: 50 is 50 bytes, write '50%' or '50MB'"),
         (minimal(budgets=[0.5]), "budgets[0]: 0.5 was found, expected a size such as 8GiB"),
     ],
 )

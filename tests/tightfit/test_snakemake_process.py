@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tightfit.run_command import SNAKEMAKE_PROGRAM
-from tightfit.snakemake_process import unused_plugins
+from tightfit.snakemake_process import _exit_of_interrupt, unused_plugins
 
 INSTALLED = ["json", "snakemake_executor_plugin_slurm", "snakemake_executor_plugin_slurm_jobstep"]
 
@@ -51,3 +51,9 @@ def test_snakemake_knows_its_own_executors_without_the_others() -> None:
     executors = " ".join(told.split()).partition("--executor ")[2].partition("}")[0]
     assert "local" in executors and "dryrun" in executors
     assert "slurm" not in executors and "kubernetes" not in executors
+
+
+def test_an_interrupt_shows_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    for error in (KeyboardInterrupt(), ValueError("no luck")):
+        _exit_of_interrupt(type(error), error, None)
+    assert capsys.readouterr().err == "ValueError: no luck\n"

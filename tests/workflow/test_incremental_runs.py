@@ -81,7 +81,9 @@ def steps(run: Run) -> list[str]:
 
 def solves(run: Run) -> list[str]:
     """What the stage solve said of each model."""
-    return re.findall(r"^\w+: solved \d+, \d+ from the store$", run.stdout, re.MULTILINE)
+    return re.findall(
+        r"^\w+: solved \d+, \d+ from the store$", run.stdout + run.stderr, re.MULTILINE
+    )
 
 
 def reasons(place: Workplace) -> list[str]:

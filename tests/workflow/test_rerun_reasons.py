@@ -40,13 +40,14 @@ def params(now: str) -> str:
     [
         (Job("trace", MODEL, "Missing output files: a/graph.arrow"), "it is new"),
         (Job("trace", MODEL, params(SOURCE)), "its source, or what that imports, was edited"),
+        (Job("trace", MODEL, params("8")), "its settings in the configuration changed"),
         (
-            Job("trace", MODEL, params("8")),
-            "its settings in the configuration changed from 'x' to '8'",
+            Job("trace", MODEL, params("8"), changed_settings=("pairs changed from 5 to 8",)),
+            "pairs changed from 5 to 8",
         ),
         (
             Job("trace", MODEL, params("8") + "; Updated input files: b.arrow"),
-            "its settings in the configuration changed from 'x' to '8'; changed by hand: b.arrow",
+            "its settings in the configuration changed; changed by hand: b.arrow",
         ),
         (
             Job("chain", {"chain": "a"}, params(f"chain machine {'0' * 64}")),

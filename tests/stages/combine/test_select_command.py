@@ -200,3 +200,9 @@ def test_samples_of_other_models_share_no_budget(
     words = ["--frontier", plain, "--budget", "50%", "--joint", *both, "--out", tmp_path / "j"]
     assert main([str(word) for word in ("select", *files(solved), *words)]) == 1
     assert "samples of one joint budget are of one model, and" in capsys.readouterr().err
+
+
+def test_a_number_without_unit_is_refused(solved: Path, tmp_path: Path) -> None:
+    words = ["--frontier", solved / "candidates.arrow", "--budget", "50", "--out", tmp_path]
+    assert main(["select", *map(str, [*files(solved), *words])]) == 1
+    assert not (tmp_path / "plan.json").exists()
