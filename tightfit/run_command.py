@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     _require_snakemake()
     here = options.profile == DEFAULT_PROFILE  # disks and modules of a cluster are its nodes' own
     config = read_config(options.configuration, factories=here)
-    require_folders(config, str(options.configuration))
+    require_folders(config, str(options.configuration), not options.dry_run)
     if here:
         require_disks(config, str(options.configuration))
     with (

@@ -448,6 +448,7 @@ def test_results_are_written_and_a_store_may_be_read_only(
         require_folders(config)
     sentence = f"results: {tmp_path} is read-only, expected a folder to write to"
     assert str(caught.value) == f"config.yaml: {sentence}"
+    require_folders(config, writable_results=False)  # for a dry run
 
 
 def test_the_shipped_configuration_is_valid_and_plans_the_three_models() -> None:

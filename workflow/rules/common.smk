@@ -36,7 +36,7 @@ if not config.keys() & {"models", "chains"}:
 
 try:
     SETTINGS = parse_config(config, "the configuration")
-    require_folders(SETTINGS, "the configuration")
+    require_folders(SETTINGS, "the configuration", writable_results=False)
 except ConfigError as error:
     sys.exit(str(error))
 

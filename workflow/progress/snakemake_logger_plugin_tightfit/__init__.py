@@ -168,6 +168,11 @@ def _skip_descriptions() -> None:
     for name in ("shellcmd", "conda_env_spec"):
         setattr(Job, name, None)
     Job.message = property(find_changed_settings)
+    Job.check_protected_output = _allow_output
+
+
+async def _allow_output(_: object) -> None:
+    """A run that only says what is to be done may be told of results that are read-only."""
 
 
 def _without_budget(data: dict[str, Any]) -> str:
