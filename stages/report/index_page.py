@@ -224,7 +224,7 @@ def _plan_row(
     return IndexRow(
         model=model,
         strategy=plan.strategy,
-        budget="" if plan.budget == NO_BUDGET else plan.budget,
+        budget="" if plan.budget == NO_BUDGET else plan.budget_label,
         budget_bytes=plan.budget_bytes,
         link=f"{link}#{quote(panel_id(result.folder))}" if link else "",
         ink=colors[plan.strategy],

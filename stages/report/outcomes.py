@@ -108,7 +108,7 @@ def _classify_plan(result: PlanResult) -> PlanOutcome:
         state: Severity = "good" if measured else "warning"
         message = f"{figures}{_not_validated_clause(result)}.{_describe_inequality(result)}"
         return PlanOutcome(state, "baseline", message, peak, relative, measured, True)
-    asked = f"{plan.budget} ({format_bytes(plan.budget_bytes or 0)} for the step)"
+    asked = f"{plan.budget_label} ({format_bytes(plan.budget_bytes or 0)} for the step)"
     if not fits:
         message = f"Misses {asked}: {figures}."
         return PlanOutcome("bad", "over budget", message, peak, relative, measured, False)
@@ -172,7 +172,7 @@ def _describe_infeasible(result: PlanResult) -> str:
     plan = result.plan
     asked, known = (f"{size or 0:,} bytes" for size in (plan.budget_total, plan.smallest_budget))
     rest = "no plan is known"
-    within = "" if plan.budget == MIN_BUDGET else f" {plan.budget} ({asked} in all)"
+    within = "" if plan.budget == MIN_BUDGET else f" {plan.budget_label} ({asked} in all)"
     if plan.strategy == OPTIMIZER_OFFLOAD and not plan.smallest_budget:
         rest = plan.message.removeprefix("infeasible: ")
     elif plan.smallest_budget:
@@ -243,7 +243,7 @@ def build_cards(results: Sequence[PlanResult], lines: dict[str, StepTimeline]) -
     groups: dict[tuple[int, str], list[PlanResult]] = {}
     for result in results:
         if result.plan.budget_bytes is not None:
-            key = (result.plan.budget_bytes, result.plan.budget)
+            key = (result.plan.budget_bytes, result.plan.budget_label)
             groups.setdefault(key, []).append(result)
     without = [result for result in results if result.plan.budget_bytes is None]
     found = []

@@ -14,7 +14,7 @@ from tightfit.schemas.error_logs import (
     read_error,
     upstream_error_log,
 )
-from tightfit.schemas.plan import Plan
+from tightfit.schemas.plan import Plan, label_budget
 from tightfit.schemas.plan_folders import plan_folders
 from tightfit.stages.report.chain_results import NOT_RUN, ChainPlanResult, find_chain_plans
 from tightfit.stages.report.dynamic_sizes import size_note
@@ -227,7 +227,8 @@ def _summary_rows(folder: Path, config: Config | None) -> Iterator[SummaryRow]:
             yield replace(line, note=joint) if joint else line
             continue
         about = (DAMAGED, damaged[point]) if point in damaged else _why_missing(folder / point)
-        budget = _format_budget(request.budget)
+        shared = bool(config.models[folder.name].joint) and request.budget != NO_BUDGET
+        budget = _format_budget(label_budget(request.budget, shared))
         yield _missing_summary(folder.name, request.strategy, budget, report, about)
 
 
@@ -301,7 +302,7 @@ def _plan_summary(folder: Path, result: PlanResult, report: str) -> SummaryRow:
         note = validated.message
     if not note and not runs and plan.feasible:
         note = size_note(plan, None if validated is None else len(validated.sizes) + 1)
-    budget = _format_budget(plan.budget)
+    budget = _format_budget(plan.budget_label)
     timed = found.measured or reason_not_validated(result)
     named = (model, plan.strategy, budget)
     gpu = None

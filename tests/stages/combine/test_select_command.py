@@ -180,6 +180,8 @@ def test_samples_share_the_bytes_of_the_one_that_takes_the_most(
     alone = chosen(solved, tmp_path / "alone", "frontier", "50%")
     assert alone.budget_total is not None
     assert joint.budget_total == alone.budget_total + 500 and joint.budget == "50%"
+    assert (joint.budget_label, joint.joint_samples) == ("50% joint", 2)
+    assert (alone.budget_label, alone.joint_samples) == ("50%", None)
     size = chosen(solved, tmp_path / "size", "frontier", "1MB", "--joint", *both)
     assert size.budget_total == 10**6
     lineage = json.loads((tmp_path / "joint/lineage/plan.json.json").read_text())
