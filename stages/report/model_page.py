@@ -225,8 +225,8 @@ def _plan_facts(result: PlanResult) -> list[Fact]:
         facts.append(
             (
                 "Predicted",
-                f"{format_exact_bytes(plan.peak)}, {format_duration(plan.time)} "
-                f"({format_ratio(result.relative or 1.0)})",
+                f"{format_exact_bytes(plan.peak)} beyond parameters and inputs, "
+                f"{format_duration(plan.time)} ({format_ratio(result.relative or 1.0)})",
             )
         )
     if plan.transfers is not None and plan.feasible:

@@ -285,5 +285,6 @@ def peak_breakdown(result: PlanResult, line: StepTimeline | None) -> tuple[list[
     allowed = plan.budget_total or 0
     whole = max(used, allowed, 1)
     if allowed > used:
-        rows.append(("free", "left free", allowed - used))
+        name = "needed at other times of the step" if plan.budget == MIN_BUDGET else "left free"
+        rows.append(("free", name, allowed - used))
     return [MemoryShare(key, name, size_, 100 * size_ / whole) for key, name, size_ in rows], whole
