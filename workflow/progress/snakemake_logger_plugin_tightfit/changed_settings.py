@@ -9,7 +9,7 @@ from typing import Any
 
 MAX_VALUE_CHARACTERS = 60
 """Characters that a value has at most that is shown."""
-KEYS_OF_PARAMETERS = {"engine": "solver", "step_engine": "solver"}
+KEYS_OF_PARAMETERS = {"engine": "solver", "step_engine": "solver", "budgets": "frontier"}
 """Keys of the configuration that are named otherwise than the parameters that they set."""
 
 _Settings = dict[str, Any]
