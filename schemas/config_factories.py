@@ -78,11 +78,12 @@ def _argument_paths(model: dict[str, Any]) -> dict[str, list[str | int]]:
     """The arguments of a model's factory, each with the path of a key that names it."""
     found: dict[str, list[str | int]] = {}
     samples = model.get("samples")
-    for place, given in (
-        *((["samples", number], each) for number, each in enumerate(samples or ())),
-        (["matrix"], model.get("matrix")),
-        (["arguments"], model.get("arguments")),
-    ):
+    places: list[tuple[list[str | int], Any]] = [
+        (["samples", number], each)
+        for number, each in enumerate(samples if isinstance(samples, list) else ())
+    ]
+    places += [([key], model.get(key)) for key in ("matrix", "arguments")]
+    for place, given in places:
         if isinstance(given, dict):
             found |= {str(key): [*place, str(key)] for key in given}
     return found
