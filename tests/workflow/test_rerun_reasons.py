@@ -173,6 +173,17 @@ def test_a_chain_of_a_new_model_is_new() -> None:
     assert describe_jobs([job])[1] == "  chains/c, 1 step: it is new"
 
 
+def test_a_chain_of_files_is_new_with_its_plans(tmp_path: Path) -> None:
+    wildcards = {"chain": "c", "strategy": "rotor", "budget": "25pct"}
+    plan = Job("chain", wildcards, "Missing output files: plan.json")
+    page = Job("chain_report", {"chain": "c"}, f"Missing output files: report.html; {FOLLOWS}")
+    assert describe_jobs([plan, page])[1] == "  chains/c, 2 steps: it is new"
+    (tmp_path / "report.html").touch()
+    there = Job("chain_report", {"chain": "c"}, FOLLOWS, (), (str(tmp_path / "report.html"),))
+    said = "  chains/c, 2 steps: the budget 25pct is new for rotor"
+    assert describe_jobs([plan, there])[1] == said
+
+
 def test_an_edited_model_may_need_less() -> None:
     jobs = [Job("trace", MODEL, params(SOURCE)), Job("partition", MODEL, FOLLOWS)]
     assert describe_jobs(jobs)[0] == "To do: up to 2 steps"

@@ -108,7 +108,8 @@ def _causes(jobs: list[WorkflowJob]) -> list[str]:
     for word, there in (("lost", False), ("damaged", True)):
         files = [file for file in lost if Path(file).exists() == there]
         found += [f"{word}: {_list_files(files)}"] if files else []
-    if not found and all(_is_new(job) for job in jobs):
+    own_rules = not found or "chain" in jobs[0].wildcards  # a model is new with its trace
+    if own_rules and all(map(_is_new, jobs)):
         return ["it is new"]
     return list(dict.fromkeys(found)) or [FOLLOWS_INPUTS]
 
