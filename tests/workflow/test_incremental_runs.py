@@ -168,7 +168,7 @@ def test_another_budget_is_planned_alone(place: Workplace) -> None:
     }
     assert reasons(place) == [
         "To do: 6 steps",
-        "  mine, 5 steps: the budget 80pct is new for rockmate",
+        "  mine, 5 steps: the budget 80% is new for rockmate",
         FOLLOWING_RUN,
     ]
 

@@ -76,7 +76,7 @@ def params(now: str) -> str:
             for rule in ("own_plans", "frontier")
         ),
         *(
-            (Job(rule, POINT, "Missing output files: p"), "the budget 80pct is new for rotor")
+            (Job(rule, POINT, "Missing output files: p"), "the budget 80% is new for rotor")
             for rule in ("select", "select_kernels")
         ),
         (
@@ -180,7 +180,7 @@ def test_a_chain_of_files_is_new_with_its_plans(tmp_path: Path) -> None:
     assert describe_jobs([plan, page])[1] == "  chains/c, 2 steps: it is new"
     (tmp_path / "report.html").touch()
     there = Job("chain_report", {"chain": "c"}, FOLLOWS, (), (str(tmp_path / "report.html"),))
-    said = "  chains/c, 2 steps: the budget 25pct is new for rotor"
+    said = "  chains/c, 2 steps: the budget 25% is new for rotor"
     assert describe_jobs([plan, there])[1] == said
 
 
@@ -197,7 +197,7 @@ def test_a_model_with_two_causes_tells_both() -> None:
         Job("select", other, "Missing output files: y"),
     ]
     assert describe_jobs(jobs)[1] == (
-        "  a, 2 steps: the budget 80pct is new for rotor; the budget 60pct is new for rotor"
+        "  a, 2 steps: the budget 80% is new for rotor; the budget 60% is new for rotor"
     )
 
 

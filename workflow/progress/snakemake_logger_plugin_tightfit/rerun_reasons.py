@@ -155,6 +155,11 @@ def _list_files(files: list[str]) -> str:
     return ", ".join(files[:MAX_NAMED_FILES]) + (f" and {more} more" if more > 0 else "")
 
 
+def _format_budget(job: WorkflowJob) -> str:
+    """The budget of a job as it was written, by the name of its folder."""
+    return re.sub("pct$", "%", job.wildcards["budget"])
+
+
 def _missing_cause(job: WorkflowJob) -> str:
     if any(map(has_error, job.logs)):
         return "it failed before and is tried again"
@@ -168,11 +173,11 @@ def _missing_cause(job: WorkflowJob) -> str:
     if job.rule in ("select", "select_kernels", *CHAIN_RULES):
         if job.wildcards["budget"] == NO_BUDGET:
             return f"the strategy {strategy} is new"
-        return f"the budget {job.wildcards['budget']} is new for {strategy}"
+        return f"the budget {_format_budget(job)} is new for {strategy}"
     if job.rule == "allocate":
         return f"the pipeline by {job.wildcards['allocator']} is new"
     if job.rule == "optimizer_offload":
-        return f"the budget {job.wildcards['budget']} is new"
+        return f"the budget {_format_budget(job)} is new"
     if job.rule in ("compile_search", "model_chain"):
         return ""
     files = job.reason.partition("Missing output files: ")[2].partition(";")[0]
