@@ -2,6 +2,8 @@
 
 
 include: "workflow/rules/common.smk"
+include: "workflow/rules/common_options.smk"
+include: "workflow/rules/kernel_options.smk"
 include: "workflow/rules/trace.smk"  # factory -> graph.arrow
 include: "workflow/rules/fuse.smk"  # eager.arrow -> graph.arrow, where kernels are fused
 include: "workflow/rules/profile.smk"  # graph.arrow -> costs.arrow

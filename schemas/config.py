@@ -28,7 +28,7 @@ from tightfit.schemas.config_errors import (
     format_config_errors,
     format_key_path,
 )
-from tightfit.schemas.config_factories import find_missing_factories
+from tightfit.schemas.config_factories import find_factory_problems
 from tightfit.schemas.config_matrix import expand_matrices, matrix_problems
 from tightfit.schemas.config_optimizer_step import (
     OptimizerStepConfig,
@@ -185,8 +185,8 @@ def parse_config(
     factories: bool = False,
 ) -> Config:
     """Checks a configuration and fills in its defaults. Its relative paths start at a folder. What
-    was `found_before` is wrong with its text is told with the rest. With `factories` their modules
-    have to be found on this machine, in whose jobs they are imported.
+    was `found_before` is wrong with its text is told with the rest. With `factories` these have to
+    be found on this machine, in whose jobs they are called.
 
     Raises ConfigError with one line for each error, naming its path and what was expected.
     """
@@ -204,7 +204,7 @@ def parse_config(
         *find_pipeline_problems(found),
         *find_dynamic_problems(plain),
     ]
-    faults += find_missing_factories(found, folder) if factories else ()
+    faults += find_factory_problems(found, folder) if factories else ()
     # What is wrong beyond the schema is told of the values that the schema takes.
     sound = without_refused_values(plain, errors) if errors else plain
     if Draft202012Validator(schema).is_valid(sound):
@@ -253,13 +253,17 @@ def _plan_settings(document: dict[str, Any], model: dict[str, Any]) -> dict[str,
 
 def read_config(path: Path | str, factories: bool = False) -> Config:
     """Reads a configuration file, in whose folder its relative paths start; raises ConfigError when
-    it is absent, no YAML or not valid, with `factories` also if the module of one is not found."""
+    it is absent, no YAML or not valid, with `factories` also if one is not found, or is
+    not called as its source says."""
     document, twice = read_yaml(path)
     return parse_config(document, str(path), Path(path).parent, twice, factories)
 
 
-def require_folders(config: Config, source: str = "config.yaml") -> None:
-    """Checks that results and store can be folders, and that results can be written.
+def require_folders(
+    config: Config, source: str = "config.yaml", writable_results: bool = True
+) -> None:
+    """Checks that results and store can be folders, and that results can be written where these
+    have to be: a dry run writes none.
 
     A store may be one that is only read. Raises ConfigError with a line for each error.
     """
@@ -273,7 +277,7 @@ def require_folders(config: Config, source: str = "config.yaml") -> None:
             continue
         if not there.is_dir():
             problems.append(f"{key}: {there} is a file, expected a folder")
-        elif key == "results" and not os.access(there, os.W_OK):
+        elif key == "results" and writable_results and not os.access(there, os.W_OK):
             problems.append(f"{key}: {there} is read-only, expected a folder to write to")
     if problems:
         raise ConfigError(format_config_errors(source, problems))

@@ -31,7 +31,7 @@ def describe_schema_error(error: Any) -> str:
         unknown = [key for key in error.instance if key not in known]
         return "\n".join(_describe_unknown_key(path, key, known) for key in unknown)
     if error.validator == "enum" and isinstance(error.instance, str):
-        close = _find_closest(error.instance, map(str, error.validator_value))
+        close = find_closest(error.instance, map(str, error.validator_value))
         hint = f" (did you mean {close}?)" if close else ""
         found = _format_value(error.instance)
         return f"{format_key_path(path)}: {found} was found, expected {expected}{hint}"
@@ -46,7 +46,7 @@ MIN_SIMILARITY = 0.7
 """How alike two words are of which one may have been meant by the other."""
 
 
-def _find_closest(text: str, names: Iterable[str]) -> str:
+def find_closest(text: str, names: Iterable[str]) -> str:
     """The name that a text may have meant, in letters of any case, "" for none."""
     known = {name.lower(): name for name in names}
     close = difflib.get_close_matches(text.lower(), known, 1, MIN_SIMILARITY)
@@ -54,7 +54,7 @@ def _find_closest(text: str, names: Iterable[str]) -> str:
 
 
 def _describe_unknown_key(path: list[Any], key: str, known: list[str]) -> str:
-    close = _find_closest(key, known)
+    close = find_closest(key, known)
     hint = f"did you mean {close}" if close else f"expected one of {', '.join(known)}"
     if path and key in TOP_LEVEL_KEYS:
         hint = f"expected it at the top of the file, where it is said of all {path[0]}"

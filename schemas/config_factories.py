@@ -1,4 +1,4 @@
-"""Factories of a configuration whose module cannot be found, without loading any code for it."""
+"""Factories of a configuration that no job could call, without loading any code for it."""
 
 from __future__ import annotations
 
@@ -10,31 +10,44 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
+from tightfit.schemas.factory_source import find_argument_problems, find_function_problem
 from tightfit.util.paths import INSTALL_ROOT
 
 CHANGED_IMPORTS = re.compile(rb"__path__|sys\s*\.\s*modules|meta_path|path_hooks|import_hook")
 """What the code of a package has that may make modules which are no files of its folder."""
 
 
-def find_missing_factories(document: Any, folder: Path) -> Iterator[tuple[list[str], str]]:
-    """The factories of a document, valid or not, whose modules no job could import.
+FactoryProblem = tuple[list[str | int], str]
+"""The path of a key, and what is wrong with it, a sentence without its subject."""
+
+
+def find_factory_problems(document: Any, folder: Path) -> Iterator[FactoryProblem]:
+    """The factories of a document, valid or not, whose modules no job could import, or whose
+    functions these do not have or do not call with such arguments.
 
     Args:
         document: The configuration, with its relative paths resolved.
         folder: The folder of the configuration, in which jobs run.
 
     Yields:
-        For each the path of its key, and a sentence without its subject.
+        A problem for each key.
     """
     known = document if isinstance(document, dict) else {}
     models, given = known.get("models"), known.get("search_path", [str(folder)])
     search = given if isinstance(given, list) else []
     folders = [*(Path(entry) for entry in search if isinstance(entry, str)), folder]
-    find = cache(lambda module: find_module(module, folders))
+    find = cache(lambda module: find_module_specs(module, folders))
     for name, model in models.items() if isinstance(models, dict) else ():
         factory = model.get("factory") if isinstance(model, dict) else None
-        module, colon, _ = factory.partition(":") if isinstance(factory, str) else ("", "", "")
-        if colon and all(map(str.isidentifier, module.split("."))) and not find(module):
+        module, colon, function = (
+            factory.partition(":") if isinstance(factory, str) else ("", "", "")
+        )
+        if not colon or not all(map(str.isidentifier, module.split("."))):
+            continue  # the schema says so
+        specs = find(module)
+        if specs:
+            yield from _find_call_problems(name, model, function, specs)
+        elif specs is not None:
             there = ", ".join(dict.fromkeys(str(each.absolute()) for each in folders))
             yield (
                 ["models", name, "factory"],
@@ -43,14 +56,47 @@ def find_missing_factories(document: Any, folder: Path) -> Iterator[tuple[list[s
             )
 
 
-def find_module(name: str, folders: Sequence[Path]) -> bool:
-    """Whether a module may be found in one of some folders, in the checkout or where this process
-    finds its own. No code of it or of its packages runs, so that what these do when they are loaded
-    is not known: a package that changes what is imported counts as one that has the module.
+def _find_call_problems(
+    name: str, model: dict[str, Any], function: str, specs: Sequence[ModuleSpec]
+) -> Iterator[FactoryProblem]:
+    """What is wrong with the call of a model's factory, by the source of its module if that is a
+    single file."""
+    files = {spec.origin for spec in specs}
+    [origin] = files if len(files) == 1 else [None]
+    if origin is None or not origin.endswith(".py"):
+        return
+    file = Path(origin)
+    if problem := find_function_problem(file, function):
+        yield ["models", name, "factory"], problem
+        return
+    keys = _argument_paths(model)
+    for argument, problem in find_argument_problems(file, function, keys):
+        yield ["models", name, *keys.get(argument, ["arguments"])], problem
+
+
+def _argument_paths(model: dict[str, Any]) -> dict[str, list[str | int]]:
+    """The arguments of a model's factory, each with the path of a key that names it."""
+    found: dict[str, list[str | int]] = {}
+    samples = model.get("samples")
+    places: list[tuple[list[str | int], Any]] = [
+        (["samples", number], each)
+        for number, each in enumerate(samples if isinstance(samples, list) else ())
+    ]
+    places += [([key], model.get(key)) for key in ("matrix", "arguments")]
+    for place, given in places:
+        if isinstance(given, dict):
+            found |= {str(key): [*place, str(key)] for key in given}
+    return found
+
+
+def find_module_specs(name: str, folders: Sequence[Path]) -> list[ModuleSpec] | None:
+    """What is found of a module in some folders, in the checkout or where this process finds its
+    own; None if that is not known. No code of it or of its packages runs, so that a package that
+    changes what is imported may have any module.
 
     Example:
-        >>> find_module("json.decoder", []), find_module("json.encode", [])
-        (True, False)
+        >>> len(find_module_specs("json.decoder", [])), find_module_specs("json.encode", [])
+        (1, [])
     """
     first, *parts = name.split(".")
     places = [str(folder.absolute()) for folder in folders] + [str(INSTALL_ROOT)]
@@ -58,10 +104,10 @@ def find_module(name: str, folders: Sequence[Path]) -> bool:
     specs = _find_specs(first, first, paths)
     for depth, part in enumerate(parts, 1):
         if any(map(_changes_imports, specs)):
-            return True
+            return None
         inside = [list(spec.submodule_search_locations or ()) for spec in specs]
         specs = _find_specs(".".join([first, *parts[:depth]]), part, inside)
-    return bool(specs)
+    return specs
 
 
 def _find_specs(name: str, last: str, paths: Sequence[Sequence[str]]) -> list[ModuleSpec]:

@@ -15,7 +15,6 @@ from tightfit.util.strategies import ALLOCATORS
 
 PIPELINE_FOLDER = "pipeline"
 """The folder, in that of a model, with a folder for each strategy of its pipeline."""
-EXPECTED_MACHINE = "expected the description of several equal devices with equal links"
 
 ConfigProblem = tuple[tuple[str, ...], str]
 """The path of a key, and what is wrong with its value."""
@@ -96,10 +95,12 @@ def _find_machine_problems(
     try:
         found = read_machine(machine)
         if len(found.devices) == 1:
-            raise ConfigError(f"{machine}: describes one device")
+            raise ConfigError(
+                f"{machine}: describes one device, expected several equal ones with equal links"
+            )
         check_uniform_devices(found, machine, contiguous)
     except TightfitError as error:
-        yield path, f"{error}: {EXPECTED_MACHINE}"
+        yield path, str(error)
 
 
 def _find_unused_settings(

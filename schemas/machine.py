@@ -17,11 +17,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tightfit.schemas.config_errors import find_closest
 from tightfit.schemas.graph.tensor_layout import DTYPE_BYTES
 from tightfit.util.errors import ArtifactError, ConfigError
 
@@ -154,163 +156,225 @@ def machine_names() -> list[str]:
 
 
 def read_machine(path: Path | str) -> Machine:
-    """Reads a description; raises ArtifactError with one sentence that names the file and the
-    first figure that is amiss."""
+    """Reads a description; raises ArtifactError, which names the file and all figures that are
+    amiss."""
     from tightfit.schemas import store
 
     document = store.read_json(path, _MOST_BYTES)
     return _MachineReader(str(path)).machine(document)
 
 
+class _FigureError(Exception):
+    """What one figure of a description has wrong, in a sentence."""
+
+
 class _MachineReader:
+    """Reads a description, and goes on behind a figure that is amiss, so that all are told."""
+
     def __init__(self, path: str) -> None:
         self.path = path
+        self.problems: list[str] = []
 
     def machine(self, document: dict[str, Any]) -> Machine:
         found = document.get("artifact")
-        self.require(
-            found == MACHINE_ARTIFACT,
-            f"artifact is {_format_value(found)}, expected {MACHINE_ARTIFACT!r}",
-        )
+        if found != MACHINE_ARTIFACT:
+            self.problems.append(
+                f"artifact is {_format_value(found)}, expected {MACHINE_ARTIFACT!r}"
+            )
+            self.raise_problems()
         names = ("devices", "memories", "links", "sources")
-        self.keys(document, "the machine", ("artifact", "name", "devices"), names[1:])
+        self.check_keys(document, "the machine", ("artifact", "name", "devices"), names[1:])
         machine = Machine(
-            name=self.text(document["name"], "name"),
+            name=self.value(document, "", "name", _parse_text),
             devices=[self.device(*item) for item in self.items(document, "devices")],
             memories=[self.memory(*item) for item in self.items(document, "memories")],
             links=[self.link(*item) for item in self.items(document, "links")],
-            sources=self.sources(document.get("sources", {})),
+            sources=self.value(document, "", "sources", _parse_sources, {}),
         )
-        self.require(bool(machine.devices), "has no devices")
-        self.places(machine)
+        self.raise_problems()
+        self.problems += _find_place_problems(machine)
+        self.raise_problems()
         return machine
 
     def device(self, where: str, given: dict[str, Any]) -> MachineDevice:
-        self.keys(given, where, ("name", "memory"), ("flops", "bandwidth", "latency"))
-        bandwidth = given.get("bandwidth")
+        self.check_keys(given, where, ("name", "memory"), ("flops", "bandwidth", "latency"))
+        bandwidth = None
+        if given.get("bandwidth") is not None:
+            bandwidth = self.number(given, where, "bandwidth", _BANDWIDTHS)
         return MachineDevice(
-            name=self.place(given["name"], f"{where}.name"),
-            memory=self.size(given["memory"], f"{where}.memory"),
-            flops=self.flops(given["flops"], f"{where}.flops") if "flops" in given else {},
-            bandwidth=None
-            if bandwidth is None
-            else self.number(bandwidth, f"{where}.bandwidth", _BANDWIDTHS),
-            latency=self.number(given.get("latency", 0), f"{where}.latency", _LATENCIES),
+            name=self.value(given, where, "name", _parse_place),
+            memory=self.value(given, where, "memory", _parse_size),
+            flops=self.value(given, where, "flops", _parse_flops, {}),
+            bandwidth=bandwidth,
+            latency=self.number(given, where, "latency", _LATENCIES, 0.0),
         )
 
-    def flops(self, given: Any, where: str) -> dict[str, float]:
-        if not isinstance(given, Mapping):
-            return {"": self.number(given, where, _FLOPS)}
-        self.require(bool(given), f"{where} names no dtype")
-        for dtype in given:
-            self.require(dtype in DTYPE_BYTES, f"{where}: {_format_value(dtype)} is no dtype")
-        return {
-            dtype: self.number(figure, f"{where}.{dtype}", _FLOPS)
-            for dtype, figure in given.items()
-        }
-
     def memory(self, where: str, given: dict[str, Any]) -> MachineMemory:
-        self.keys(given, where, ("name", "memory"), ("bandwidth",))
-        bandwidth = given.get("bandwidth")
+        self.check_keys(given, where, ("name", "memory"), ("bandwidth",))
+        bandwidth = None
+        if given.get("bandwidth") is not None:
+            bandwidth = self.number(given, where, "bandwidth", _BANDWIDTHS)
         return MachineMemory(
-            self.place(given["name"], f"{where}.name"),
-            self.size(given["memory"], f"{where}.memory"),
-            None
-            if bandwidth is None
-            else self.number(bandwidth, f"{where}.bandwidth", _BANDWIDTHS),
+            self.value(given, where, "name", _parse_place),
+            self.value(given, where, "memory", _parse_size),
+            bandwidth,
         )
 
     def link(self, where: str, given: dict[str, Any]) -> MachineLink:
         times = {"latency": _LATENCIES, "overhead": _LATENCIES, "overhead_per_byte": _PER_BYTE}
-        self.keys(given, where, ("between", "bandwidth"), (*times, "shared"))
-        ends = given["between"]
-        two = isinstance(ends, list) and len(ends) == 2
-        self.require(two, f"{where}.between is {_format_value(ends)}, expected two names")
-        one, other = (self.place(end, f"{where}.between") for end in ends)
-        self.require(
-            one != other, f"{where} leads from {one} to itself, expected the names of two places"
-        )
-        shared = given.get("shared", False)
-        self.require(
-            isinstance(shared, bool), f"{where}.shared is {_format_value(shared)}, not a truth"
-        )
+        self.check_keys(given, where, ("between", "bandwidth"), (*times, "shared"))
         return MachineLink(
-            between=(one, other),
-            bandwidth=self.number(given["bandwidth"], f"{where}.bandwidth", _LINKS),
-            shared=shared,
+            between=self.value(given, where, "between", _parse_ends),
+            bandwidth=self.number(given, where, "bandwidth", _LINKS),
+            shared=self.value(given, where, "shared", _parse_truth, False),
             **{
-                name: self.number(given.get(name, 0), f"{where}.{name}", within)
-                for name, within in times.items()
+                name: self.number(given, where, name, within, 0.0) for name, within in times.items()
             },
         )
-
-    def sources(self, given: Any) -> dict[str, str]:
-        plain = isinstance(given, dict) and len(given) <= _MOST_ITEMS
-        self.require(plain, "sources is no mapping from figures to texts")
-        return {key: self.text(source, f"sources.{key}") for key, source in given.items()}
-
-    def places(self, machine: Machine) -> None:
-        """Each name stands for one place, and links lead from place to place."""
-        names = [device.name for device in machine.devices]
-        names += [memory.name for memory in machine.memories]
-        for name in names:
-            self.require(names.count(name) == 1, f"names {name} twice")
-        for link in machine.links:
-            for end in link.between:
-                self.require(end in names, f"has a link to {end}, which is no device or memory")
 
     def items(self, document: dict[str, Any], key: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """The mappings of a list, each with where it stands."""
         given = document.get(key, [])
-        self.require(isinstance(given, list) and len(given) <= _MOST_ITEMS, f"{key} is no list")
+        if not isinstance(given, list) or len(given) > _MOST_ITEMS:
+            self.problems.append(f"{key} is no list")
+            return
+        if key == "devices" and key in document and not given:
+            self.problems.append("has no devices")
         for index, item in enumerate(given):
             where = f"{key}[{index}]"
-            self.require(isinstance(item, dict), f"{where} is {_format_value(item)}, not a mapping")
-            yield where, item
+            if isinstance(item, dict):
+                yield where, item
+            else:
+                self.problems.append(f"{where} is {_format_value(item)}, not a mapping")
 
-    def keys(
+    def check_keys(
         self,
         given: dict[str, Any],
         where: str,
         needed: tuple[str, ...],
         others: tuple[str, ...] = (),
     ) -> None:
+        """Notes the keys that are not known, with those that may be meant, and those missing."""
+        known, meant = (*needed, *others), []
         for key in given:
-            self.require(
-                key in (*needed, *others), f"{where} has the unknown key {_format_value(key)}"
-            )
-        for key in needed:
-            self.require(key in given, f"{where} has no {key}")
+            if key not in known:
+                close = find_closest(key, (name for name in known if name not in given))
+                meant.append(close)
+                hint = f"did you mean {close}" if close else f"expected {', '.join(known)}"
+                self.problems.append(f"{where} has the unknown key {_format_value(key)}, {hint}")
+        missing = (key for key in needed if key not in given and key not in meant)
+        self.problems += [f"{where} has no {key}" for key in missing]
 
-    def text(self, given: Any, where: str) -> str:
-        good = isinstance(given, str) and given.strip() and given.isprintable()
-        self.require(bool(good), f"{where} is {_format_value(given)}, not a text")
-        return str(given)
+    def value(
+        self,
+        given: dict[str, Any],
+        where: str,
+        key: str,
+        parse: Callable[[Any, str], Any],
+        default: Any = None,
+    ) -> Any:
+        """What a key has, as it is parsed; the default where it is missing or amiss."""
+        if key not in given:
+            return default
+        try:
+            return parse(given[key], f"{where}.{key}" if where else key)
+        except _FigureError as error:
+            self.problems.append(str(error))
+            return default
 
-    def place(self, given: Any, where: str) -> str:
-        good = isinstance(given, str) and _RESOURCE_NAME.fullmatch(given) is not None
-        self.require(good, f"{where} is {_format_value(given)}, not a name such as cuda:0 or host")
-        return str(given)
+    def number(
+        self,
+        given: dict[str, Any],
+        where: str,
+        key: str,
+        within: NumberRange,
+        default: float | None = None,
+    ) -> Any:
+        """The number that a key has."""
+        parse = partial(_parse_number, within=within)
+        return self.value(given, where, key, parse, default)
 
-    def size(self, given: Any, where: str) -> int:
-        figure = self.number(given, where, _SIZES)
-        self.require(
-            figure == int(figure), f"{where} is {_format_value(given)}, not a number of bytes"
-        )
-        return int(given)
+    def raise_problems(self) -> None:
+        """Raises ArtifactError with all that is wrong, if anything is."""
+        if self.problems:
+            raise ArtifactError(f"{self.path}: {'; '.join(dict.fromkeys(self.problems))}")
 
-    def number(self, given: Any, where: str, within: NumberRange) -> float:
-        plain = isinstance(given, int | float) and not isinstance(given, bool)
-        self.require(plain, f"{where} is {_format_value(given)}, not a number")
-        low, high = within
-        possible = (isinstance(given, int) or math.isfinite(given)) and low <= given <= high
-        said = f"{where} is {_format_value(given)}, expected a number from {low:g} to {high:g}"
-        self.require(possible, said)
-        return float(given)
 
-    def require(self, condition: bool, sentence: str) -> None:
-        if not condition:
-            raise ArtifactError(f"{self.path}: {sentence}")
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise _FigureError(sentence)
+
+
+def _find_place_problems(machine: Machine) -> Iterator[str]:
+    """What is wrong where each name has to stand for one place, and links lead from place to
+    place."""
+    names = [device.name for device in machine.devices]
+    names += [memory.name for memory in machine.memories]
+    yield from (f"names {name} twice" for name in names if names.count(name) > 1)
+    for link in machine.links:
+        for end in link.between:
+            if end not in names:
+                yield f"has a link to {end}, which is no device or memory"
+
+
+def _parse_flops(given: Any, where: str) -> dict[str, float]:
+    if not isinstance(given, Mapping):
+        return {"": _parse_number(given, where, _FLOPS)}
+    _require(bool(given), f"{where} names no dtype")
+    for dtype in given:
+        _require(dtype in DTYPE_BYTES, f"{where}: {_format_value(dtype)} is no dtype")
+    return {
+        dtype: _parse_number(figure, f"{where}.{dtype}", _FLOPS) for dtype, figure in given.items()
+    }
+
+
+def _parse_ends(given: Any, where: str) -> tuple[str, str]:
+    two = isinstance(given, list) and len(given) == 2
+    _require(two, f"{where} is {_format_value(given)}, expected two names")
+    one, other = (_parse_place(end, where) for end in given)
+    link = where.rpartition(".")[0]
+    _require(one != other, f"{link} leads from {one} to itself, expected the names of two places")
+    return one, other
+
+
+def _parse_sources(given: Any, where: str) -> dict[str, str]:
+    plain = isinstance(given, dict) and len(given) <= _MOST_ITEMS
+    _require(plain, f"{where} is no mapping from figures to texts")
+    return {key: _parse_text(source, f"{where}.{key}") for key, source in given.items()}
+
+
+def _parse_text(given: Any, where: str) -> str:
+    good = isinstance(given, str) and given.strip() and given.isprintable()
+    _require(bool(good), f"{where} is {_format_value(given)}, not a text")
+    return str(given)
+
+
+def _parse_truth(given: Any, where: str) -> bool:
+    _require(isinstance(given, bool), f"{where} is {_format_value(given)}, not a truth")
+    return bool(given)
+
+
+def _parse_place(given: Any, where: str) -> str:
+    good = isinstance(given, str) and _RESOURCE_NAME.fullmatch(given) is not None
+    _require(good, f"{where} is {_format_value(given)}, not a name such as cuda:0 or host")
+    return str(given)
+
+
+def _parse_size(given: Any, where: str) -> int:
+    figure = _parse_number(given, where, _SIZES)
+    whole = figure == int(figure)
+    _require(whole, f"{where} is {_format_value(given)}, not a number of bytes")
+    return int(given)
+
+
+def _parse_number(given: Any, where: str, within: NumberRange) -> float:
+    plain = isinstance(given, int | float) and not isinstance(given, bool)
+    _require(plain, f"{where} is {_format_value(given)}, not a number")
+    low, high = within
+    possible = (isinstance(given, int) or math.isfinite(given)) and low <= given <= high
+    said = f"{where} is {_format_value(given)}, expected a number from {low:g} to {high:g}"
+    _require(possible, said)
+    return float(given)
 
 
 def _format_value(given: Any) -> str:

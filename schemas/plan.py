@@ -17,7 +17,7 @@ Status = Literal["optimal", "feasible", "infeasible"]
 KernelKind = Literal["eager", "fused"]
 OPTIONAL_KEYS = (
     *("gpu", "transfers", "kernels", "groups", "compiled", "competing_plan", "threads"),
-    *("loss_room", "microbatches", "dynamic"),
+    *("loss_room", "microbatches", "dynamic", "joint_samples"),
 )
 """Parts that not every plan has."""
 
@@ -138,6 +138,8 @@ class Plan:
         microbatches: Number of samples of a whole step with its optimizer, None for other plans.
         dynamic: Dimensions whose sizes differ from call to call, None if there are none. All other
             figures are those of the largest sizes.
+        joint_samples: Number of samples that share the bytes of the budget, None if it is that of
+            this one alone.
 
     Example:
         >>> plan = read_plan("results/gpt2/auto/196MB/plan.json")
@@ -172,6 +174,12 @@ class Plan:
     loss_room: int | None = field(default=None, kw_only=True)
     microbatches: int | None = field(default=None, kw_only=True)
     dynamic: DynamicPlan | None = field(default=None, kw_only=True)
+    joint_samples: int | None = field(default=None, kw_only=True)
+
+    @property
+    def budget_label(self) -> str:
+        """The budget as reports name it."""
+        return label_budget(self.budget, self.joint_samples is not None)
 
     @property
     def keep_all_total(self) -> int:
@@ -192,6 +200,11 @@ class Plan:
     def feasible(self) -> bool:
         """True when there is a schedule to run."""
         return self.status != "infeasible"
+
+
+def label_budget(budget: str, joint: bool) -> str:
+    """A budget as written, with the word for one that several samples share."""
+    return f"{budget} joint" if joint else budget
 
 
 def joint_budget_total(budget: Budget, plans: Iterable[Plan]) -> int:
@@ -233,7 +246,7 @@ def read_plan(path: Path | str) -> Plan:
         _require(path, key, document[key], (str,))
     for key in ("recomputed", "recomputed_time"):
         _require(path, key, document[key], (float, int))
-    for key in ("groups", "compiled", "threads", "loss_room", "microbatches"):
+    for key in ("groups", "compiled", "threads", "loss_room", "microbatches", "joint_samples"):
         _require(path, key, document.get(key), (int, type(None)))
     if document["status"] not in get_args(Status):
         raise ArtifactError(f"{path}: {document['status']!r} is no status")

@@ -34,6 +34,8 @@ LOCK_FILE = Path(".snakemake", "plan.lock")
 ends with its processes: a run that was killed does not stop the next one."""
 MEASURING_RULES = ("profile", "profile_updates", "link", "offload_link", "reference")
 REMEASURE_VARIABLE = "TIGHTFIT_REMEASURE"
+STANDARD_ERROR = 2
+"""The descriptor of the file."""
 TODO_MARK = "To do: "
 RETRACE_MARK = ", up to "
 """What a dry run says of models that are traced again, which may leave the graph as it was."""
@@ -80,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     _require_snakemake()
     here = options.profile == DEFAULT_PROFILE  # disks and modules of a cluster are its nodes' own
     config = read_config(options.configuration, factories=here)
-    require_folders(config, str(options.configuration))
+    require_folders(config, str(options.configuration), not options.dry_run)
     if here:
         require_disks(config, str(options.configuration))
     with (
@@ -89,18 +91,27 @@ def run(options: argparse.Namespace) -> int:
     ):
         workflow = _build_workflow_run(options, variables, [lock, pipe])
         todo, code = workflow.explain(None if options.dry_run else _load_summary)
+        if is_interrupted(code):
+            return _report_interrupt(code)
         if code or options.dry_run:
-            if not is_interrupted(code):
-                print(todo, end="", file=sys.stderr if code else sys.stdout)
+            print(todo, end="", file=sys.stderr if code else sys.stdout)
             return code
         print(todo, end="", flush=True)
         if TODO_MARK not in todo:
             return _print_summary(options.configuration)
         # Graphs are traced again in a run of their own: Snakemake then sees which of them changed.
         if RETRACE_MARK in todo and is_interrupted(code := workflow.run("traced_again")):
-            return code
+            return _report_interrupt(code)
         code = workflow.run()
-        return code if is_interrupted(code) else _print_summary(options.configuration) or code
+        if is_interrupted(code):
+            return _report_interrupt(code)
+        return _print_summary(options.configuration) or code
+
+
+def _report_interrupt(code: int) -> int:
+    """Says that the run was interrupted, and returns its exit code."""
+    print("tightfit run: interrupted", file=sys.stderr)
+    return code
 
 
 @contextlib.contextmanager
@@ -146,8 +157,10 @@ class WorkflowRun:
     inherited: Sequence[int]
 
     def run(self, *words: str) -> int:
-        """Calls Snakemake with more words; returns the exit code."""
-        return self._call(words)
+        """Calls Snakemake with more words; returns the exit code. What it and its jobs print is
+        progress and goes to standard error, so that no job fails where nobody reads the output."""
+        with open(STANDARD_ERROR, "wb", buffering=0, closefd=False) as progress:
+            return self._call(words, progress)
 
     def explain(self, meanwhile: Callable[[], object] | None) -> tuple[str, int]:
         """What there is to do and why, as text, and the exit code of the dry run, during which this

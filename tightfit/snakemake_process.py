@@ -14,6 +14,7 @@ import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 
 PLUGIN_PREFIX = "snakemake_executor_plugin_"
 DEFAULT_WORKFLOW_PROFILE = Path("profiles", "default")
@@ -55,9 +56,18 @@ def _hide_modules(hidden: set[str]) -> None:
     pkgutil.iter_modules = iter_others  # type: ignore[assignment]
 
 
+def _exit_of_interrupt(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Shows no traceback of an interrupt: who calls this process says so."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+
+
 def main() -> None:
     """Runs Snakemake with the arguments of this process."""
     gc.set_threshold(*GC_THRESHOLDS)
+    sys.excepthook = _exit_of_interrupt
     _hide_modules(unused_plugins(sys.argv[1:], [found.name for found in pkgutil.iter_modules()]))
     import snakemake.common
 

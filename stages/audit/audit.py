@@ -167,7 +167,10 @@ def audit(folder: Path, left_over: Collection[Path] = ()) -> AuditResult:
         raise ArtifactError(f"{folder}: there is no such directory of results")
     found = _RunFiles.of(folder, [path.resolve() for path in left_over])
     if not found.artifacts and not found.plans and not found.failed_steps:
-        raise ArtifactError(f"{folder}: holds no results of a run")
+        raise ArtifactError(
+            f"{folder}: holds no results of a run: name the folder that the key results of its "
+            "configuration names"
+        )
     complaints: dict[Path, str] = {}
     for path, read in found.readers():
         try:

@@ -12,10 +12,12 @@ from typing import Any
 
 from tightfit.schemas import store
 from tightfit.schemas.lineage import (
+    LINEAGE_FOLDER,
     LineageRecord,
     lineage_path,
     path_digest,
     read_lineage,
+    recorded_file,
     relative_path,
 )
 from tightfit.schemas.package_manifest import MANIFEST_NAME, read_manifest
@@ -42,6 +44,8 @@ def run(options: argparse.Namespace) -> None:
     """Prints the tree. What is damaged among the files that the file was made of is said at its
     place; raises ArtifactError where nothing is known of the file itself, or it is damaged."""
     root = _artifact_root(options.file)
+    if root.is_dir() and not lineage_path(root).exists() and not (root / MANIFEST_NAME).exists():
+        raise ArtifactError(f"{root}: is a folder and no module, {_suggest_file(root)}")
     own = read_file_lineage(root)
     if not own.error and not own.is_known:
         raise ArtifactError(f"{root}: there is no record of how it was made")
@@ -202,6 +206,13 @@ def _describe_origin(each: FileLineage) -> Iterator[str]:
 def _artifact_root(path: Path) -> Path:
     """The module that a file is in, or the file itself."""
     return path.parent if (path.parent / MANIFEST_NAME).is_file() else path
+
+
+def _suggest_file(folder: Path) -> str:
+    """What to name instead of a folder that is no module."""
+    made = map(recorded_file, sorted(folder.glob(f"**/{LINEAGE_FOLDER}/*.json")))
+    known = next((path for path in made if path.exists()), None)
+    return "and no file in it has a record" if known is None else f"name a file in it: {known}"
 
 
 def _format_pairs(values: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tightfit.schemas.machine import machine_path
 from tightfit.stages.combine.frontier_files import FrontierFiles
 from tightfit.stages.combine.select_task import SelectionRequest, SelectionTask
+from tightfit.util.budget import NO_BUDGET, parse_plan_budget
 from tightfit.util.command_line import LineageEntry, parse_count, print_plan_status
 from tightfit.util.errors import ConfigError
 from tightfit.util.progress import ProgressPrinter
@@ -88,6 +89,8 @@ def run(options: argparse.Namespace) -> None:
     """Writes the plan, that of eager's kernels apart, too, and prints the status. Raises
     ConfigError where what is given of eager's kernels or of the makings of a frontier is not
     whole."""
+    if options.budget != NO_BUDGET:
+        parse_plan_budget(options.budget, "--budget")
     plan = _parse_task(options).run(ProgressPrinter())
     print_plan_status(plan.status, plan.message, options)
 

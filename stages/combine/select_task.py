@@ -209,6 +209,8 @@ class SelectionTask:
             replace(other, plan=replace(other.plan, competing_plan=rival)).write(self.eager_out)
             plan = choose_kernels(found.plan, other.plan)
             found = replace(found if plan.kernels == "fused" else other, plan=plan)
+        if joint := self.request.joint:
+            found = replace(found, plan=replace(found.plan, joint_samples=len(joint)))
         found.write(self.out)
         if read_profile_device(self.request.costs).described:
             forget_measurement(self.out)

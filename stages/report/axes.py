@@ -32,8 +32,16 @@ class AxisScale:
         return round(100 * (1 - share if self.flipped else share), 3)
 
     def ticks(self, number: int, say: Callable[[float], str]) -> list[AxisTick]:
-        """About `number` round ticks, each labeled by `say`."""
+        """About `number` round ticks, each labeled by `say`; fewer where labels would repeat."""
         step = round_step((self.high - self.low) / max(number, 1))
+        ticks = self._ticks_at(step, say)
+        while len({tick.label for tick in ticks}) < len(ticks):
+            step = round_step(1.5 * step)
+            ticks = self._ticks_at(step, say)
+        return ticks
+
+    def _ticks_at(self, step: float, say: Callable[[float], str]) -> list[AxisTick]:
+        """The ticks at all multiples of a step."""
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         return [

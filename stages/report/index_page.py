@@ -155,12 +155,21 @@ def _model_rows(
     spark: str,
     scales: tuple[AxisScale, AxisScale] | None,
 ) -> list[IndexRow]:
-    order = strategy_order(model)
-    rows, link = [], _model_link(model)
-    for folder, message in sorted({**model.failures, **model.damaged}.items()):
+    rows, link = {}, _model_link(model)
+    for folder, message in {**model.failures, **model.damaged}.items():
         strategy, _, budget = folder.partition("/")
         row = _failure_row(model.name, strategy, budget, link, colors.get(strategy, 0), message)
-        rows.append(replace(row, word=DAMAGED) if folder in model.damaged else row)
+        rows[folder] = replace(row, word=DAMAGED) if folder in model.damaged else row
+    for plan in model.plans:
+        rows[plan.folder] = _plan_row(model.name, plan, link, colors, spark, scales)
+    return [rows[folder] for folder in order_points(model)]
+
+
+def order_points(model: ModelResults) -> list[str]:
+    """The points of a model, as strategy/budget, in the order in which the index and the table list
+    them: that of the configuration or, if that is not known, those without a plan first, then
+    strategy by strategy from the largest budget on."""
+    order = strategy_order(model)
     plans = sorted(
         model.plans,
         key=lambda result: (
@@ -169,8 +178,10 @@ def _model_rows(
             result.folder,
         ),
     )
-    rows += [_plan_row(model.name, plan, link, colors, spark, scales) for plan in plans]
-    return rows
+    missing = sorted({**model.failures, **model.damaged})
+    found = dict.fromkeys([*missing, *(result.folder for result in plans)])
+    place = {point: number for number, point in enumerate(model.planned)}
+    return sorted(found, key=lambda point: place.get(point, len(place)))
 
 
 def _failure_row(
@@ -213,7 +224,7 @@ def _plan_row(
     return IndexRow(
         model=model,
         strategy=plan.strategy,
-        budget="" if plan.budget == NO_BUDGET else plan.budget,
+        budget="" if plan.budget == NO_BUDGET else plan.budget_label,
         budget_bytes=plan.budget_bytes,
         link=f"{link}#{quote(panel_id(result.folder))}" if link else "",
         ink=colors[plan.strategy],

@@ -106,7 +106,7 @@ class ModelResults:
     the whole model, `failures` those for a strategy or a point that has no plan, by folder;
     `damaged` those for a point of which a file cannot be read; `digests` are those of the artifacts
     by file. Where kernels are fused, `beside` is what was planned with eager's. It is `shown` where
-    it has a page."""
+    it has a page. `planned` are its points in the order of the configuration, if that is known."""
 
     name: str
     error: str
@@ -121,6 +121,7 @@ class ModelResults:
     beside: EagerResults | None = None
     shown: bool = False
     damaged: dict[str, str] = field(default_factory=dict)
+    planned: tuple[str, ...] = ()
 
     @property
     def pace(self) -> float:
@@ -223,8 +224,9 @@ def load_run_results(
     strict: bool = True,
 ) -> list[ModelResults]:
     """The results of all models of a run, by name, without their large artifacts. Where points are
-    `planned`, by model, there are no other models. Of one of which a file is damaged there is
-    what can be read, which is raised if `strict`. `curves` are as in `load_model_results`."""
+    `planned`, by model, there are no other models, and these are in that order. Of one of which a
+    file is damaged there is what can be read, which is raised if `strict`. `curves` are as in
+    `load_model_results`."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: there is no such directory of results")
@@ -232,17 +234,18 @@ def load_run_results(
     for path in _model_folders(folder, planned):
         points = None if planned is None else planned[path.name]
         if strict:
-            found.append(load_model_results(path, whole=False, planned=points, curves=curves))
+            results = load_model_results(path, whole=False, planned=points, curves=curves)
         else:
-            found.append(load_readable_results(path, points, curves))
+            results = load_readable_results(path, points, curves)
+        found.append(replace(results, planned=tuple(points or ())))
     return found
 
 
 def _model_folders(folder: Path, planned: PlannedPoints | None) -> list[Path]:
-    """The folders of the models that are planned, of all if that is not said."""
-    named = [path for path in sorted(folder.iterdir()) if path.name != CHAINS_FOLDER]
-    found = filter(_has_model_results, named)
-    return [path for path in found if planned is None or path.name in planned]
+    """The folders of the models that are planned, in that order, of all if that is not said."""
+    known = sorted(path for path in folder.iterdir() if path.name != CHAINS_FOLDER)
+    named = known if planned is None else [folder / name for name in planned]
+    return [*filter(_has_model_results, named)]
 
 
 def model_result_files(

@@ -218,13 +218,15 @@ def _plan_facts(result: PlanResult) -> list[Fact]:
     plan, facts = result.plan, []
     if plan.budget_total is not None and plan.budget_bytes is not None:
         step = f"{format_bytes(max(plan.budget_bytes, 0))} of it for the step itself"
+        if plan.joint_samples is not None:
+            step += f", shared by {plan.joint_samples} samples"
         facts.append(("Budget", f"{format_bytes(plan.budget_total)} in all, {step}"))
     if plan.time is not None and plan.peak is not None:
         facts.append(
             (
                 "Predicted",
-                f"{format_exact_bytes(plan.peak)}, {format_duration(plan.time)} "
-                f"({format_ratio(result.relative or 1.0)})",
+                f"{format_exact_bytes(plan.peak)} beyond parameters and inputs, "
+                f"{format_duration(plan.time)} ({format_ratio(result.relative or 1.0)})",
             )
         )
     if plan.transfers is not None and plan.feasible:

@@ -18,7 +18,7 @@ from tightfit.stages.report.formatting import (
 from tightfit.stages.report.load import PlanResult
 from tightfit.stages.report.memory_timeline import MEMORY_OWNERS, StepTimeline
 from tightfit.stages.report.optimizer_step import optimizer_buffer_bytes
-from tightfit.util.budget import NO_BUDGET
+from tightfit.util.budget import MIN_BUDGET, NO_BUDGET
 from tightfit.util.strategies import baseline_names
 
 Severity = Literal["good", "warning", "bad"]
@@ -108,7 +108,7 @@ def _classify_plan(result: PlanResult) -> PlanOutcome:
         state: Severity = "good" if measured else "warning"
         message = f"{figures}{_not_validated_clause(result)}.{_describe_inequality(result)}"
         return PlanOutcome(state, "baseline", message, peak, relative, measured, True)
-    asked = f"{plan.budget} ({format_bytes(plan.budget_bytes or 0)} for the step)"
+    asked = f"{plan.budget_label} ({format_bytes(plan.budget_bytes or 0)} for the step)"
     if not fits:
         message = f"Misses {asked}: {figures}."
         return PlanOutcome("bad", "over budget", message, peak, relative, measured, False)
@@ -172,11 +172,12 @@ def _describe_infeasible(result: PlanResult) -> str:
     plan = result.plan
     asked, known = (f"{size or 0:,} bytes" for size in (plan.budget_total, plan.smallest_budget))
     rest = "no plan is known"
+    within = "" if plan.budget == MIN_BUDGET else f" {plan.budget_label} ({asked} in all)"
     if plan.strategy == OPTIMIZER_OFFLOAD and not plan.smallest_budget:
         rest = plan.message.removeprefix("infeasible: ")
     elif plan.smallest_budget:
         rest = f"the smallest budget known to work is {known}{_describe_reserved(plan)}"
-    return f"Does not fit {plan.budget} ({asked} in all): {rest}."
+    return f"Does not fit{within}: {rest}."
 
 
 def _describe_reserved(plan: Plan) -> str:
@@ -242,7 +243,7 @@ def build_cards(results: Sequence[PlanResult], lines: dict[str, StepTimeline]) -
     groups: dict[tuple[int, str], list[PlanResult]] = {}
     for result in results:
         if result.plan.budget_bytes is not None:
-            key = (result.plan.budget_bytes, result.plan.budget)
+            key = (result.plan.budget_bytes, result.plan.budget_label)
             groups.setdefault(key, []).append(result)
     without = [result for result in results if result.plan.budget_bytes is None]
     found = []
@@ -284,5 +285,6 @@ def peak_breakdown(result: PlanResult, line: StepTimeline | None) -> tuple[list[
     allowed = plan.budget_total or 0
     whole = max(used, allowed, 1)
     if allowed > used:
-        rows.append(("free", "left free", allowed - used))
+        name = "needed at other times of the step" if plan.budget == MIN_BUDGET else "left free"
+        rows.append(("free", name, allowed - used))
     return [MemoryShare(key, name, size_, 100 * size_ / whole) for key, name, size_ in rows], whole

@@ -14,7 +14,7 @@ from tightfit.schemas.error_logs import (
     read_error,
     upstream_error_log,
 )
-from tightfit.schemas.plan import Plan
+from tightfit.schemas.plan import Plan, label_budget
 from tightfit.schemas.plan_folders import plan_folders
 from tightfit.stages.report.chain_results import NOT_RUN, ChainPlanResult, find_chain_plans
 from tightfit.stages.report.dynamic_sizes import size_note
@@ -25,7 +25,7 @@ from tightfit.stages.report.formatting import (
     format_ratio,
     format_with_resident,
 )
-from tightfit.stages.report.index_page import format_budget_folder
+from tightfit.stages.report.index_page import format_budget_folder, order_points
 from tightfit.stages.report.joint_budget_note import describe_joint_budget
 from tightfit.stages.report.load import MODEL_PAGE_FILE, PlanResult, load_readable_results
 from tightfit.stages.report.outcomes import DAMAGED, plan_outcome, reason_not_validated
@@ -38,6 +38,7 @@ from tightfit.stages.report.summary_tables import (
     OFFLOAD_TITLE,
     GpuRow,
     OffloadRow,
+    build_console,
     build_rich_table,
     format_seconds,
 )
@@ -112,12 +113,11 @@ def run(options: argparse.Namespace) -> int:
 def print_summary(lines: list[SummaryRow], folder: Path) -> None:
     """Prints lines as a table, what they take of a GPU and send to an offload target as others,
     messages and the path of the index below."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = build_console()
     if not console.is_terminal:
-        console = Console(width=TABLE_WIDTH)
+        console = build_console(TABLE_WIDTH)
     if not lines:
         console.print(f"{folder} has no plans yet", markup=False, highlight=False, soft_wrap=True)
         return
@@ -197,7 +197,9 @@ def _model_names(folder: Path, config: Config | None) -> list[str]:
         return list(config.models)
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder of results")
-    return sorted(path.parent.name for path in folder.glob("*/graph.arrow"))
+    # The graph of a model whose trace was interrupted is lost, and its plans are there.
+    found = {path.parent.name for path in folder.glob("*/graph.arrow")}
+    return sorted(found | {path.parents[2].name for path in folder.glob("*/*/*/plan.json")})
 
 
 def _summary_rows(folder: Path, config: Config | None) -> Iterator[SummaryRow]:
@@ -208,12 +210,14 @@ def _summary_rows(folder: Path, config: Config | None) -> Iterator[SummaryRow]:
     plans = {plan.folder: plan for plan in found}
     report = str(folder / MODEL_PAGE_FILE) if (folder / MODEL_PAGE_FILE).exists() else ""
     if config is None:
-        for plan in found:
-            yield _plan_summary(folder, plan, report)
-        for point, said in damaged.items():
-            strategy, _, budget = point.partition("/")
-            told = format_budget_folder(budget) or _format_budget(NO_BUDGET)
-            yield _missing_summary(folder.name, strategy, told, report, (DAMAGED, said))
+        for point in order_points(results) if results else ():
+            if point in plans:
+                yield _plan_summary(folder, plans[point], report)
+            elif point in damaged:
+                strategy, _, budget = point.partition("/")
+                told = format_budget_folder(budget) or _format_budget(NO_BUDGET)
+                about = (DAMAGED, damaged[point])
+                yield _missing_summary(folder.name, strategy, told, report, about)
         return
     for request in config.requests(folder.name):
         point = f"{request.strategy}/{request.directory}"
@@ -223,7 +227,8 @@ def _summary_rows(folder: Path, config: Config | None) -> Iterator[SummaryRow]:
             yield replace(line, note=joint) if joint else line
             continue
         about = (DAMAGED, damaged[point]) if point in damaged else _why_missing(folder / point)
-        budget = _format_budget(request.budget)
+        shared = bool(config.models[folder.name].joint) and request.budget != NO_BUDGET
+        budget = _format_budget(label_budget(request.budget, shared))
         yield _missing_summary(folder.name, request.strategy, budget, report, about)
 
 
@@ -297,7 +302,7 @@ def _plan_summary(folder: Path, result: PlanResult, report: str) -> SummaryRow:
         note = validated.message
     if not note and not runs and plan.feasible:
         note = size_note(plan, None if validated is None else len(validated.sizes) + 1)
-    budget = _format_budget(plan.budget)
+    budget = _format_budget(plan.budget_label)
     timed = found.measured or reason_not_validated(result)
     named = (model, plan.strategy, budget)
     gpu = None

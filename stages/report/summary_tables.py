@@ -12,6 +12,7 @@ from tightfit.schemas.plan import GpuMemory, Plan
 from tightfit.stages.report.formatting import format_bytes, format_duration
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 GPU_TITLE = "Of the GPU in all, with parameters and inputs"
@@ -36,6 +37,18 @@ class SummaryTableRow(Protocol):
 
     def cells(self) -> list[str]:
         """What stands behind these, below the table's heads."""
+
+
+def build_console(width: int | None = None) -> Console:
+    """The console that tables are printed on, by default as wide as its terminal. It raises
+    BrokenPipeError if nobody reads the output any more, which Rich takes for an error."""
+    from rich.console import Console
+
+    class PipedConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return PipedConsole(width=width)
 
 
 def build_rich_table(title: str, heads: Sequence[str], rows: Sequence[SummaryTableRow]) -> Table:

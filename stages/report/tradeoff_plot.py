@@ -125,7 +125,7 @@ def model_frontiers(results: ModelResults) -> dict[str, tuple[Frontier, float]]:
 def plan_name(plan: Plan) -> str:
     """A plan in a few words: "rockmate at 50%"; one of eager's kernels that took the place of one
     of fused ones says so."""
-    name = plan.strategy if plan.budget == NO_BUDGET else f"{plan.strategy} at {plan.budget}"
+    name = plan.strategy if plan.budget == NO_BUDGET else f"{plan.strategy} at {plan.budget_label}"
     return (
         f"{name}{EAGER_SUFFIX}"
         if plan.kernels == "eager" and plan.competing_plan is not None

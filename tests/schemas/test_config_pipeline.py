@@ -108,8 +108,7 @@ def test_all_errors_are_told_at_once() -> None:
         'models.gpt2.kernels: "fused" was found, expected eager beside a pipeline',
         "models.gpt2.pipeline.k: 3 was found, which pipedream cannot take: expected k_periodic "
         "among the strategies",
-        "models.gpt2.pipeline.machine: none.json: cannot be read (No such file or directory): "
-        "expected the description of several equal devices with equal links",
+        "models.gpt2.pipeline.machine: none.json: cannot be read (No such file or directory)",
         "models.gpt2.pipeline.microbatches: 0 was found, expected a whole number from 1 to 4096",
         "models.gpt2.pipeline.period: 0 was found, expected a number of seconds above 0",
         'models.gpt2.pipeline.stage_recompute: "rockmate" was found, which pipedream cannot take: '
@@ -140,7 +139,7 @@ def test_a_machine_without_devices_for_a_pipeline_is_told(tmp_path: Path) -> Non
     link = {"between": ["cpu:0", "cpu:1"], "bandwidth": 1e9}
     unlinked = describe(tmp_path / "unlinked.json", links=[link])
     for path, said in (
-        (alone, f"{alone}: describes one device: expected the description of several"),
+        (alone, f"{alone}: describes one device, expected several equal ones with equal links"),
         (unlinked, f"{unlinked}: has no link between cpu:0 and cpu:2"),
     ):
         [found] = problems(document({"machine": str(path)}))

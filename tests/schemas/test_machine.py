@@ -160,6 +160,23 @@ def test_what_is_no_description_is_told_in_a_sentence(
         read_machine(written(tmp_path / "m.json", document))
 
 
+def test_all_that_is_wrong_is_told_with_the_keys_that_may_be_meant(tmp_path: Path) -> None:
+    device = {**DEVICE, "bandwith": 1e12, "latency": 60}
+    del device["bandwidth"]
+    link = {"betwen": ["cuda:0", "host"], "bandwidth": "fast"}
+    path = tmp_path / "m.json"
+    written(path, {**MACHINE, "devices": [device], "memories": [{"name": "host"}], "links": [link]})
+    with pytest.raises(ArtifactError) as error:
+        read_machine(path)
+    assert str(error.value).removeprefix(f"{path}: ").split("; ") == [
+        "devices[0] has the unknown key 'bandwith', did you mean bandwidth",
+        "devices[0].latency is 60, expected a number from 0 to 1",
+        "memories[0] has no memory",
+        "links[0] has the unknown key 'betwen', did you mean between",
+        "links[0].bandwidth is 'fast', not a number",
+    ]
+
+
 @pytest.mark.parametrize(
     ("device", "sentence"),
     [

@@ -128,7 +128,7 @@ def test_a_budget_too_small_and_one_that_is_none(store: Path) -> None:
     for written, words in (
         ("8 gigs", "'8 gigs' has the unknown unit"),
         ("minimum", "'minimum' is no size, expected a size .*, or 'min'"),
-        (50, "50 is 50 bytes, write '50%' for a percentage"),
+        (50, "50 is 50 bytes, write '50%' or '50MB'"),
     ):
         with pytest.raises(ConfigError, match=words):
             tightfit.plan(model, (tokens,), budget=written, store=store, **SETTINGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tightfit.run_command import SNAKEMAKE_PROGRAM
-from tightfit.snakemake_process import unused_plugins
+from tightfit.run_command import SNAKEMAKE_PROGRAM, WorkflowRun
+from tightfit.snakemake_process import _exit_of_interrupt, unused_plugins
 
 INSTALLED = ["json", "snakemake_executor_plugin_slurm", "snakemake_executor_plugin_slurm_jobstep"]
 
@@ -51,3 +52,21 @@ def test_snakemake_knows_its_own_executors_without_the_others() -> None:
     executors = " ".join(told.split()).partition("--executor ")[2].partition("}")[0]
     assert "local" in executors and "dryrun" in executors
     assert "slurm" not in executors and "kubernetes" not in executors
+
+
+def test_an_interrupt_shows_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    for error in (KeyboardInterrupt(), ValueError("no luck")):
+        _exit_of_interrupt(type(error), error, None)
+    assert capsys.readouterr().err == "ValueError: no luck\n"
+
+
+def test_what_a_run_prints_is_progress_on_standard_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("print('a: solved 1, 0 from the store')")
+    monkeypatch.setattr("tightfit.run_command.SNAKEMAKE_PROGRAM", program)
+    run = WorkflowRun([], tmp_path, dict(os.environ), [])
+    assert run.run("--until", "solve") == 0
+    assert capfd.readouterr() == ("", "a: solved 1, 0 from the store\n")
+    assert run.explain(None) == ("a: solved 1, 0 from the store\n", 0)

@@ -208,7 +208,7 @@ def test_nothing_is_done_twice_and_a_budget_costs_its_own_plan(finished: Finishe
         "writing the index",
     }
     [line] = [line for line in why(place) if line.startswith("chains/")]
-    assert line == "chains/towers, 2 steps: the budget 70pct is new for join"
+    assert line == "chains/towers, 2 steps: the budget 70% is new for join"
     left = place.stage("prune", "--configuration", "config.yaml", "--dry-run").stdout
     assert left == "results/chains/towers/join/1pct: is left over\n"
     place.configure(configuration())

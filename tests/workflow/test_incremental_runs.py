@@ -81,7 +81,9 @@ def steps(run: Run) -> list[str]:
 
 def solves(run: Run) -> list[str]:
     """What the stage solve said of each model."""
-    return re.findall(r"^\w+: solved \d+, \d+ from the store$", run.stdout, re.MULTILINE)
+    return re.findall(
+        r"^\w+: solved \d+, \d+ from the store$", run.stdout + run.stderr, re.MULTILINE
+    )
 
 
 def reasons(place: Workplace) -> list[str]:
@@ -166,7 +168,7 @@ def test_another_budget_is_planned_alone(place: Workplace) -> None:
     }
     assert reasons(place) == [
         "To do: 6 steps",
-        "  mine, 5 steps: the budget 80pct is new for rockmate",
+        "  mine, 5 steps: the budget 80% is new for rockmate",
         FOLLOWING_RUN,
     ]
 

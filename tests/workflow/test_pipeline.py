@@ -386,7 +386,7 @@ def test_an_edited_layer_redoes_its_block_the_allocation_and_its_ranks(quick: Wo
     (place.folder / "mine.py").write_text(text)
     run = place.plan()
     assert run.returncode == 0, run.stderr
-    assert re.findall(r"^\w+: solved \d+, \d+ from the store$", run.stdout, re.MULTILINE) == [
+    assert re.findall(r"^\w+: solved \d+, \d+ from the store$", run.stderr, re.MULTILINE) == [
         "edited: solved 1, 2 from the store"
     ]
     changed = {

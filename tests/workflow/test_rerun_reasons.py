@@ -40,13 +40,14 @@ def params(now: str) -> str:
     [
         (Job("trace", MODEL, "Missing output files: a/graph.arrow"), "it is new"),
         (Job("trace", MODEL, params(SOURCE)), "its source, or what that imports, was edited"),
+        (Job("trace", MODEL, params("8")), "its settings in the configuration changed"),
         (
-            Job("trace", MODEL, params("8")),
-            "its settings in the configuration changed from 'x' to '8'",
+            Job("trace", MODEL, params("8"), changed_settings=("pairs changed from 5 to 8",)),
+            "pairs changed from 5 to 8",
         ),
         (
             Job("trace", MODEL, params("8") + "; Updated input files: b.arrow"),
-            "its settings in the configuration changed from 'x' to '8'; changed by hand: b.arrow",
+            "its settings in the configuration changed; changed by hand: b.arrow",
         ),
         (
             Job("chain", {"chain": "a"}, params(f"chain machine {'0' * 64}")),
@@ -75,7 +76,7 @@ def params(now: str) -> str:
             for rule in ("own_plans", "frontier")
         ),
         *(
-            (Job(rule, POINT, "Missing output files: p"), "the budget 80pct is new for rotor")
+            (Job(rule, POINT, "Missing output files: p"), "the budget 80% is new for rotor")
             for rule in ("select", "select_kernels")
         ),
         (
@@ -172,6 +173,17 @@ def test_a_chain_of_a_new_model_is_new() -> None:
     assert describe_jobs([job])[1] == "  chains/c, 1 step: it is new"
 
 
+def test_a_chain_of_files_is_new_with_its_plans(tmp_path: Path) -> None:
+    wildcards = {"chain": "c", "strategy": "rotor", "budget": "25pct"}
+    plan = Job("chain", wildcards, "Missing output files: plan.json")
+    page = Job("chain_report", {"chain": "c"}, f"Missing output files: report.html; {FOLLOWS}")
+    assert describe_jobs([plan, page])[1] == "  chains/c, 2 steps: it is new"
+    (tmp_path / "report.html").touch()
+    there = Job("chain_report", {"chain": "c"}, FOLLOWS, (), (str(tmp_path / "report.html"),))
+    said = "  chains/c, 2 steps: the budget 25% is new for rotor"
+    assert describe_jobs([plan, there])[1] == said
+
+
 def test_an_edited_model_may_need_less() -> None:
     jobs = [Job("trace", MODEL, params(SOURCE)), Job("partition", MODEL, FOLLOWS)]
     assert describe_jobs(jobs)[0] == "To do: up to 2 steps"
@@ -185,7 +197,7 @@ def test_a_model_with_two_causes_tells_both() -> None:
         Job("select", other, "Missing output files: y"),
     ]
     assert describe_jobs(jobs)[1] == (
-        "  a, 2 steps: the budget 80pct is new for rotor; the budget 60pct is new for rotor"
+        "  a, 2 steps: the budget 80% is new for rotor; the budget 60% is new for rotor"
     )
 
 

@@ -215,7 +215,8 @@ def ending(workplace: Workplace) -> str:
     """A configuration without a fault of its own, whose run ends at once: its factory cannot be
     imported."""
     path = workplace.checkout / "right.yaml"
-    (workplace.checkout / "unusable.py").write_text("raise RuntimeError('out of order')\n")
+    text = "raise RuntimeError('out of order')\n\n\ndef a():\n    pass\n"
+    (workplace.checkout / "unusable.py").write_text(text)
     path.write_text("models: {a: {factory: 'unusable:a'}}\nsearch_path: [gone]\n")
     return path.name
 

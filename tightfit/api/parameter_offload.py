@@ -81,6 +81,7 @@ def _fastest_candidate(
     """The fastest plan of a step that is so many microbatches of each shape; raises the first
     ConfigError where none is found."""
     from tightfit.stages.combine.optimizer_offload.command import plan_within_room
+    from tightfit.stages.combine.optimizer_offload.min_memory import OffloadTargetTooSmallError
 
     found, refused = [], None
     runner, counts = request.runner, _microbatch_counts(offload, len(request.samples))
@@ -100,6 +101,9 @@ def _fastest_candidate(
             beyond = _disk_tier_link(runner, task.link, offload)
             best = plan_within_room(task, beyond, request.budget)
             whole = _predict_step(*best, updating, "")
+        except OffloadTargetTooSmallError as error:
+            said = error.with_remedy("limit= of ParameterOffloadOptions", "second_path=")
+            refused = refused or ConfigError(f"plan: {said}")
         except ConfigError as error:
             refused = refused or error
         else:

@@ -89,15 +89,20 @@ class Budget:
 
 def parse_plan_budget(written: str | int, key: str = "budget") -> Budget:
     """As `parse_budget`, or "min": the smallest budget that a plan is known for. Raises ConfigError
-    also for so few bytes that a percentage must have been meant."""
+    also for so few bytes that a unit must have been forgotten."""
     if written == MIN_BUDGET:
         return Budget(MIN_BUDGET)
     found = parse_budget(written, key, f"{EXPECTED_BUDGET}, or '{MIN_BUDGET}'")
-    if found.text.isdigit() and found.size is not None and found.size <= 100:
-        raise ConfigError(
-            f"{key}: {written!r} is {found.size} bytes, write '{found.size}%' for a percentage"
-        )
+    require_unit(found, key)
     return found
+
+
+def require_unit(budget: Budget, key: str) -> None:
+    """Raises ConfigError, naming `key`, for a number without a unit that would be a percentage: no
+    step takes so few bytes."""
+    size = budget.size
+    if size is not None and budget.text.isdigit() and size <= 100:
+        raise ConfigError(f"{key}: {size} is {size} bytes, write '{size}%' or '{size}MB'")
 
 
 def parse_budget(

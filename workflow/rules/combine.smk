@@ -36,13 +36,14 @@ rule own_plans:
         engine=of_model("step_engine"),
         slots=of_model("slots"),
         effort="--no-local-search",
+        shown=[],
         code=code_of("combine"),
     message:
         "{wildcards.model}: planning with {wildcards.strategy}"
     shell:
         "python -m tightfit combine --graph {input.graph:q} --costs {input.costs:q}"
         " --blocks {input.blocks:q} --options {input.options:q} --strategy {wildcards.strategy}"
-        " {params.hierarchy:q} {params.machine:q} --solver {params.engine:q} --slots {params.slots} {params.effort:q} --out {output:q} --error-file {log:q}"
+        " {params.hierarchy:q} {params.machine:q} --solver {params.engine:q} --slots {params.slots} {params.effort:q} {params.shown:q} --out {output:q} --error-file {log:q}"
 
 
 # The plans for all budgets, one frontier a strategy: reports show it, those of baselines are taken.
@@ -59,9 +60,8 @@ use rule own_plans as frontier with:
         link=described_link,
         engine=of_model("step_engine"),
         slots=of_model("slots"),
-        effort=lambda wildcards, threads: [
-            *("--workers", str(threads), "--budgets", str(SETTINGS.budgets_shown or 1))
-        ],
+        effort=lambda wildcards, threads: ["--workers", str(threads)],
+        shown=budgets_shown,
         span=span_of,
         code=code_of("combine"),
     message:

@@ -36,7 +36,7 @@ if not config.keys() & {"models", "chains"}:
 
 try:
     SETTINGS = parse_config(config, "the configuration")
-    require_folders(SETTINGS, "the configuration")
+    require_folders(SETTINGS, "the configuration", writable_results=False)
 except ConfigError as error:
     sys.exit(str(error))
 
@@ -245,86 +245,17 @@ def checked(model):
     return of_plans(model, *(measured(model, *MEASURED[:1]) or [last]))
 
 
-def given_rival(wildcards, input, output):
-    """Names what is planned with eager's kernels beside fused ones as options of a stage."""
-    names = ("graph", "costs", "frontier", "blocks", "options", "hierarchy")
-    files = [(f"--eager-{name}", input.get(f"eager_{name}")) for name in names]
-    plan = output.get("eager_plan")
-    files.append(("--eager-out", plan and Path(plan).parent))
-    return [word for name, file in files if file for word in (name, file)]
-
-
-def required_rival(wildcards):
-    """Says as an option of a stage that a module carries a plan of eager's kernels."""
-    return ["--eager-required"] if carries(wildcards, "with_eager") else []
-
-
-def joint_plans(wildcards):
-    """The keep-all plans of the samples that share the bytes of a budget."""
-    shared = [] if wildcards.budget == NO_BUDGET else model_of(wildcards).joint
-    return expand(f"{KEEP_ALL_POINT}/plan.json", model=shared)
-
-
-def given_joint(wildcards, input):
-    """Names those plans as options of a stage."""
-    return ["--joint", *input.joint] if input.joint else []
-
-
-def carries(wildcards, what):
-    """Whether modules of a strategy carry something: those that a configuration asks for do."""
-    model = model_of(wildcards)
-    return getattr(model, what) and wildcards.strategy in model.strategies
-
-
-def of_libraries(wildcards):
-    """How many threads libraries that a module carries are compiled for."""
-    return workflow.cores if carries(wildcards, "with_libraries") else 1
-
-
-def plan_beside(wildcards):
-    """The plan of eager's kernels that a module carries."""
-    folder = f"{RIVAL}/{{strategy}}/{{budget}}"
-    files = [f"{folder}/schedule.arrow", f"{folder}/plan.json"]
-    return expand(files, **wildcards) if carries(wildcards, "with_eager") else []
-
-
-def given_carried(wildcards, input):
-    """Names as options of a stage the plan of eager's kernels that a module carries."""
-    beside = [input.graph[1], *input.beside] if input.beside else []
-    files = zip(("graph", "schedule", "plan"), beside)
-    return [word for name, file in files for word in (f"--eager-{name}", file)]
-
-
-def given_libraries(wildcards):
-    """Says as an option of a stage that a module carries libraries."""
-    return ["--libraries"] if carries(wildcards, "with_libraries") else []
-
-
-def kernels_keep_all(wildcards):
-    """The module that runs fused kernels and keeps everything, which plans of them are compared with."""
-    fused = wildcards.model in FUSED
-    return expand(f"{KEEP_ALL_POINT}/module", model=wildcards.model) if fused else []
-
-
-def given_keep_all(wildcards, input):
-    """Names that module as options of a stage."""
-    return [word for folder in input.keep_all for word in ("--keep-all", folder)]
-
-
-def measured_line(wildcards):
-    """The line of the memory of a measured step, none where a model's device is described."""
-    return measured(name_of(wildcards), f"{POINT}/memory_timeline.arrow")
-
-
-def given_line(wildcards, input):
-    """Names that line as options of a stage."""
-    return ["--timeline", input.line] if input.line else []
-
-
 def clusters_for(wildcards, model=MODEL):
     """The hierarchy of a model, where a strategy takes it."""
     takes = STRATEGIES[wildcards.strategy].clusters
     return expand(f"{model}/hierarchy.arrow", model=wildcards.model) if takes else []
+
+
+def budgets_shown(wildcards):
+    """How many budgets a frontier is made for, as options of a stage; a baseline has none."""
+    if STRATEGIES[wildcards.strategy].baseline:
+        return []
+    return ["--budgets", str(SETTINGS.budgets_shown or 1)]
 
 
 def span_of(wildcards):
@@ -362,157 +293,3 @@ def searched_frontiers():
 def given_clusters(wildcards, input):
     """Names the hierarchy as options of a stage."""
     return [word for file in input.hierarchy for word in ("--hierarchy", file)]
-
-
-def measured_link(wildcards):
-    """The description of this machine, where a strategy takes a link and no machine is named."""
-    takes = STRATEGIES[wildcards.strategy].links
-    return link_of_device(wildcards) if takes else []
-
-
-def link_of_device(wildcards):
-    """The description of this machine with the link of a model's device, where no machine is
-    named."""
-    model = model_of(wildcards)
-    return [] if model.link_machine else expand(LINK, device=model.device)
-
-
-def linked_machine(wildcards, input):
-    """Names the machine whose link a strategy takes as options of a stage."""
-    return (
-        machine_with_link(wildcards, input)
-        if STRATEGIES[wildcards.strategy].links
-        else []
-    )
-
-
-def machine_with_link(wildcards, input):
-    """Names the machine with a model's link as options of a stage."""
-    return ["--machine", model_of(wildcards).link_machine or input.machine]
-
-
-def described_link(wildcards):
-    """The digest of a machine's description, "" where a strategy takes none that is named."""
-    return link_digest(wildcards) if STRATEGIES[wildcards.strategy].links else ""
-
-
-def link_digest(wildcards):
-    """The digest of the description of a model's machine with a link, "" where none is named."""
-    return machine_digest(model_of(wildcards).link_machine)
-
-
-def description(wildcards):
-    """The digest of the description of a model's device, "" where the device is here."""
-    return machine_digest(model_of(wildcards).machine)
-
-
-@cache
-def machine_digest(path):
-    """The digest of the description of a machine, "" for none."""
-    from tightfit.schemas.store import file_digest
-
-    return f"machine {file_digest(path)}" if path else ""
-
-
-def source(wildcards):
-    """Names the factory of a model as options of a stage."""
-    model = model_of(wildcards)
-    return [
-        "--factory",
-        model.factory,
-        "--arguments",
-        model.arguments_json,
-        *search_path(),
-    ]
-
-
-def ones(wildcards):
-    """Whether a plan may rest on inputs of nothing but ones, as an option of a stage."""
-    return "--assume-all-ones-masks" if model_of(wildcards).ones else ""
-
-
-def loss_room(wildcards):
-    """The bytes that plans leave to a loss, as the configuration says it."""
-    return model_of(wildcards).loss_room
-
-
-def dynamic(wildcards):
-    """Names the sizes of inputs that differ from call to call as options of a stage."""
-    found = model_of(wildcards).dynamic
-    return found.options if found else []
-
-
-def channels_last(wildcards):
-    """Where kernels are fused convolutions run on such tensors, as an option of a stage."""
-    return "--channels-last" if wildcards.model in FUSED else ""
-
-
-def search_path():
-    """Names the folders in which modules are looked for as options of a stage."""
-    return [
-        word for folder in SETTINGS.search_path for word in ("--search-path", folder)
-    ]
-
-
-def operators(wildcards):
-    """Names the operators that are not PyTorch's own as options of a stage."""
-    words = [f"{name}={module}" for name, module in SETTINGS.operators.items()]
-    return [option for word in words for option in ("--operators", word)]
-
-
-@cache
-def operators_code():
-    """The fingerprints of the code that registers operators."""
-    return [code_behind(f"{module}:") for module in SETTINGS.operators.values()]
-
-
-def costs_from(wildcards):
-    """Says as options of a stage where costs come from: the device, or its description."""
-    model = model_of(wildcards)
-    if model.machine:
-        return ["--source", "roofline", "--machine", model.machine]
-    return ["--device", model.device, "--library", SETTINGS.store]
-
-
-def threads_of_cpu(rule):
-    """Says as options of a stage how many threads a step runs with, which are those of a rule. Its
-    bytes depend on that on the CPU: with another number costs are measured, plans made and
-    validated anew. Snakemake does not see that of a function of `threads`."""
-    asked = workflow.resource_settings.overwrite_threads.get(rule)
-    threads = workflow.cores if asked is None else min(int(asked.raw), workflow.cores)
-    return lambda wildcards: (
-        ["--threads", str(threads)] if model_of(wildcards).device == "cpu" else []
-    )
-
-
-def training_allocator(wildcards):
-    """The settings under which a process trains with tcmalloc, where that is installed, as a prefix
-    of a command: what is measured on the CPU holds for it. Jobs elsewhere take what they find there.
-    """
-    return preload_prefix() if model_of(wildcards).device == "cpu" and not APART else ""
-
-
-@cache
-def preload_prefix():
-    """These settings, "" without tcmalloc."""
-    found = preload_settings(os.environ.get("LD_PRELOAD", ""))
-    return " ".join(
-        ["env", *(f"{name}={value}" for name, value in found.items())] if found else ""
-    )
-
-
-def source_code(wildcards):
-    """The fingerprint of the code that builds a model."""
-    return code_behind(model_of(wildcards).factory)
-
-
-@cache
-def code_behind(factory):
-    """The fingerprint of the code of a factory."""
-    return f"source {factory_fingerprint(factory, SETTINGS.search_path)}"
-
-
-@cache
-def code_of(stage):
-    """The fingerprint of the code of a stage."""
-    return f"code of {stage} {stage_fingerprint(stage)}"

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 TIME_TOLERANCE = 1e-9
 """Relative difference of two sums of the same times in another order."""
 
+MIN_MODEL_BYTES = 10**6
+"""Bytes that a chain takes at least if its sizes are those of a model, and no small numbers."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
@@ -222,8 +225,12 @@ def chain_budget_bytes(
 ) -> int:
     """The bytes of a budget for chains, of which some are `fixed`; for "min" the least that their
     plans work with."""
+    from tightfit.util.budget import require_unit
+
     if budget.is_min:
         return plans.smallest_budget
+    if plans.keep_all.peak >= MIN_MODEL_BYTES:
+        require_unit(budget, "--budget")
     return budget.total(fixed.inputs + fixed.gradients + fixed.outputs, plans.keep_all.peak)
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from tightfit.stages.combine.optimizer_offload.min_memory import check_min_memory
+from tightfit.stages.combine.optimizer_offload.min_memory import (
+    OffloadTargetTooSmallError,
+    check_min_memory,
+)
 from tightfit.stages.combine.optimizer_offload.plan import keep_all_bytes, total_device_bytes
 from tightfit.stages.combine.optimizer_offload.problem import OffloadProblem
 from tightfit.stages.combine.optimizer_offload.search import (
@@ -59,7 +62,7 @@ def plan_for_min_budget(task: OffloadProblem) -> tuple[OffloadProblem, OffloadSe
     for choice in search.tightest_choices:
         least.look(choice)
     if least.best is None:
-        raise ConfigError(least.refusal)
+        raise least.refusal
     lowest, found = _lower_budget(*least.best)
     # What is faster may take fewer bytes, too.
     fastest = lowest.improve(found)
@@ -114,14 +117,16 @@ class _MinBudgetSearch:
     search: OffloadSearch
     best: tuple[OffloadSearch, OffloadSearchResult] | None = None
     tried: list[int] = field(default_factory=list)
-    tier_overflow: list[str] = field(default_factory=list)
+    tier_overflow: list[OffloadTargetTooSmallError] = field(default_factory=list)
 
     @property
-    def refusal(self) -> str:
+    def refusal(self) -> ConfigError:
         """What is said where there is no plan."""
         if self.tier_overflow:
             return self.tier_overflow[0]
-        return f"no plan is known that fits in {min(self.tried):,} bytes, the least that were tried"
+        return ConfigError(
+            f"no plan is known that fits in {min(self.tried):,} bytes, the least that were tried"
+        )
 
     def look(self, choice: OffloadChoice) -> None:
         """Raises the budget from what a choice of hardly any room takes until there is a plan, or

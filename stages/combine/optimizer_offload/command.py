@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tightfit.schemas.link import HostLink
     from tightfit.schemas.machine import Machine
     from tightfit.schemas.optimizer_plan import ParameterUpdateCost
+    from tightfit.schemas.plan import Plan
     from tightfit.stages.combine.optimizer_offload.problem import OffloadProblem
     from tightfit.stages.combine.optimizer_offload.search import OffloadSearchResult
 
@@ -111,22 +113,22 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Writes schedule.arrow, microbatch.arrow (without steps unless there are several) and
-    plan.json, and prints the status, which is "infeasible" where no plan fits in the budget. Raises
-    ConfigError where there is none for another reason."""
+    plan.json, and prints the status, which is "infeasible" where no plan fits in the budget or in
+    the offload target. Raises ConfigError where there is none for another reason."""
     from tightfit.schemas.graph.training_graph import GRAPH
     from tightfit.schemas.store import read
-    from tightfit.stages.combine.optimizer_offload.min_memory import BudgetTooSmallError
-    from tightfit.stages.combine.optimizer_offload.plan import (
-        write_infeasible_plan,
-        write_offload_plan,
+    from tightfit.stages.combine.optimizer_offload.min_memory import (
+        BudgetTooSmallError,
+        OffloadTargetTooSmallError,
     )
+    from tightfit.stages.combine.optimizer_offload.plan import write_offload_plan
     from tightfit.stages.combine.select_task import forget_measurement
     from tightfit.util.command_line import format_status
 
     cases = parse_cases(options)
     choices = sorted({count for _, _, count in cases}) if len(options.graph) == 1 else []
     found: list[tuple[OffloadProblem, OffloadSearchResult, Path]] = []
-    small: list[tuple[OffloadProblem, BudgetTooSmallError, Path]] = []
+    small: list[_InfeasibleStep] = []
     refused: list[ConfigError] = []
     for graph, costs, count in cases:
         task = None
@@ -136,10 +138,11 @@ def run(options: argparse.Namespace) -> None:
         except ScheduleError as error:
             raise ConfigError(f"{graph}: no whole step is planned: {error}") from error
         except ConfigError as error:
-            if task is None or not isinstance(error, BudgetTooSmallError):
+            known = isinstance(error, BudgetTooSmallError | OffloadTargetTooSmallError)
+            if task is None or not known:
                 refused.append(error)
             else:
-                small.append((_task_of_budget(task, options.budget), error, graph))
+                small.append(_InfeasibleStep(_task_of_budget(task, options.budget), error, graph))
     if not found and not small:
         raise refused[0]
     if found:
@@ -155,18 +158,53 @@ def run(options: argparse.Namespace) -> None:
         given = (options.budget, read(graph, GRAPH).digest)
         plan = write_offload_plan(options.out, task, best, *given, choices)
     else:
-        task, reason, graph = min(small, key=lambda each: each[1].smallest or math.inf)
-        given = (options.budget, read(graph, GRAPH).digest)
-        plan = write_infeasible_plan(options.out, task, reason, *given)
+        plan = min(small, key=lambda each: each.smallest or math.inf).write(options)
     if options.updates is None:
         forget_measurement(options.out)
     print(format_status(plan.status, plan.message))
 
 
+@dataclass(frozen=True)
+class _InfeasibleStep:
+    """A graph for whose step there is no plan, and why."""
+
+    task: OffloadProblem
+    error: ConfigError
+    graph: Path
+
+    @property
+    def smallest(self) -> int | None:
+        """The smallest budget that a plan is known for."""
+        return getattr(self.error, "smallest", None)
+
+    def write(self, options: argparse.Namespace) -> Plan:
+        """Writes the plan that says so, and returns it."""
+        from tightfit.schemas.graph.training_graph import GRAPH
+        from tightfit.schemas.store import read
+        from tightfit.stages.combine.optimizer_offload.min_memory import OffloadTargetTooSmallError
+        from tightfit.stages.combine.optimizer_offload.plan import write_infeasible_plan
+
+        message = str(self.error)
+        if isinstance(self.error, OffloadTargetTooSmallError):
+            message = self.error.with_remedy(self._room_setting(options), "offload.second_disk")
+        digest = read(self.graph, GRAPH).digest
+        return write_infeasible_plan(
+            options.out, self.task, message, self.smallest, options.budget, digest
+        )
+
+    def _room_setting(self, options: argparse.Namespace) -> str:
+        """What sets the bytes of the offload target that may be taken."""
+        if _parse_limit(options.limit) == self.task.link.room:
+            return "offload.limit of the configuration (--limit)"
+        if options.updates is None:
+            return f"the memory of {self.task.link.to} in {options.machine}"
+        return "freeing space there, or another folder by offload.disk"
+
+
 def _task_of_budget(task: OffloadProblem, budget: str) -> OffloadProblem:
     """The task with the bytes of a budget that is a size or a share."""
-    from dataclasses import replace
-
+    if budget == SMALLEST:
+        return task
     from tightfit.stages.combine.optimizer_offload.budget_search import parse_total_bytes
 
     return replace(task, budget=parse_total_bytes(task, budget))
@@ -220,22 +258,26 @@ def plan_within_room(
 ) -> tuple[OffloadProblem, OffloadSearchResult]:
     """As `plan_step`. What a step sends takes places in the offload target, which can be more bytes
     than are ever sent at once: a plan that takes more than there is room for is looked for anew
-    with less. Raises ConfigError where none is found."""
-    from dataclasses import replace
-
+    with less. Raises ConfigError where none is found, and OffloadTargetTooSmallError where the
+    target has too little room."""
+    from tightfit.stages.combine.optimizer_offload.min_memory import OffloadTargetTooSmallError
     from tightfit.stages.combine.optimizer_offload.plan import offload_target_bytes
 
     room, sized, taken = task.link.room, task, 0
     for _ in range(MAX_ROOM_RETRIES):
-        own, found = plan_step(sized, beyond, budget)
+        try:
+            own, found = plan_step(sized, beyond, budget)
+        except OffloadTargetTooSmallError:
+            if taken:  # said of less room than there is
+                break
+            raise
         taken = offload_target_bytes(own, found)
         if taken <= room:
             return own, found
         less = sized.link.room - (taken - room)
         sized = replace(sized, link=replace(sized.link, room=less))
-    raise ConfigError(
-        f"the step takes {taken:,} bytes in {task.link.other}, which has {int(room):,}: give it "
-        "more by limit"
+    raise OffloadTargetTooSmallError(
+        f"the step takes {taken:,} bytes in {task.link.other}, which has {int(room):,}"
     )
 
 
@@ -244,8 +286,6 @@ def _plan_known_min_budget(
 ) -> tuple[OffloadProblem, OffloadSearchResult]:
     """The plan of the least budget that one is known for, where that is within a budget for which
     none was found; else raises what was said of that, with the least."""
-    from dataclasses import replace
-
     from tightfit.stages.combine.optimizer_offload.budget_search import (
         parse_total_bytes,
         plan_for_min_budget,
@@ -276,8 +316,6 @@ def read_offload_problem(
 ) -> tuple[OffloadProblem, HostLink | None]:
     """The task of a graph, and the link to a second offload tier where there is one; raises
     ConfigError where it cannot be planned."""
-    from dataclasses import replace
-
     from tightfit.schemas.costs import read_costs
     from tightfit.schemas.graph.training_graph import read_graph
     from tightfit.schemas.link import read_host_link, second_tier_link
@@ -286,7 +324,9 @@ def read_offload_problem(
     from tightfit.stages.combine.optimizer_offload.budget_search import parse_total_bytes
     from tightfit.stages.combine.optimizer_offload.optimizer_in_backward import costs_by_value
     from tightfit.stages.combine.optimizer_offload.problem import build_offload_problem
+    from tightfit.util.budget import parse_plan_budget
 
+    parse_plan_budget(options.budget, "--budget")
     graph, costs = read_graph(traced), read_costs(paid)
     machine = read_machine(options.machine)
     link = read_host_link(machine, options.machine)

@@ -41,6 +41,21 @@ class UnknownPlanError(ConfigError):
         self.short = short or message
 
 
+class OffloadTargetTooSmallError(ConfigError):
+    """An offload target has no room for what is in it, or for what moves besides. It
+    `lacks_second_tier` if optimizer states could be in another memory behind it."""
+
+    def __init__(self, message: str, lacks_second_tier: bool = False) -> None:
+        super().__init__(message)
+        self.lacks_second_tier = lacks_second_tier
+
+    def with_remedy(self, room: str, second_tier: str) -> str:
+        """The message with what to change: the setting of the target's `room`, or that of a second
+        offload tier."""
+        behind = f", or name a second one for states by {second_tier}"
+        return f"{self}: give it more by {room}{behind if self.lacks_second_tier else ''}"
+
+
 def check_min_memory(task: OffloadProblem) -> None:
     """Raises BudgetTooSmallError, with its name, where the budget is below what one op or one
     update needs."""

@@ -14,7 +14,6 @@ from tightfit.schemas.schedule import write_schedule
 from tightfit.stages.combine.memory_budget import baseline_bytes
 from tightfit.stages.combine.optimizer_offload.gradient_accumulation import accumulation_peaks
 from tightfit.stages.combine.optimizer_offload.lower_bound import lower_bound_seconds
-from tightfit.stages.combine.optimizer_offload.min_memory import BudgetTooSmallError
 from tightfit.stages.combine.optimizer_offload.problem import OffloadProblem
 from tightfit.stages.combine.optimizer_offload.search import OffloadSearchResult
 from tightfit.stages.combine.plan_summary import describe_cost_source, describe_link_source
@@ -51,10 +50,11 @@ def write_offload_plan(
 
 
 def write_infeasible_plan(
-    folder: Path, task: OffloadProblem, error: BudgetTooSmallError, budget: str, digest: str
+    folder: Path, task: OffloadProblem, message: str, smallest: int | None, budget: str, digest: str
 ) -> Plan:
-    """Writes schedules without steps and the plan that says why there is none within the budget of
-    the task, which it returns; `digest` is that of the graph."""
+    """Writes schedules without steps and the plan whose message says why there is none within the
+    budget of the task, with the `smallest` for which one is known, which it returns; `digest` is
+    that of the graph."""
     write_schedule(folder / OUTPUTS[0], [], digest, task.link)
     write_schedule(folder / OUTPUTS[1], [], digest, task.link)
     plan = Plan(
@@ -63,8 +63,8 @@ def write_infeasible_plan(
         budget_total=task.budget,
         budget_bytes=task.room,
         status="infeasible",
-        message=f"infeasible: {error}",
-        smallest_budget=error.smallest,
+        message=f"infeasible: {message}",
+        smallest_budget=smallest,
         keep_all=_keep_all_cost(task),
         baseline=_offload_baseline(task),
         solver=SOLVER_NAME,

@@ -24,7 +24,10 @@ from tightfit.schemas.optimizer_plan import (
 )
 from tightfit.stages.combine.memory_budget import baseline_bytes
 from tightfit.stages.combine.optimizer_offload.gradient_accumulation import gradient_bytes
-from tightfit.stages.combine.optimizer_offload.min_memory import check_min_memory
+from tightfit.stages.combine.optimizer_offload.min_memory import (
+    OffloadTargetTooSmallError,
+    check_min_memory,
+)
 from tightfit.stages.simulate.planning_graph import build_planning_graph
 from tightfit.util.errors import ConfigError
 from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
@@ -209,25 +212,24 @@ class OffloadProblem:
         return replace(problem, storages=storages, nodes=nodes)
 
     def check_tier_capacities(self) -> None:
-        """Raises ConfigError where a memory has no room for what is always in it, or cannot be
-        reached."""
+        """Raises OffloadTargetTooSmallError where a memory has no room for what is always in it,
+        and ConfigError where one cannot be reached."""
         link, far = self.link, self.far
         played = self.played(frozenset(), here=False)
         there = played.host_bytes(self.graph)
         if there > link.room:
-            behind = "" if far else ", or states a second offload tier behind it (second_path=)"
-            raise ConfigError(
+            raise OffloadTargetTooSmallError(
                 f"{_host_contents_message(played)} take {there:,} bytes in {link.other}, which has "
-                f"{int(link.room):,}: give it at least as many, and more for what moves, by limit= "
-                f"in Python or its memory in the description{behind}"
+                f"{int(link.room):,}, and what moves takes more",
+                lacks_second_tier=far is None,
             )
         if far is None:
             return
         states = far.states(self.updates)
         if states > far.link.room:
-            raise ConfigError(
+            raise OffloadTargetTooSmallError(
                 f"states take {states:,} bytes in {far.link.other}, which has "
-                f"{int(far.link.room):,}: give it at least as many, or more to {link.other}"
+                f"{int(far.link.room):,}, since {link.other} has no room for them"
             )
         if far.link.bandwidth == 0:
             raise ConfigError(

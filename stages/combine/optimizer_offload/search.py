@@ -18,7 +18,11 @@ from tightfit.stages.combine.optimizer_offload.activation_schedule import (
     ActivationScheduleCache,
 )
 from tightfit.stages.combine.optimizer_offload.gradient_accumulation import accumulation_peaks
-from tightfit.stages.combine.optimizer_offload.min_memory import UnknownPlanError, describe_op
+from tightfit.stages.combine.optimizer_offload.min_memory import (
+    OffloadTargetTooSmallError,
+    UnknownPlanError,
+    describe_op,
+)
 from tightfit.stages.combine.optimizer_offload.problem import OffloadProblem
 from tightfit.stages.combine.optimizer_offload.residency import (
     PlacementMemoryError,
@@ -324,25 +328,25 @@ class OffloadSearch:
         self.tier_bytes = min(self.tier_bytes or needed, needed)
 
     @property
-    def tier_overflow(self) -> str:
-        """What is said where the offload target has no room for what moves, else ""."""
-        return "" if self.missing_bytes else self._tier_overflow_message
+    def tier_overflow(self) -> OffloadTargetTooSmallError | None:
+        """What is said where the offload target has no room for what moves, else None."""
+        return None if self.missing_bytes else self._tier_error
 
     @property
-    def _tier_overflow_message(self) -> str:
-        """What is said of plans that take more of the offload target than it has, "" for none."""
+    def _tier_error(self) -> OffloadTargetTooSmallError | None:
+        """What is said of plans that take more of the offload target than it has, if any do."""
         link = self.task.link
         if not self.tier_bytes:
-            return ""
-        return (
-            f"no plan is known that fits in {link.other}, which has {int(link.room):,} bytes: in "
-            f"the closest known there are {self.tier_bytes:,} with what moves"
+            return None
+        return OffloadTargetTooSmallError(
+            f"no plan is known that fits in {link.other}, which has {int(link.room):,} bytes, and "
+            f"the closest known takes {self.tier_bytes:,} with what moves"
         )
 
-    def _refusal(self) -> UnknownPlanError:
+    def _refusal(self) -> UnknownPlanError | OffloadTargetTooSmallError:
         """What is said where no plan was found: which op stands in the way, or which memory."""
         if self.tier_overflow:
-            return UnknownPlanError(self.tier_overflow)
+            return self.tier_overflow
         task, view = self.task, self._smallest_view()
         problem, least = view.problem, view.least
         played = simulate_executions(problem, least.sequence, in_place=True, ceiling=least.ceiling)
@@ -351,7 +355,7 @@ class OffloadSearch:
         said = f"no plan is known that fits in {task.budget:,} bytes"
         if total <= task.budget and not self.tightest_bytes:
             # Those that come closest fit on the device.
-            return UnknownPlanError(self._tier_overflow_message or said)
+            return self._tier_error or UnknownPlanError(said)
         if total <= task.budget:
             closest = f"in the closest known there are {self.tightest_bytes:,} with what moves"
             return UnknownPlanError(f"{said}: {closest}", said)

@@ -23,6 +23,10 @@ from .tensor_queries import TensorQueryGuard
 _REMEDY = 'undo it, plan again with it, or load the plan with on_mismatch="original"'
 
 
+_SHAPE_REMEDY = (
+    "plan with a sample of each shape, or with a range in dynamic_shapes, or load the plan with "
+    'on_mismatch="original"; tightfit.plan also takes on_mismatch="replan"'
+)
 _RANGE_REMEDY = (
     "plan with a range in dynamic_shapes that has it (from 2 on: PyTorch runs other operators for "
     '0 and 1), or load the plan with on_mismatch="original"'
@@ -198,6 +202,7 @@ class Guards:
         if shape != expected.shape:
             at = f" where {layouts.sizes}" if layouts.sizes else ""
             clause = f"has shape {shape}, the plan was made for {expected.shape}{at}"
+            remedy = _SHAPE_REMEDY if position in self.call.names and not layouts.sizes else ""
         elif tensor.dtype != self.dtypes[position]:
             clause = f"has dtype {tensor.dtype}, the plan was made for {self.dtypes[position]}"
         elif tensor.device.type != self.device:

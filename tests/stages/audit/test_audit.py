@@ -132,7 +132,14 @@ def test_an_audit_loads_no_torch(run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("absent", "there is no such directory of results"), ("empty", "holds no results of a run")],
+    [
+        ("absent", "there is no such directory of results"),
+        (
+            "empty",
+            "holds no results of a run: name the folder that the key results of its configuration "
+            "names",
+        ),
+    ],
 )
 def test_what_holds_no_results(
     run: Path, name: str, sentence: str, capsys: pytest.CaptureFixture[str]

@@ -91,6 +91,16 @@ def test_a_file_without_a_record_is_an_error(run: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().err == f"tightfit lineage: {sentence}\n"
 
 
+def test_a_folder_of_results_names_a_file_in_it(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("empty").mkdir()
+    for folder, said in ((POINT, f"name a file in it: {POINT}/"), ("empty", "and no file in it")):
+        assert main(["lineage", folder]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith(f"tightfit lineage: {folder}: is a folder and no module, {said}")
+
+
 def test_records_hold_no_time_and_no_absolute_path_of_what_was_made(run: Path) -> None:
     for file in FILES:
         record = read_lineage(file)

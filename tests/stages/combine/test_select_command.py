@@ -180,6 +180,8 @@ def test_samples_share_the_bytes_of_the_one_that_takes_the_most(
     alone = chosen(solved, tmp_path / "alone", "frontier", "50%")
     assert alone.budget_total is not None
     assert joint.budget_total == alone.budget_total + 500 and joint.budget == "50%"
+    assert (joint.budget_label, joint.joint_samples) == ("50% joint", 2)
+    assert (alone.budget_label, alone.joint_samples) == ("50%", None)
     size = chosen(solved, tmp_path / "size", "frontier", "1MB", "--joint", *both)
     assert size.budget_total == 10**6
     lineage = json.loads((tmp_path / "joint/lineage/plan.json.json").read_text())
@@ -200,3 +202,9 @@ def test_samples_of_other_models_share_no_budget(
     words = ["--frontier", plain, "--budget", "50%", "--joint", *both, "--out", tmp_path / "j"]
     assert main([str(word) for word in ("select", *files(solved), *words)]) == 1
     assert "samples of one joint budget are of one model, and" in capsys.readouterr().err
+
+
+def test_a_number_without_unit_is_refused(solved: Path, tmp_path: Path) -> None:
+    words = ["--frontier", solved / "candidates.arrow", "--budget", "50", "--out", tmp_path]
+    assert main(["select", *map(str, [*files(solved), *words])]) == 1
+    assert not (tmp_path / "plan.json").exists()

@@ -115,6 +115,12 @@ def test_spanning_leaves_room() -> None:
     assert fit_scale([5], 0.1).high > 5
 
 
+def test_no_two_ticks_have_one_label() -> None:
+    ticks = AxisScale(0.0, 1.0).ticks(10, lambda value: f"{value:.0f}")
+    assert [tick.label for tick in ticks] == ["0", "1"]
+    assert len(AxisScale(0.0, 1.0).ticks(10, str)) == 11
+
+
 def test_stairs_hold_a_level_until_the_next_point() -> None:
     assert staircase_path([(0, 50), (20, 40)]) == "M0.0 500.0H200.0V400.0"
     assert staircase_path([]) == ""

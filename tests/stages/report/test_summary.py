@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import yaml
 from tightfit.__main__ import UNFINISHED_ERROR, main
 from tightfit.schemas.measurement import read_measurement, write_measurement
 from tightfit.schemas.plan import read_plan, write_plan
+from tightfit.stages.report.summary_tables import build_console
 from tightfit.util.processes import lock_file
 
 
@@ -88,3 +92,12 @@ def test_a_joint_budget_that_is_too_small_is_told_with_one_that_fits_all(
         f"(10%, {plan.budget_total:,} bytes) does not fit all of them: the smallest joint budget "
         f"known to work is {plan.smallest_budget + 8:,} bytes."
     )
+
+
+def test_a_table_that_nobody_reads_is_a_closed_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        with pytest.raises(BrokenPipeError):
+            build_console().print("a table")

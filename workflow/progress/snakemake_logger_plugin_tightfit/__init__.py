@@ -16,6 +16,7 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 
+from snakemake_logger_plugin_tightfit.changed_settings import find_changed_settings
 from snakemake_logger_plugin_tightfit.rerun_reasons import WorkflowJob, describe_jobs, has_error
 
 
@@ -102,8 +103,10 @@ class LogHandler(LogHandlerBase):
             logs = tuple(map(str, data.get("log") or ()))
             outputs = tuple(map(str, data.get("output") or ()))
             wildcards = dict(data.get("wildcards") or {})
-            job = WorkflowJob(data["rule_name"], wildcards, data["reason"], logs, outputs)
-            self.jobs.append(job)
+            changed = tuple(data.get("rule_msg") or ())
+            self.jobs.append(
+                WorkflowJob(data["rule_name"], wildcards, data["reason"], logs, outputs, changed)
+            )
         elif event == LogEvent.JOB_INFO:
             message = _without_budget(data)
             self.messages[data.get("jobid", 0)] = message or data.get("rule_name", "")
@@ -157,13 +160,19 @@ def _infeasible_note(data: dict[str, Any]) -> str:
 
 
 def _skip_descriptions() -> None:
-    """Has Snakemake hand over jobs without message and command. Reasons are told without them, and
-    their texts take a quarter of the dry run of many jobs. No rule has an environment of conda,
+    """Has Snakemake hand over jobs with their changed settings as message, and without command:
+    these texts take a quarter of the dry run of many jobs. No rule has an environment of conda,
     which Snakemake would look for by the parameters of each job."""
     from snakemake.jobs import Job
 
-    for name in ("message", "shellcmd", "conda_env_spec"):
+    for name in ("shellcmd", "conda_env_spec"):
         setattr(Job, name, None)
+    Job.message = property(find_changed_settings)
+    Job.check_protected_output = _allow_output
+
+
+async def _allow_output(_: object) -> None:
+    """A run that only says what is to be done may be told of results that are read-only."""
 
 
 def _without_budget(data: dict[str, Any]) -> str:

@@ -30,19 +30,19 @@ MEASURING_RULES = ("profile", "profile_updates", "link", "offload_link", "refere
 """The rules that a run forces that measures again."""
 MAX_NAMED_FILES = 8
 """Lost files of a model that are named."""
-MAX_VALUE_CHARACTERS = 60
-"""Characters that a parameter has at most that is shown."""
 
 
 @dataclass(frozen=True)
 class WorkflowJob:
-    """A job that Snakemake will run: its rule, wildcards, reason, and log files."""
+    """A job that Snakemake will run: its rule, wildcards, reason, and log files, and what is said
+    of settings of it that changed."""
 
     rule: str
     wildcards: Mapping[str, str]
     reason: str
     logs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    changed_settings: tuple[str, ...] = ()
 
     @cached_property
     def lost(self) -> list[str]:
@@ -108,7 +108,8 @@ def _causes(jobs: list[WorkflowJob]) -> list[str]:
     for word, there in (("lost", False), ("damaged", True)):
         files = [file for file in lost if Path(file).exists() == there]
         found += [f"{word}: {_list_files(files)}"] if files else []
-    if not found and all(_is_new(job) for job in jobs):
+    own_rules = not found or "chain" in jobs[0].wildcards  # a model is new with its trace
+    if own_rules and all(map(_is_new, jobs)):
         return ["it is new"]
     return list(dict.fromkeys(found)) or [FOLLOWS_INPUTS]
 
@@ -132,7 +133,7 @@ def _job_causes(job: WorkflowJob) -> list[str]:
         return ["it is to be measured again"]
     if job.rule in REPORT_RULES and "Set of input files" in reason:
         return ["a plan is new or was removed"]
-    found = _changed_causes(reason) if "Params have changed" in reason else []
+    found = _changed_causes(job) if "Params have changed" in reason else []
     if "Updated input" in reason:
         files = reason.partition("Updated input files: ")[2].partition(";")[0]
         found.append(f"changed by hand: {files}")
@@ -154,6 +155,11 @@ def _list_files(files: list[str]) -> str:
     return ", ".join(files[:MAX_NAMED_FILES]) + (f" and {more} more" if more > 0 else "")
 
 
+def _format_budget(job: WorkflowJob) -> str:
+    """The budget of a job as it was written, by the name of its folder."""
+    return re.sub("pct$", "%", job.wildcards["budget"])
+
+
 def _missing_cause(job: WorkflowJob) -> str:
     if any(map(has_error, job.logs)):
         return "it failed before and is tried again"
@@ -167,11 +173,11 @@ def _missing_cause(job: WorkflowJob) -> str:
     if job.rule in ("select", "select_kernels", *CHAIN_RULES):
         if job.wildcards["budget"] == NO_BUDGET:
             return f"the strategy {strategy} is new"
-        return f"the budget {job.wildcards['budget']} is new for {strategy}"
+        return f"the budget {_format_budget(job)} is new for {strategy}"
     if job.rule == "allocate":
         return f"the pipeline by {job.wildcards['allocator']} is new"
     if job.rule == "optimizer_offload":
-        return f"the budget {job.wildcards['budget']} is new"
+        return f"the budget {_format_budget(job)} is new"
     if job.rule in ("compile_search", "model_chain"):
         return ""
     files = job.reason.partition("Missing output files: ")[2].partition(";")[0]
@@ -191,14 +197,9 @@ PARAMETER_CAUSES = {
 """Why a job runs whose new parameters have such a word."""
 
 
-def _changed_causes(reason: str) -> list[str]:
+def _changed_causes(job: WorkflowJob) -> list[str]:
     """From the parameters that were and are: fingerprints say what they are of."""
-    before, _, new = reason.partition("before: ")[2].partition(" now: ")
+    new = job.reason.partition("before: ")[2].partition(" now: ")[2]
     found = [f"the code of the stage {stage} changed" for stage in re.findall(STAGE_CODE, new)[:1]]
     found += [cause for word, cause in PARAMETER_CAUSES.items() if re.search(word, new)]
-    if found:
-        return found
-    values = [text.partition(";")[0].strip() for text in (before, new)]
-    if all(value and len(value) <= MAX_VALUE_CHARACTERS for value in values):
-        return [f"{SETTINGS_CHANGED} from {values[0]} to {values[1]}"]
-    return [SETTINGS_CHANGED]
+    return found or [*job.changed_settings] or [SETTINGS_CHANGED]

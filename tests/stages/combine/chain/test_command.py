@@ -47,6 +47,11 @@ def layers(count: int, size: int = 1_000_003) -> Chain:
     )
 
 
+def test_a_number_without_unit_is_refused_for_a_chain_of_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--budget: 50 is 50 bytes, write '50%' or '50MB'$"):
+        rotor(tmp_path, layers(3), 50)
+
+
 def test_a_known_case_is_optimal_without_a_gap(tmp_path: Path) -> None:
     plan = rotor(tmp_path, chain_of_case(SOLVED), SOLVED["memory"])
     assert plan["status"] == "optimal"

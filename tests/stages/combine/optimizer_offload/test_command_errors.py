@@ -57,11 +57,9 @@ def updates(folder: Path, optimizer: str, change: Callable[[list[Any]], None]) -
     ("words", "memory", "link", "more"),
     [
         ("between cpu and host has no bandwidth", {}, {"bandwidth": 0}, "6MB"),
-        ("4,500,000 bytes in host/memory, which has 4,000,000:", {"memory": 4 * 10**6}, {}, "6MB"),
-        ("4,500,000 bytes in host/memory, which has 4,000,000:", {"memory": 4 * 10**6}, {}, "min"),
         ("above 100%", {}, {}, "101%"),
-        ("budget: '-5%' is no size", {}, {}, "-5%"),
-        ("budget: '-.5GiB' is no size", {}, {}, "-.5GiB"),
+        ("--budget: '-5%' is no size", {}, {}, "-5%"),
+        ("--budget: '-.5GiB' is no size", {}, {}, "-.5GiB"),
         ("expected a size such as", {}, {}, "least"),
     ],
 )

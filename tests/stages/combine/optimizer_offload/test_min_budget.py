@@ -110,12 +110,10 @@ def test_what_no_plan_can_fit_in_is_refused_without_a_search(
 
 
 def test_the_memory_that_is_too_small_is_told_where_the_closest_plans_fit_on_the_device() -> None:
-    with pytest.raises(ConfigError, match="fits in host/memory, which has 4,600,000 bytes: in"):
+    with pytest.raises(ConfigError, match="fits in host/memory, which has 4,600,000 bytes, and"):
         whole(described(7_000_000, room=4_600_000), None)
     search = OffloadSearch(described(7_000_000, room=4_600_000))
     # Another plan that was tried last lacks bytes of the device.
     search.missing_bytes, search.tier_bytes = 1000, 4_750_000
-    words = (
-        "fits in host/memory, which has 4,600,000 bytes: in the closest known there are 4,750,000"
-    )
+    words = "in host/memory, which has 4,600,000 bytes, and the closest known takes 4,750,000"
     assert words in str(search._refusal())

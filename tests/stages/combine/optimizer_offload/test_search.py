@@ -193,13 +193,13 @@ def test_what_cannot_be_is_told_in_one_sentence() -> None:
         task(6_000_000, bandwidth=0)
     crowded = (
         "^parameters and optimizer states take 4,500,000 bytes in host/memory, which has "
-        "4,499,999: give it at least as many, .* by limit= .*, or states a second offload tier"
+        "4,499,999, and what moves takes more$"
     )
     with pytest.raises(ConfigError, match=crowded):
         OffloadSearch(task(6_000_000, room=4_499_999)).best()
     with pytest.raises(ConfigError, match=r"no plan fits in 3,000,000 bytes: aten.* of h.\d"):
         task(3_000_000)
-    crowded = r"fits in host/memory, which has 6,000,001 bytes: .* there are \d,\d{3},\d{3} with"
+    crowded = r"fits in host/memory, which has 6,000,001 bytes, .* known takes \d,\d{3},\d{3} with"
     for planning in (lambda own: OffloadSearch(own).best(), plan_for_min_budget):
         with pytest.raises(ConfigError, match=crowded):
             planning(replace(task(9_000_000, room=6_000_001), microbatches=2))
@@ -268,19 +268,30 @@ def test_the_command_writes_a_plan_and_its_schedule(
             assert words in capsys.readouterr().err
         assert main(["optimizer-offload", *given, "--budget", "2GB"]) == 1
         assert "less than the budget" in capsys.readouterr().err
-        assert main(["optimizer-offload", *given, "--budget", "50"]) == 0
+        assert main(["optimizer-offload", *given, "--budget", "50"]) == 1
+        assert "--budget: 50 is 50 bytes, write '50%' or '50MB'\n" in capsys.readouterr().err
+        assert main(["optimizer-offload", *given, "--budget", "50B"]) == 0
         plan = read_plan(files / "plan/plan.json")
         assert (plan.status, plan.budget_total, plan.smallest_budget) == ("infeasible", 50, None)
         assert capsys.readouterr().out == f"{plan.message}\n"
         assert plan.message.startswith("infeasible: no plan fits in 50 bytes: ")
         assert read_schedule(files / "plan/schedule.arrow") == []
-        assert main(["optimizer-offload", *given, "--budget", "6MB", "--limit", "4MB"]) == 1
-        assert "take 4,500,000 bytes in host/memory, which has 4,000,000" in capsys.readouterr().err
+        for budget in ("6MB", "min"):
+            limited = ["--budget", budget, "--limit", "4MB"]
+            assert main(["optimizer-offload", *given, *limited]) == 0
+            assert capsys.readouterr().out == (
+                "infeasible: parameters and optimizer states take 4,500,000 bytes in host/memory, "
+                "which has 4,000,000, and what moves takes more: give it more by offload.limit of "
+                "the configuration (--limit), or name a second one for states by "
+                "offload.second_disk\n"
+            )
+            plan = read_plan(files / "plan/plan.json")
+            assert (plan.status, plan.budget) == ("infeasible", budget)
         assert main(["optimizer-offload", *given, "--budget", "6MB", "--limit", "4%"]) == 1
         assert "--limit: '4%' is a share, expected a size such as 20GB" in capsys.readouterr().err
         given[given.index("--machine") + 1] = str(small)
-        assert main(["optimizer-offload", *given, "--budget", "6MB"]) == 1
-        assert "take 4,500,000 bytes in host/memory" in capsys.readouterr().err
+        assert main(["optimizer-offload", *given, "--budget", "6MB"]) == 0
+        assert f"more by the memory of host in {small}, or" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("budget", ["7MB", "min"])

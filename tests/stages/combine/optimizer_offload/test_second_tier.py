@@ -159,11 +159,11 @@ def test_where_the_third_memory_is_small_parameters_stay_with_their_states() -> 
 
 
 def test_what_cannot_be_is_told_in_one_sentence() -> None:
-    crowded = r"^parameters and the buffers that states .* take .* by limit= .* in the description$"
+    crowded = r"^parameters and the buffers that states .* take .* and what moves takes more$"
     with pytest.raises(ConfigError, match=crowded):
         plan_step(task(9_000_000, room=PARAMETERS), DISK)
     most, least = PARAMETERS + STATES - 1, PARAMETERS + STATES // 4
-    little = "states take .* in disk/memory, which has 5: give it at least as many, or more to host"
+    little = "states take .* in disk/memory, which has 5, since host/memory has no room"
     for words, disk, host, room in (
         (little, replace(DISK, room=5), 1e9, least),
         ("between host and disk has no bandwidth", replace(DISK, bandwidth=0), 1e9, most),

@@ -59,6 +59,10 @@ REMEDIES = {
         f'give it x.contiguous(), plan with such strides, {ORIGINAL}, or "copy" to have such '
         "inputs copied"
     ),
+    "x has shape": (
+        f"plan with a sample of each shape, or with a range in dynamic_shapes, {ORIGINAL}; "
+        'tightfit.plan also takes on_mismatch="replan"'
+    ),
     "scale is 3.0": f"pass a number that changes as a tensor, {ORIGINAL}",
 }
 CALLS: list[tuple[Any, Any, str]] = [
