@@ -62,6 +62,8 @@ class RecordedBlock:
         recomputation: First and last position of its recomputation.
         kept: Storages that its backward reads, which stay if it is not checkpointed.
         frame_end: Position at which what its checkpoint holds itself is freed.
+        bias_bytes: Most bytes of a bias's gradient. Without a checkpoint, autograd makes it before
+            it frees what the same node has read, and with one after.
     """
 
     path: str
@@ -71,6 +73,7 @@ class RecordedBlock:
     recomputation: tuple[int, int]
     kept: tuple[SavedStorage, ...]
     frame_end: int
+    bias_bytes: int
 
     @property
     def seconds(self) -> float:

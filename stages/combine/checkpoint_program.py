@@ -65,13 +65,11 @@ def fastest_policy(recording: CheckpointRecording, peak_limit: int) -> SavedOps 
         peak_limit: Most bytes of the step beyond those before it.
 
     Returns:
-        The policy; None if the step does not fit with nothing saved either.
+        The policy; None if none is known that is within the limit.
     """
     whole = [(index, WHOLE_BLOCK) for index in range(len(recording.blocks))]
     if saved_peak(recording, whole) <= peak_limit:
         return _policy(recording, whole, None)
-    if saved_peak(recording, []) > peak_limit:
-        return None
     builder = MilpBuilder()
     terms = {
         key: builder.binary(-_seconds(recording, key) / recording.seconds)
@@ -80,6 +78,8 @@ def fastest_policy(recording: CheckpointRecording, peak_limit: int) -> SavedOps 
     _add_memory_rows(builder, recording, terms, peak_limit)
     _add_order_rows(builder, recording, terms)
     found = solve_milp(builder.sparse(), MILP_LIMITS)
+    if not len(found.values) and saved_peak(recording, []) > peak_limit:
+        return None
     keys = [
         key for key, term in terms.items() if len(found.values) and found.values[term.column] > 0.5
     ]
@@ -110,6 +110,7 @@ def _intervals(
         for storage in block.kept:
             yield storage.first, begin, storage.size
         yield max(block.forward[0] - 1, 0), block.frame_end, -recording.frame_bytes
+        yield block.recomputation[1], block.frame_end, block.bias_bytes
         return
     op = block.ops[number]
     for storage in op.storages:
@@ -132,6 +133,7 @@ def _policy(recording: CheckpointRecording, keys: Sequence[Key], bound: float | 
     )
     seconds = recording.seconds - sum(_seconds(recording, key) for key in keys)
     least = seconds if bound is None else min(bound, seconds)
+    least = max(least, recording.seconds - sum(block.seconds for block in recording.blocks))
     return SavedOps(blocks, saved_peak(recording, keys), seconds, least)
 
 
@@ -184,9 +186,11 @@ def _add_memory_rows(
         key = frozenset(weights.items())
         rows[key] = max(rows.get(key, 0), level)
     for key, level in rows.items():
-        if sum(size for _, size in key if size > 0) > peak_limit - level:
-            shares = {column: size / peak_limit for column, size in key}
-            builder.row_at_most((peak_limit - level) / peak_limit, shares)
+        if key and level + sum(size for _, size in key if size > 0) > peak_limit:
+            terms_of_row = [(-float(size), LinearTerm(column)) for column, size in key]
+            builder.at_least(float(level - peak_limit), terms_of_row, max(peak_limit, 1))
+        elif level > peak_limit:
+            builder.possible = False
 
 
 def _add_order_rows(

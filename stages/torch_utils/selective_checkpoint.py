@@ -6,9 +6,11 @@ op's position in the block, and by its operator, which has to be the one that wa
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -21,45 +23,49 @@ from torch.utils.checkpoint import (
     SAC_IGNORED_OPS,
     CheckpointPolicy,
     SelectiveCheckpointContext,
+    checkpoint,
     create_selective_checkpoint_contexts,
 )
 
 from tightfit.mismatch import PlanMismatch
 from tightfit.util.errors import ConfigError, ModelError
 
-ContextFunction: TypeAlias = Callable[
-    [], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
-]
-"""What `torch.utils.checkpoint` takes as `context_fn`: makes the contexts of the forward and of its
-recomputation."""
+CheckpointFunction: TypeAlias = Callable[..., Any]
+"""Runs a block, given with its arguments, as `torch.utils.checkpoint` does."""
 IGNORED_OPS = frozenset(SAC_IGNORED_OPS)
 """Ops of which PyTorch asks no policy."""
 _REMEDY = "make a policy with tightfit.checkpoint_policy for this model, mode and these arguments"
 
 
 class SelectiveContexts:
-    """The `context_fn` of one block.
+    """Makes the contexts of one block: see `selective_contexts`.
 
     Args:
         path: Path of the block in the model.
         operators: Operators of the block's forward, in order, as "aten.addmm.default".
         saved: Positions in `operators` of the ops whose outputs are saved.
+        random: Whether the block draws random numbers.
 
     Raises:
-        PlanMismatch: In the forward, if the block runs other operators.
+        PlanMismatch: In the forward, if the block runs other operators, or draws random numbers
+            within `torch.compile`.
 
     Example:
-        >>> contexts = SelectiveContexts("h.0", ["aten.t.default", "aten.mm.default"], [1])
-        >>> checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+        >>> policy = SelectiveContexts("h.0", ["aten.t.default", "aten.mm.default"], [1])
+        >>> context_fn = functools.partial(selective_contexts, policy)
+        >>> checkpoint(block, x, use_reentrant=False, context_fn=context_fn)
     """
 
-    def __init__(self, path: str, operators: Sequence[str], saved: Iterable[int]) -> None:
+    def __init__(
+        self, path: str, operators: Sequence[str], saved: Iterable[int], random: bool = False
+    ) -> None:
         self.path = path
+        self.random = random
         self.operators = tuple(operators)
         self.saved = frozenset(saved)
-        self.count: int | None = None
+        self.count = 0
 
-    def __call__(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    def make(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """The contexts of one forward of the block, and of its recomputation."""
         counts: Counter[bool] = Counter()
         self.count = 0
@@ -80,17 +86,21 @@ class SelectiveContexts:
 
         return create_selective_checkpoint_contexts(decide)
 
-    def check_count(self, *hook_arguments: Any) -> None:
-        """Raises PlanMismatch if the last forward ended before the last operator. It is a forward
-        hook of the block's wrapper."""
-        count, self.count = self.count, None
-        if count is not None and count < len(self.operators) and not torch.compiler.is_compiling():
+    def check_count(self) -> None:
+        """Raises PlanMismatch if the last forward ended before the last operator; forwards without
+        gradients have no contexts, and count none."""
+        if 0 < self.count < len(self.operators):
             raise PlanMismatch(
-                f"block {self.path!r} ran {count} operators, and the policy was made for "
+                f"block {self.path!r} ran {self.count} operators, and the policy was made for "
                 f"{len(self.operators)}: {_REMEDY}"
             )
 
     def _check_operator(self, number: int, operator: str) -> None:
+        if self.random and torch.compiler.is_compiling():
+            raise PlanMismatch(
+                f"block {self.path!r} draws random numbers, and a compiled recomputation may draw "
+                "others: leave torch.compile out, or dropout"
+            )
         if number >= len(self.operators):
             expected = "its end"
         elif operator != self.operators[number]:
@@ -101,6 +111,36 @@ class SelectiveContexts:
             f"operator {number} of block {self.path!r} is {operator}, and the policy was made for "
             f"{expected}: {_REMEDY}"
         )
+
+
+def selective_contexts(
+    policy: SelectiveContexts,
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """The contexts of one forward of a block. `functools.partial(selective_contexts, policy)` is a
+    `context_fn` that `torch.compile` takes, too."""
+    return policy.make()
+
+
+def run_selectively(
+    policy: SelectiveContexts, function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Takes the place of `torch.utils.checkpoint` in a block's wrapper: what the block gives, whose
+    operators have to be those of the policy."""
+    output = checkpoint(
+        function,
+        *args,
+        use_reentrant=False,
+        context_fn=partial(selective_contexts, policy),
+        **kwargs,
+    )
+    if not torch.compiler.is_compiling():
+        policy.check_count()
+    return output
+
+
+def run_plainly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Takes the place of `torch.utils.checkpoint` in the wrapper of a block that keeps all."""
+    return function(*args, **kwargs)
 
 
 def find_blocks(model: nn.Module, blocks: Sequence[str | nn.Module] | None) -> tuple[str, ...]:
@@ -142,7 +182,9 @@ def _repeated_children(model: nn.Module) -> list[str]:
         children = list(module)
         if any(path.startswith(f"{other}.") for other in outer) or len(children) < 2:
             continue
-        if len({type(child) for child in children}) > 1 or not [*children[0].parameters()]:
+        if len({type(inner_block(child)) for child in children}) > 1 or not [
+            *children[0].parameters()
+        ]:
             continue
         if path and not isinstance(children[0], nn.Linear):
             outer.append(path)
@@ -150,37 +192,69 @@ def _repeated_children(model: nn.Module) -> list[str]:
     return found
 
 
-def check_not_checkpointed(model: nn.Module, paths: Iterable[str]) -> None:
-    """Raises ConfigError if a block is sharded, or checkpointed in another way."""
+def check_checkpoints(model: nn.Module, paths: Iterable[str]) -> None:
+    """Raises ConfigError if a model checkpoints in a way that a policy cannot replace, or a block
+    is sharded before it is checkpointed."""
     from torch.distributed.fsdp import FSDPModule
 
+    known = set(paths)
     for path, module in model.named_modules():
-        if isinstance(module, CheckpointWrapper):
-            raise ConfigError(f"{path!r} is checkpointed already: apply one policy to a model")
+        if isinstance(module, CheckpointWrapper) and path not in known:
+            raise ConfigError(f"{path!r} is checkpointed, and is none of the policy's blocks")
         if getattr(module, "gradient_checkpointing", False) is True:
             raise ConfigError(
                 "the model checkpoints itself: call model.gradient_checkpointing_disable() first"
             )
-    for path in paths:
-        if any(isinstance(module, FSDPModule) for module in model.get_submodule(path).modules()):
-            raise ConfigError(f"block {path!r} is sharded: apply the policy before fully_shard")
+    for path in known:
+        block = model.get_submodule(path)
+        inside = inner_block(block).modules()
+        if any(isinstance(module, FSDPModule) for module in inside):
+            raise ConfigError(
+                f"block {path!r} is sharded: apply the policy, or PyTorch's checkpoint_wrapper, "
+                "before fully_shard"
+            )
 
 
-def wrap_blocks(model: nn.Module, contexts: Mapping[str, ContextFunction]) -> None:
-    """Puts each block into PyTorch's wrapper that checkpoints it, in place."""
-    for path, context_fn in contexts.items():
-        wrapper = checkpoint_wrapper(model.get_submodule(path), context_fn=context_fn)
-        if isinstance(context_fn, SelectiveContexts):
-            wrapper.register_forward_hook(context_fn.check_count)
-        _set_submodule(model, path, wrapper)
+def inner_block(block: nn.Module) -> nn.Module:
+    """A block without the wrapper that checkpoints it."""
+    inner = block._checkpoint_wrapped_module if isinstance(block, CheckpointWrapper) else block
+    assert isinstance(inner, nn.Module)
+    return inner
 
 
-def unwrap_blocks(model: nn.Module, paths: Iterable[str]) -> None:
-    """Takes the blocks out of their wrappers, in place."""
-    for path in paths:
-        wrapper = model.get_submodule(path)
-        if isinstance(wrapper, CheckpointWrapper):
-            _set_submodule(model, path, wrapper._checkpoint_wrapped_module)
+def set_checkpoints(model: nn.Module, functions: Mapping[str, CheckpointFunction | None]) -> None:
+    """Puts each block into PyTorch's wrapper, in place, or takes the one that it is in, and lets a
+    function take the place of `torch.utils.checkpoint` there. For None a block is taken out of its
+    wrapper, unless that is sharded."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for path, function in functions.items():
+        block = model.get_submodule(path)
+        if not isinstance(block, CheckpointWrapper):
+            if function is not None:
+                _set_submodule(model, path, checkpoint_wrapper(block, checkpoint_fn=function))
+        elif function is None and not isinstance(block, FSDPModule):
+            _set_submodule(model, path, inner_block(block))
+        else:
+            block.checkpoint_fn = run_plainly if function is None else function
+
+
+@contextlib.contextmanager
+def replaced_checkpoints(
+    model: nn.Module, functions: Mapping[str, CheckpointFunction]
+) -> Iterator[None]:
+    """Within it functions take the place of `torch.utils.checkpoint` in blocks; see
+    `set_checkpoints`. Afterwards all is as it was."""
+    blocks = {path: model.get_submodule(path) for path in functions}
+    before = {
+        path: block.checkpoint_fn if isinstance(block, CheckpointWrapper) else None
+        for path, block in blocks.items()
+    }
+    set_checkpoints(model, functions)
+    try:
+        yield
+    finally:
+        set_checkpoints(model, before)
 
 
 def _set_submodule(model: nn.Module, path: str, module: nn.Module) -> None:
@@ -190,5 +264,6 @@ def _set_submodule(model: nn.Module, path: str, module: nn.Module) -> None:
 
 def block_signature(block: nn.Module) -> tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]:
     """The class of a block, and names and shapes of its parameters."""
-    shapes = tuple((name, tuple(value.shape)) for name, value in block.named_parameters())
-    return f"{type(block).__module__}.{type(block).__qualname__}", shapes
+    inner = inner_block(block)
+    shapes = tuple((name, tuple(value.shape)) for name, value in inner.named_parameters())
+    return f"{type(inner).__module__}.{type(inner).__qualname__}", shapes

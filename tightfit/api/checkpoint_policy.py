@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tightfit.util.budget import DEFAULT_BUDGET, parse_plan_budget
@@ -28,14 +29,22 @@ class BlockPolicy:
         operators: Operators of the block's forward, in order, as "aten.addmm.default".
         saved: Positions in `operators` of those whose outputs are saved; None if the block is not
             checkpointed and keeps all that its backward reads.
+        random: Whether the block draws random numbers.
     """
 
     path: str
     signature: tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]
     operators: tuple[str, ...]
     saved: tuple[int, ...] | None
+    random: bool
 
-    def context_fn(self) -> SelectiveContexts:
+    def contexts(self) -> SelectiveContexts:
+        """What makes the contexts of one forward, and checks its operators."""
+        from tightfit.stages.torch_utils.selective_checkpoint import SelectiveContexts
+
+        return SelectiveContexts(self.path, self.operators, self.saved or (), self.random)
+
+    def context_fn(self) -> Callable[[], Any]:
         """The `context_fn` of this block for `torch.utils.checkpoint`, of a block that is not
         checkpointed one that saves nothing.
 
@@ -43,9 +52,9 @@ class BlockPolicy:
             >>> context_fn = policy.blocks[0].context_fn()
             >>> checkpoint(block, x, use_reentrant=False, context_fn=context_fn)
         """
-        from tightfit.stages.torch_utils.selective_checkpoint import SelectiveContexts
+        from tightfit.stages.torch_utils.selective_checkpoint import selective_contexts
 
-        return SelectiveContexts(self.path, self.operators, self.saved or ())
+        return partial(selective_contexts, self.contexts())
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,8 @@ class ActivationCheckpointPolicy:
     def apply(self, model: nn.Module) -> nn.Module:
         """Checkpoints the blocks of a model, in place, by PyTorch's `checkpoint_wrapper`.
 
-        Call it before `fully_shard`, `torch.compile` or `DistributedDataParallel`.
+        Call it before `fully_shard`, `torch.compile` or `DistributedDataParallel`, unless the
+        blocks are in PyTorch's wrapper already: then the policy takes the place of what these do.
 
         Args:
             model: The model that the policy was made for, or one of the same code and shapes.
@@ -87,8 +97,8 @@ class ActivationCheckpointPolicy:
             The model.
 
         Raises:
-            ConfigError: The model lacks a block, has another one in its place, is sharded, or is
-                checkpointed already.
+            ConfigError: The model lacks a block, has another one in its place, is sharded without
+                PyTorch's wrapper, or is checkpointed in another way.
 
         Example:
             >>> policy.apply(model)
@@ -97,22 +107,27 @@ class ActivationCheckpointPolicy:
         """
         from tightfit.stages.torch_utils.selective_checkpoint import (
             block_signature,
-            check_not_checkpointed,
-            wrap_blocks,
+            check_checkpoints,
+            run_selectively,
+            set_checkpoints,
         )
 
         known = dict(model.named_modules())
         for block in self.blocks:
             if block.path not in known:
                 raise ConfigError(f"the model has no block {block.path!r}, which the policy is for")
+        check_checkpoints(model, [block.path for block in self.blocks])
+        for block in self.blocks:
             if block_signature(known[block.path]) != block.signature:
                 raise ConfigError(
                     f"block {block.path!r} has another class or other parameters than the one that "
                     "the policy was made for: make a policy for this model"
                 )
-        check_not_checkpointed(model, [block.path for block in self.blocks])
-        selective = [block for block in self.blocks if block.saved is not None]
-        wrap_blocks(model, {block.path: block.context_fn() for block in selective})
+        functions: dict[str, Callable[..., Any] | None] = {
+            block.path: None if block.saved is None else partial(run_selectively, block.contexts())
+            for block in self.blocks
+        }
+        set_checkpoints(model, functions)
         return model
 
     def summary(self) -> str:
@@ -186,13 +201,13 @@ def checkpoint_policy(
     )
     from tightfit.stages.profile.checkpoint_recorder import record_checkpointed_step
     from tightfit.stages.torch_utils.selective_checkpoint import (
-        check_not_checkpointed,
+        check_checkpoints,
         find_blocks,
     )
 
     wanted = parse_plan_budget(budget, "checkpoint_policy: budget")
     paths = find_blocks(model, blocks)
-    check_not_checkpointed(model, paths)
+    check_checkpoints(model, paths)
     recording = record_checkpointed_step(model, args, kwargs or {}, loss, paths)
     least, before = saved_peak(recording, []), recording.bytes_before
     if wanted.is_min:
@@ -222,6 +237,7 @@ def _policy(
             block_signature(model.get_submodule(block.path)),
             tuple(op.name for op in block.ops),
             saved,
+            any(op.random for op in block.ops),
         )
         for block, saved in zip(recording.blocks, found.blocks, strict=True)
     )
