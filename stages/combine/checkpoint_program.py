@@ -69,11 +69,11 @@ def fastest_policy(recording: CheckpointRecording, peak_limit: int) -> SavedOps 
     """
     whole = [(index, WHOLE_BLOCK) for index in range(len(recording.blocks))]
     if saved_peak(recording, whole) <= peak_limit:
-        return _policy(recording, whole, None)
+        return _build_saved_ops(recording, whole, None)
     builder = MilpBuilder()
     terms = {
-        key: builder.binary(-_seconds(recording, key) / recording.seconds)
-        for key in _decisions(recording)
+        key: builder.binary(-_saved_seconds(recording, key) / recording.seconds)
+        for key in _list_decisions(recording)
     }
     _add_memory_rows(builder, recording, terms, peak_limit)
     _add_order_rows(builder, recording, terms)
@@ -83,7 +83,7 @@ def fastest_policy(recording: CheckpointRecording, peak_limit: int) -> SavedOps 
     keys = [
         key for key, term in terms.items() if len(found.values) and found.values[term.column] > 0.5
     ]
-    return _policy(recording, keys, recording.seconds * (1 + found.bound))
+    return _build_saved_ops(recording, keys, recording.seconds * (1 + found.bound))
 
 
 def saved_peak(recording: CheckpointRecording, keys: Iterable[Key]) -> int:
@@ -91,7 +91,7 @@ def saved_peak(recording: CheckpointRecording, keys: Iterable[Key]) -> int:
     levels = np.array(recording.levels, np.int64)
     for index, number in keys:
         block = recording.blocks[index]
-        for begin, end, size in _intervals(recording, index, number):
+        for begin, end, size in _byte_intervals(recording, index, number):
             levels[begin:end] += size
         if number == WHOLE_BLOCK:
             begin, last = block.recomputation
@@ -99,7 +99,7 @@ def saved_peak(recording: CheckpointRecording, keys: Iterable[Key]) -> int:
     return int(levels.max())
 
 
-def _intervals(
+def _byte_intervals(
     recording: CheckpointRecording, index: int, number: int
 ) -> Iterator[tuple[int, int, int]]:
     """Between which positions a decision adds bytes, and how many; without what a block that is
@@ -118,26 +118,28 @@ def _intervals(
     yield op.recomputation, op.recomputation + 1, -op.temporary
 
 
-def _seconds(recording: CheckpointRecording, key: Key) -> float:
+def _saved_seconds(recording: CheckpointRecording, key: Key) -> float:
     """The time that a decision saves."""
     block = recording.blocks[key[0]]
     return block.seconds if key[1] == WHOLE_BLOCK else block.ops[key[1]].seconds
 
 
-def _policy(recording: CheckpointRecording, keys: Sequence[Key], bound: float | None) -> SavedOps:
+def _build_saved_ops(
+    recording: CheckpointRecording, keys: Sequence[Key], bound: float | None
+) -> SavedOps:
     blocks = tuple(
         None
         if (index, WHOLE_BLOCK) in keys
         else tuple(sorted(number for place, number in keys if place == index))
         for index in range(len(recording.blocks))
     )
-    seconds = recording.seconds - sum(_seconds(recording, key) for key in keys)
+    seconds = recording.seconds - sum(_saved_seconds(recording, key) for key in keys)
     least = seconds if bound is None else min(bound, seconds)
     least = max(least, recording.seconds - sum(block.seconds for block in recording.blocks))
     return SavedOps(blocks, saved_peak(recording, keys), seconds, least)
 
 
-def _decisions(recording: CheckpointRecording) -> list[Key]:
+def _list_decisions(recording: CheckpointRecording) -> list[Key]:
     """Each block that may be left without a checkpoint, and each op that may be saved."""
     ops = [
         (index, number)
@@ -164,7 +166,7 @@ def _add_memory_rows(
     levels = np.array(recording.levels, np.int64)
     changes: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for (index, number), term in terms.items():
-        for begin, end, size in _intervals(recording, index, number):
+        for begin, end, size in _byte_intervals(recording, index, number):
             changes[begin][term.column] += size
             changes[end][term.column] -= size
     for block in recording.blocks:

@@ -7,20 +7,16 @@ plain `torch.utils.checkpoint`. Gradients, buffers and random states are then as
 from __future__ import annotations
 
 import contextlib
-import itertools
 import statistics
-import time
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tightfit.schemas.checkpoint_recording import (
@@ -30,168 +26,27 @@ from tightfit.schemas.checkpoint_recording import (
     RecordedBlock,
     SavedStorage,
 )
+from tightfit.stages.profile.step_recorder import (
+    BlockCalls,
+    RecordedCall,
+    StepRecorder,
+    local_tensor,
+)
 from tightfit.stages.torch_utils.devices import (
     device_of_tensors,
     preserve_random_states,
-    synchronize_device,
 )
 from tightfit.stages.torch_utils.memory_meter import MemorySession, memory_session
-from tightfit.stages.torch_utils.operators import draws_random_numbers
 from tightfit.stages.torch_utils.selective_checkpoint import (
-    IGNORED_OPS,
     inner_block,
     replaced_checkpoints,
 )
 from tightfit.util.errors import ModelError
 
 LossFunction = Callable[[Any], Tensor]
-NEVER = 1 << 60
-"""The position of what does not happen in the step."""
 _BIAS_GRADIENT = "aten.sum.dim_IntList"
 GLOO_RECORDINGS = 6
 """How often a step of several processes on CPUs is recorded."""
-
-
-@dataclass
-class _Storage:
-    """A storage that an op made: its bytes, the position at which it was freed, and whether an op
-    wrote to it later."""
-
-    size: int
-    freed: int = NEVER
-    written: bool = False
-
-
-@dataclass
-class _Call:
-    """One op that ran. `seconds` are those of this call; `key` is equal for calls that take equal
-    time. `objection` says why its outputs cannot be saved."""
-
-    name: str
-    seconds: float
-    key: tuple[Any, ...]
-    random: bool
-    objection: str
-    outputs: list[_Storage]
-
-
-@dataclass
-class _BlockCalls:
-    """The ops of one block, by number: those of its forward and of its recomputation; how many
-    forwards there were, and the position at which what the checkpoint holds was freed."""
-
-    forward: list[int] = field(default_factory=list)
-    recomputation: list[int] = field(default_factory=list)
-    forwards: int = 0
-    frame_end: int = NEVER
-
-
-class StepRecorder(TorchDispatchMode):
-    """Notes all ops of a step, those of blocks by their `context_fn`."""
-
-    def __init__(self, session: MemorySession | None, device: torch.device) -> None:
-        super().__init__()
-        self.session = session
-        self.device = device
-        self.calls: list[_Call] = []
-        self.blocks: dict[str, _BlockCalls] = defaultdict(_BlockCalls)
-        self.current: list[int] | None = None
-        self.storages: dict[int, _Storage] = {}
-        self.references: dict[int, Any] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        named = kwargs or {}
-        if func in IGNORED_OPS:
-            return func(*args, **named)
-        number = len(self.calls)
-        self._mark(f"{number} begins")
-        started = time.perf_counter()
-        out = func(*args, **named)
-        if self.session is None:
-            synchronize_device(self.device)
-        seconds = time.perf_counter() - started
-        self._mark(f"{number} ends")
-        self._note(func, args, named, out, seconds)
-        return out
-
-    def contexts_of(self, path: str) -> Callable[[], tuple[Any, Any]]:
-        """The `context_fn` that notes the ops of a block."""
-        block = self.blocks[path]
-
-        def end_frame() -> None:
-            block.frame_end = 2 * len(self.calls) - 1
-
-        def contexts() -> tuple[Any, Any]:
-            block.forwards += 1
-            again = self._within(block.recomputation)
-            weakref.finalize(again, end_frame)
-            return self._within(block.forward), again
-
-        return contexts
-
-    @contextlib.contextmanager
-    def _within(self, numbers: list[int]) -> Iterator[None]:
-        outer, self.current = self.current, numbers
-        try:
-            yield
-        finally:
-            self.current = outer
-
-    def _mark(self, label: str) -> None:
-        if self.session is not None:
-            self.session.mark(label)
-
-    def _note(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any, seconds: float) -> None:
-        leaves = pytree.tree_leaves((args, kwargs))
-        inputs = [local_tensor(x) for x in leaves if isinstance(x, Tensor)]
-        outputs = [local_tensor(x) for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
-        known = {x.untyped_storage()._cdata for x in inputs}
-        fresh = [self._add_storage(x) for x in outputs if x.untyped_storage()._cdata not in known]
-        self._note_writes(func, args, kwargs)
-        plain = [x for x in leaves if not isinstance(x, Tensor)]
-        shapes = [(x.shape, x.dtype, x.stride()) for x in inputs]
-        key = (str(func), tuple(map(str, shapes)), str(plain))
-        objection = ""
-        if len(fresh) < len(outputs) or any(x.alias_info for x in func._schema.returns):
-            objection = "is a view, or writes its input"
-        elif func._schema.is_mutable or any(type(x) is not Tensor for x in outputs):
-            objection = "writes its input, or gives another kind of tensor"
-        elif not outputs:
-            objection = "has no tensor as output"
-        random = draws_random_numbers(func, args)
-        if self.current is not None:
-            self.current.append(len(self.calls))
-        self.calls.append(_Call(str(func), seconds, key, random, objection, fresh))
-
-    def _add_storage(self, tensor: Tensor) -> _Storage:
-        storage = tensor.untyped_storage()
-        place = storage._cdata
-        if place not in self.storages:
-            made = _Storage(storage.nbytes())
-            self.storages[place] = made
-            free = self._free
-            self.references[place] = weakref.ref(storage, lambda _: free(place))
-        return self.storages[place]
-
-    def _free(self, place: int) -> None:
-        self.storages.pop(place).freed = 2 * len(self.calls) - 1
-        del self.references[place]
-
-    def _note_writes(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        arguments = func._schema.arguments
-        for argument, given in itertools.chain(
-            zip(arguments, args, strict=False),
-            ((each, kwargs[each.name]) for each in arguments if each.name in kwargs),
-        ):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            for tensor in pytree.tree_leaves(given):
-                if isinstance(tensor, Tensor):
-                    known = self.storages.get(local_tensor(tensor).untyped_storage()._cdata)
-                    if known is not None:
-                        known.written = True
 
 
 def record_checkpointed_step(
@@ -226,13 +81,13 @@ def record_checkpointed_step(
         recorded, levels = min(
             (
                 _record_levels(model, (args, kwargs), loss, paths, device)
-                for _ in range(_recordings(device))
+                for _ in range(_recording_count(device))
             ),
             key=lambda found: found[1].ends[-1],
         )
     _check_calls(recorded, paths)
     seconds = _median_seconds(timed.calls)
-    blocks = tuple(_block(model, path, recorded, levels, seconds) for path in paths)
+    blocks = tuple(_recorded_block(model, path, recorded, levels, seconds) for path in paths)
     before = _storage_bytes([*parameters, *buffers, *tensors])
     frame = torch.get_rng_state().nbytes if device.type == "cpu" else 0
     total = sum(seconds.get(call.key, call.seconds) for call in recorded.calls)
@@ -246,7 +101,7 @@ def _storage_bytes(tensors: Sequence[Tensor]) -> int:
     return sum({each._cdata: each.nbytes() for each in storages}.values())
 
 
-def _recordings(device: torch.device) -> int:
+def _recording_count(device: torch.device) -> int:
     """How often the bytes of a step are recorded. On the CPU threads of gloo free what others
     allocate, and the profiler misses some of that: the recording that ends with the fewest bytes
     missed least. All ranks have to take the same number of steps."""
@@ -269,12 +124,6 @@ def _record_levels(
         recorded = _run_recorded(model, sample, loss, paths, recorder)
         session.mark("step ends")
     return recorded, _Levels.of(session, len(recorded.calls))
-
-
-def local_tensor(tensor: Tensor) -> Tensor:
-    """What a rank has of a distributed tensor; other tensors as they are."""
-    local: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return local
 
 
 def _run_recorded(
@@ -371,7 +220,7 @@ class _Levels:
         return cls(most, ends)
 
 
-def _median_seconds(calls: Sequence[_Call]) -> dict[tuple[Any, ...], float]:
+def _median_seconds(calls: Sequence[RecordedCall]) -> dict[tuple[Any, ...], float]:
     """The seconds of each kind of call."""
     times: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for call in calls:
@@ -396,7 +245,7 @@ def _check_calls(recorder: StepRecorder, paths: Sequence[str]) -> None:
             )
 
 
-def _block(
+def _recorded_block(
     model: nn.Module,
     path: str,
     recorder: StepRecorder,
@@ -447,14 +296,14 @@ def _block(
     )
 
 
-def _bias_bytes(recorder: StepRecorder, block: _BlockCalls) -> int:
+def _bias_bytes(recorder: StepRecorder, block: BlockCalls) -> int:
     """The most bytes that a sum over rows makes in the backward of a block."""
     behind = recorder.calls[block.recomputation[-1] + 1 : block.frame_end // 2 + 1]
     sums = [call for call in behind if call.name == _BIAS_GRADIENT]
     return max((each.size for call in sums for each in call.outputs), default=0)
 
 
-def _kept_storages(recorder: StepRecorder, block: _BlockCalls, end: int) -> Iterator[SavedStorage]:
+def _kept_storages(recorder: StepRecorder, block: BlockCalls, end: int) -> Iterator[SavedStorage]:
     """The storages of a recomputation that are there after it, and are freed between the forward
     and it."""
     for first, second in zip(block.forward, block.recomputation, strict=False):

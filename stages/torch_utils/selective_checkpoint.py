@@ -145,7 +145,7 @@ def run_plainly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def find_blocks(model: nn.Module, blocks: Sequence[str | nn.Module] | None) -> tuple[str, ...]:
     """The paths of the blocks that are checkpointed: those that are named, or the children of each
-    outermost ModuleList or Sequential that has two or more of one class.
+    outermost ModuleList, ModuleDict or Sequential that has two or more of one class.
 
     Raises ConfigError if a block is not in the model or lies in another, ModelError if none is
     named and the model has no such list.
@@ -155,8 +155,8 @@ def find_blocks(model: nn.Module, blocks: Sequence[str | nn.Module] | None) -> t
         found = _repeated_children(model)
         if not found:
             raise ModelError(
-                "the model has no ModuleList or Sequential of equal blocks: name the blocks, "
-                "blocks=['encoder', 'decoder']"
+                "the model has no ModuleList, ModuleDict or Sequential of equal blocks: name the "
+                "blocks, blocks=['encoder', 'decoder']"
             )
         return tuple(found)
     known = set(paths.values()) - {""}
@@ -177,9 +177,9 @@ def _repeated_children(model: nn.Module) -> list[str]:
     outer: list[str] = []
     found: list[str] = []
     for path, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList | nn.Sequential):
+        if not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
             continue
-        children = list(module)
+        children = list(module.children())
         if any(path.startswith(f"{other}.") for other in outer) or len(children) < 2:
             continue
         if len({type(inner_block(child)) for child in children}) > 1 or not [

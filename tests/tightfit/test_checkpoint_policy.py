@@ -204,7 +204,7 @@ def test_what_is_asked_is_checked() -> None:
     ):
         with pytest.raises(tightfit.ConfigError, match=words):
             tightfit.checkpoint_policy(model, (sample(),), blocks=blocks)
-    with pytest.raises(tightfit.ModelError, match="no ModuleList or Sequential"):
+    with pytest.raises(tightfit.ModelError, match="no ModuleList, ModuleDict or Sequential"):
         tightfit.checkpoint_policy(nn.Linear(16, 3), (sample(),))
     with pytest.raises(tightfit.ModelError, match="the loss is no tensor of one element"):
         tightfit.checkpoint_policy(model, (sample(),), loss=lambda output: output)

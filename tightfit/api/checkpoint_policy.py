@@ -179,7 +179,7 @@ def checkpoint_policy(
         loss: Makes a scalar of the model's output. Without it the step goes backward from gradients
             of ones for all outputs, and the bytes of a loss are not counted.
         blocks: Paths of the submodules to checkpoint, or these. By default the children of each
-            ModuleList or Sequential that has two or more of one class.
+            ModuleList, ModuleDict or Sequential that has two or more of one class.
 
     Returns:
         The policy.
@@ -223,10 +223,10 @@ def checkpoint_policy(
             f"checkpoint_policy: budget: {budget} is below what the step takes with nothing saved, "
             f"{before + least:,} bytes: ask for that, or for 'min', or name smaller blocks"
         )
-    return _policy(model, recording, found)
+    return _build_policy(model, recording, found)
 
 
-def _policy(
+def _build_policy(
     model: nn.Module, recording: CheckpointRecording, found: SavedOps
 ) -> ActivationCheckpointPolicy:
     from tightfit.stages.torch_utils.selective_checkpoint import block_signature
