@@ -10,7 +10,7 @@ the step. A block that is not checkpointed keeps what its backward reads, and ta
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
@@ -57,12 +57,15 @@ class SavedOps:
     bound: float
 
 
-def fastest_policy(recording: CheckpointRecording, peak_limit: int) -> SavedOps | None:
+def fastest_policy(
+    recording: CheckpointRecording, peak_limit: int, uniform: bool = False
+) -> SavedOps | None:
     """The saved ops with which the step takes least time.
 
     Args:
         recording: Step with nothing saved.
         peak_limit: Most bytes of the step beyond those before it.
+        uniform: Whether blocks of the same operators have to save the same ones.
 
     Returns:
         The policy; None if none is known that is within the limit.
@@ -71,10 +74,7 @@ def fastest_policy(recording: CheckpointRecording, peak_limit: int) -> SavedOps 
     if saved_peak(recording, whole) <= peak_limit:
         return _build_saved_ops(recording, whole, None)
     builder = MilpBuilder()
-    terms = {
-        key: builder.binary(-_saved_seconds(recording, key) / recording.seconds)
-        for key in _list_decisions(recording)
-    }
+    terms = _add_decisions(builder, recording, uniform)
     _add_memory_rows(builder, recording, terms, peak_limit)
     _add_order_rows(builder, recording, terms)
     found = solve_milp(builder.sparse(), MILP_LIMITS)
@@ -84,6 +84,22 @@ def fastest_policy(recording: CheckpointRecording, peak_limit: int) -> SavedOps 
         key for key, term in terms.items() if len(found.values) and found.values[term.column] > 0.5
     ]
     return _build_saved_ops(recording, keys, recording.seconds * (1 + found.bound))
+
+
+def _add_decisions(
+    builder: MilpBuilder, recording: CheckpointRecording, uniform: bool
+) -> dict[Key, LinearTerm]:
+    """A variable for each decision, which costs less than nothing: the share of time it saves."""
+    terms: dict[Key, LinearTerm] = {}
+    shared: dict[tuple[Hashable, int], LinearTerm] = {}
+    for key in _list_decisions(recording):
+        block = recording.blocks[key[0]]
+        kind = tuple(op.name for op in block.ops) if uniform else key[0]
+        if (kind, key[1]) not in shared:
+            shared[kind, key[1]] = builder.binary()
+        terms[key] = shared[kind, key[1]]
+        builder.cost[terms[key].column] -= _saved_seconds(recording, key) / recording.seconds
+    return terms
 
 
 def saved_peak(recording: CheckpointRecording, keys: Iterable[Key]) -> int:

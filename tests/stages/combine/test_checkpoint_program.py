@@ -103,6 +103,19 @@ def test_the_fastest_policy_is_that_of_brute_force(seed: int) -> None:
     assert fastest_policy(recording, lowest - 1) is None
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_uniform_policy_saves_the_same_in_all_blocks(seed: int) -> None:
+    recording = make_recording(seed)
+    limit = saved_peak(recording, []) + 40
+    found, free = fastest_policy(recording, limit, uniform=True), fastest_policy(recording, limit)
+    assert found is not None and free is not None
+    assert found.peak <= limit
+    assert found.seconds >= free.bound - 1e-9
+    savable = [{n for n, op in enumerate(b.ops) if not op.objection} for b in recording.blocks]
+    saved = [set(numbers or ()) for numbers in found.blocks]
+    assert saved[0] & savable[1] == saved[1] & savable[0]
+
+
 def test_without_a_limit_no_block_is_checkpointed() -> None:
     found = fastest_policy(make_recording(0), 10**6)
     assert found is not None
