@@ -26,7 +26,7 @@ from tightfit.stages.combine.milp import (
     solve_milp,
 )
 
-MILP_LIMITS = SolverLimits(gap=1e-3, nodes=2_000, checks=2_000, seconds=20.0)
+MILP_LIMITS = SolverLimits(gap=2e-4, nodes=2_000, checks=2_000, seconds=20.0)
 MAX_OPS = 4_000
 """At most so many ops are decided on, those that take longest for their bytes."""
 MIN_SECONDS = 1e-7
