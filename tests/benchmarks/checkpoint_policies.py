@@ -5,8 +5,9 @@
 For each architecture, card and budget: the time of a step relative to that without checkpointing,
 with what a greedy choice saves (most seconds for their bytes first, the better of two orders: ops
 and whole blocks mixed, or whole blocks first), with the best program that saves the same in all
-layers, with the best policy, and the proven bound. Budgets are shares of what the peak without checkpointing is above that with
-nothing saved. Bytes are those of the CPU; times are measured there, or those of a card's roofline.
+layers, with the best policy, and the proven bound. Budgets are shares of what the peak without
+checkpointing is above that with nothing saved. Bytes are those of the CPU; times are measured
+there, or those of a card's roofline.
 """
 
 from __future__ import annotations
