@@ -197,7 +197,7 @@ def check_checkpoints(model: nn.Module, paths: Iterable[str]) -> None:
     is sharded before it is checkpointed."""
     from torch.distributed.fsdp import FSDPModule
 
-    known = set(paths)
+    known = list(paths)
     for path, module in model.named_modules():
         if isinstance(module, CheckpointWrapper) and path not in known:
             raise ConfigError(f"{path!r} is checkpointed, and is none of the policy's blocks")
