@@ -13,6 +13,7 @@ from examples import loop_peak, resnet_sweep
 ROOT = Path(__file__).parents[1]
 SMALL = {
     "gpt2_half": (["--small", "--steps", "2"], "the losses are equal"),
+    "selective_checkpointing": (["--small"], "the losses are equal"),
     "loop_peak": (["--small", "--budget", "min", "--steps", "2"], "the loop keeps to the budget"),
     "trainer_lora": (["--width", "32", "--layers", "2", "--tokens", "16"], "equal to Trainer"),
     "trl_sft": (

@@ -16,6 +16,10 @@ from tightfit.util.errors import ArtifactError, ConfigError, ModelError, Tightfi
 
 if TYPE_CHECKING:
     from tightfit.api.backward_optimizer import in_backward as in_backward
+    from tightfit.api.checkpoint_policy import (
+        ActivationCheckpointPolicy as ActivationCheckpointPolicy,
+    )
+    from tightfit.api.checkpoint_policy import checkpoint_policy as checkpoint_policy
     from tightfit.api.parameter_offload import load_whole as load_whole
     from tightfit.api.pipeline_parallel import MadePipeline as MadePipeline
     from tightfit.api.pipeline_parallel import load_pipeline as load_pipeline
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ActivationCheckpointPolicy",
     "ArtifactError",
     "Chain",
     "ChainPosition",
@@ -56,6 +61,7 @@ __all__ = [
     "SolverOptions",
     "TightfitError",
     "__version__",
+    "checkpoint_policy",
     "in_backward",
     "load",
     "load_pipeline",
@@ -68,6 +74,7 @@ __all__ = [
 ]
 
 _LAZY_EXPORTS = {
+    "ActivationCheckpointPolicy": "tightfit.api.checkpoint_policy",
     "Chain": "tightfit.schemas.chain",
     "ChainPosition": "tightfit.schemas.chain",
     "ChosenPlan": "tightfit.api.plan_result",
@@ -79,6 +86,7 @@ _LAZY_EXPORTS = {
     "ReplanOptions": "tightfit.api.plan_options",
     "SolverOptions": "tightfit.api.plan_options",
     "Plan": "tightfit.schemas.plan",
+    "checkpoint_policy": "tightfit.api.checkpoint_policy",
     "in_backward": "tightfit.api.backward_optimizer",
     "load": "tightfit.api.planning",
     "load_pipeline": "tightfit.api.pipeline_parallel",

@@ -51,6 +51,14 @@ class MemoryUsage:
     moves: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class MarkUsage:
+    """Allocated bytes at a mark: `live` then, and `peak`, the most since the mark before it."""
+
+    peak: int
+    live: int
+
+
 class MemorySession(ABC):
     """Marks points of a running program; knows the memory between them once it has ended."""
 
@@ -61,6 +69,10 @@ class MemorySession(ABC):
     @abstractmethod
     def usage(self, first: str, last: str) -> MemoryUsage:
         """The memory between two marks, the earlier one first, after the session's end."""
+
+    @abstractmethod
+    def mark_usages(self) -> dict[str, MarkUsage]:
+        """The memory at each mark, in their order, after the session's end."""
 
     @contextmanager
     def section(self, label: str) -> Iterator[None]:
@@ -159,6 +171,18 @@ class CpuSession(MemorySession):
                 line.append(((moment - start) / 1e9, line[-1][1] + size))
         return MemoryUsage(max(live for _, live in line), line[-1][1], line)
 
+    def mark_usages(self) -> dict[str, MarkUsage]:
+        """See `Session.mark_usages`; bytes are above those at the session's begin."""
+        usages: dict[str, MarkUsage] = {}
+        live = peak = 0
+        for _, label, size in self._events:
+            live += size
+            peak = max(peak, live)
+            if label:
+                usages[label] = MarkUsage(peak, live)
+                peak = live
+        return usages
+
 
 @dataclass
 class CudaSession(MemorySession):
@@ -205,6 +229,10 @@ class CudaSession(MemorySession):
             line.append((seconds, line[-1][1] + size))
         moves = _allocator_moves(self._history[begin:end])
         return MemoryUsage(max(peak, live) - start, live - start, line if self.lines else [], moves)
+
+    def mark_usages(self) -> dict[str, MarkUsage]:
+        """See `Session.mark_usages`."""
+        return {label: MarkUsage(peak, live) for label, (peak, live, _) in self._marks.items()}
 
     def _trace(self) -> list[tuple[int, int, int]]:
         """The allocator's history as (microseconds, bytes, address) so far; empty without lines."""

@@ -1,0 +1,183 @@
+"""Notes the operators of a training step: times, outputs, and when their storages are freed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tightfit.stages.torch_utils.devices import synchronize_device
+from tightfit.stages.torch_utils.memory_meter import MemorySession
+from tightfit.stages.torch_utils.operators import draws_random_numbers
+from tightfit.stages.torch_utils.selective_checkpoint import IGNORED_OPS
+
+NEVER = 1 << 60
+"""The position of what does not happen in the step."""
+
+
+@dataclass
+class RecordedStorage:
+    """A storage that an op made: its bytes, the position at which it was freed, and whether an op
+    wrote to it later."""
+
+    size: int
+    freed: int = NEVER
+    written: bool = False
+
+
+@dataclass
+class RecordedCall:
+    """One op that ran. `seconds` are those of this call; `key` is equal for calls that take equal
+    time. `objection` says why its outputs cannot be saved."""
+
+    name: str
+    seconds: float
+    key: tuple[Any, ...]
+    random: bool
+    objection: str
+    outputs: list[RecordedStorage]
+
+
+@dataclass
+class BlockCalls:
+    """The ops of one block, by number: those of its forward and of its recomputation; how many
+    forwards there were, and the position at which what the checkpoint holds was freed."""
+
+    forward: list[int] = field(default_factory=list)
+    recomputation: list[int] = field(default_factory=list)
+    forwards: int = 0
+    frame_end: int = NEVER
+
+
+class StepRecorder(TorchDispatchMode):
+    """Notes all ops of a step, those of blocks by their `context_fn`."""
+
+    def __init__(self, session: MemorySession | None, device: torch.device) -> None:
+        super().__init__()
+        self.session = session
+        self.device = device
+        self.calls: list[RecordedCall] = []
+        self.blocks: dict[str, BlockCalls] = defaultdict(BlockCalls)
+        self.current: list[int] | None = None
+        self.storages: dict[int, RecordedStorage] = {}
+        self.references: dict[int, Any] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if func in IGNORED_OPS:
+            return func(*args, **named)
+        number = len(self.calls)
+        self._mark(f"{number} begins")
+        started = time.perf_counter()
+        out = func(*args, **named)
+        if self.session is None:
+            synchronize_device(self.device)
+        seconds = time.perf_counter() - started
+        self._mark(f"{number} ends")
+        self._note(func, args, named, out, seconds)
+        return out
+
+    def contexts_of(self, path: str) -> Callable[[], tuple[Any, Any]]:
+        """The `context_fn` that notes the ops of a block."""
+        block = self.blocks[path]
+
+        def end_frame() -> None:
+            block.frame_end = 2 * len(self.calls) - 1
+
+        def contexts() -> tuple[Any, Any]:
+            block.forwards += 1
+            again = self._within(block.recomputation)
+            weakref.finalize(again, end_frame)
+            return self._within(block.forward), again
+
+        return contexts
+
+    @contextlib.contextmanager
+    def _within(self, numbers: list[int]) -> Iterator[None]:
+        outer, self.current = self.current, numbers
+        try:
+            yield
+        finally:
+            self.current = outer
+
+    def _mark(self, label: str) -> None:
+        if self.session is not None:
+            self.session.mark(label)
+
+    def _note(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any, seconds: float) -> None:
+        leaves = pytree.tree_leaves((args, kwargs))
+        inputs = [local_tensor(x) for x in leaves if isinstance(x, Tensor)]
+        given = [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
+        outputs = [local_tensor(x) for x in given]
+        known = {x.untyped_storage()._cdata for x in inputs}
+        fresh = [self._add_storage(x) for x in outputs if x.untyped_storage()._cdata not in known]
+        plain = [x for x in leaves if not isinstance(x, Tensor)]
+        shapes = [(x.shape, x.dtype, x.stride()) for x in inputs]
+        key = (str(func), tuple(map(str, shapes)), str(plain))
+        random, objection = False, ""
+        if not isinstance(func, torch._ops.OpOverload):
+            objection = "is a higher-order operator"
+        else:
+            self._note_writes(func, args, kwargs)
+            random = draws_random_numbers(func, args)
+            objection = _saving_objection(func, len(fresh) < len(outputs), given)
+        if self.current is not None:
+            self.current.append(len(self.calls))
+        self.calls.append(RecordedCall(str(func), seconds, key, random, objection, fresh))
+
+    def _add_storage(self, tensor: Tensor) -> RecordedStorage:
+        storage = tensor.untyped_storage()
+        place = storage._cdata
+        if place not in self.storages:
+            made = RecordedStorage(storage.nbytes())
+            self.storages[place] = made
+            free = self._free
+            self.references[place] = weakref.ref(storage, lambda _: free(place))
+        return self.storages[place]
+
+    def _free(self, place: int) -> None:
+        self.storages.pop(place).freed = 2 * len(self.calls) - 1
+        del self.references[place]
+
+    def _note_writes(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        arguments = func._schema.arguments
+        for argument, given in itertools.chain(
+            zip(arguments, args, strict=False),
+            ((each, kwargs[each.name]) for each in arguments if each.name in kwargs),
+        ):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            for tensor in pytree.tree_leaves(given):
+                if isinstance(tensor, Tensor):
+                    known = self.storages.get(local_tensor(tensor).untyped_storage()._cdata)
+                    if known is not None:
+                        known.written = True
+
+
+def _saving_objection(
+    func: torch._ops.OpOverload, old_storages: bool, outputs: list[Tensor]
+) -> str:
+    """Why the outputs of an op cannot be saved; "" if they can."""
+    if old_storages or any(each.alias_info for each in func._schema.returns):
+        return "is a view, or writes its input"
+    if func._schema.is_mutable or any(type(each) is not Tensor for each in outputs):
+        return "writes its input, or gives another kind of tensor"
+    return "" if outputs else "has no tensor as output"
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """What a rank has of a distributed tensor; other tensors as they are."""
+    local: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local

@@ -1,0 +1,236 @@
+"""Policies of selective checkpointing: bits of the model without, peaks as predicted, refusals."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tightfit
+from tests.tightfit.checkpoint_models import (
+    BlockModel,
+    equal_bits,
+    policy_of,
+    run_step,
+    sample,
+    squared_mean,
+    step_bits,
+    step_peak,
+    with_policy,
+)
+
+TANH = "aten.tanh.default"
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("budget", ["min", "40%", "100%"])
+def test_a_policy_keeps_bits_and_its_peak(budget: str, dropout: float) -> None:
+    model = BlockModel(dropout)
+    policy = policy_of(model, budget)
+    planned = with_policy(model, policy)
+    assert equal_bits(step_bits(planned, sample()), step_bits(model, sample()))
+    measured = step_peak(planned, sample())
+    assert measured <= policy.peak <= 1.02 * measured
+    if all(block.saved is not None for block in policy.blocks):
+        assert measured == policy.peak
+    assert policy.bound <= policy.seconds
+    assert policy.total > policy.peak
+
+
+def test_a_smaller_budget_recomputes_more() -> None:
+    model = BlockModel()
+    least, most = policy_of(model, "min"), policy_of(model, "100%")
+    assert least.peak < most.peak
+    assert all(block.saved is None for block in most.blocks)
+    assert "layers.0: is not checkpointed" in most.summary()
+    assert len(least.summary().splitlines()) == 6
+    assert step_peak(model, sample()) == step_peak(with_policy(model, most), sample())
+
+
+class CountingMode(TorchDispatchMode):
+    """Counts operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_saved_operators_are_not_run_again() -> None:
+    model = BlockModel()
+    policy = policy_of(model, "min")
+    blocks = [replace(block, saved=(block.operators.index(TANH),)) for block in policy.blocks]
+    planned = with_policy(model, replace(policy, blocks=tuple(blocks)))
+    with CountingMode() as mode:
+        run_step(planned, sample())
+    assert mode.counts[TANH] == len(blocks)
+    assert mode.counts["aten.native_layer_norm.default"] == 2 * len(blocks)
+    assert equal_bits(step_bits(planned, sample()), step_bits(model, sample()))
+
+
+def test_random_operators_are_saved_from_some_one_on() -> None:
+    """One that is skipped before one that is recomputed would shift what the latter draws."""
+    policy = policy_of(BlockModel(0.2), "40%")
+    for block in policy.blocks:
+        assert block.random
+        written = [name for name in block.operators if name.endswith("_.float")]
+        assert written, "dropout on the CPU draws in place"
+        saved = {block.operators[number] for number in block.saved or ()}
+        assert not saved & {*written, "aten.t.default", "aten.view.default"}
+
+
+def test_other_shapes_keep_their_bits() -> None:
+    model = BlockModel(0.2)
+    planned = with_policy(model, policy_of(model, "40%"))
+    for rows in (3, 300):
+        assert equal_bits(step_bits(planned, sample(rows)), step_bits(model, sample(rows)))
+
+
+def test_hooks_run_as_without_a_policy() -> None:
+    seen: list[float] = []
+
+    def note(module: Any, args: Any, output: Tensor) -> Tensor:
+        seen.append(output.sum().item())
+        return 2 * output
+
+    model = BlockModel()
+    model.layers[1].register_forward_hook(note)
+    planned = with_policy(model, policy_of(model, "40%"))
+    seen.clear()
+    want = step_bits(model, sample())
+    assert equal_bits(step_bits(planned, sample()), want)
+    assert set(seen) == {seen[0]}
+
+
+def test_planning_leaves_no_trace() -> None:
+    model = BlockModel(0.2)
+    model.enter.register_buffer("count", torch.zeros(1))
+    run_step(model, sample())
+    gradients = [parameter.grad for parameter in model.parameters()]
+    contents = [gradient.clone() for gradient in gradients if gradient is not None]
+    state, modules = torch.get_rng_state(), list(model.modules())
+    policy_of(model, "min")
+    assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
+    assert equal_bits([g for g in gradients if g is not None], contents)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert list(model.modules()) == modules
+
+
+def test_names_copies_and_evaluation_are_those_of_the_model() -> None:
+    model = BlockModel(0.2)
+    policy = pickle.loads(pickle.dumps(policy_of(model, "min")))
+    planned = with_policy(model, policy)
+    assert list(planned.state_dict()) == list(model.state_dict())
+    other = copy.deepcopy(planned)
+    assert equal_bits(step_bits(other, sample()), step_bits(model, sample()))
+    planned.eval(), model.eval()
+    with torch.no_grad():
+        assert torch.equal(planned(sample()), model(sample()))
+
+
+def test_a_model_that_is_checkpointed_takes_a_policy() -> None:
+    model = BlockModel()
+    planned = with_policy(model, policy_of(model, "min"))
+    policy = policy_of(planned, "60%")
+    policy.apply(planned)
+    assert equal_bits(step_bits(planned, sample()), step_bits(model, sample()))
+    assert step_peak(planned, sample()) <= policy.peak
+
+
+def test_other_operators_are_refused() -> None:
+    model = BlockModel(0.2)
+    planned = with_policy(model, policy_of(model, "min"))
+    planned.eval()
+    with pytest.raises(tightfit.PlanMismatch, match=r"operator 4 of block 'layers\.0' is"):
+        run_step(planned, sample())
+    other = BlockModel(0.2)
+    layer: Any = other.layers[2]
+    layer.forward = layer.norm.forward
+    policy_of(model, "min").apply(other)
+    with pytest.raises(tightfit.PlanMismatch, match=r"block 'layers\.2' ran 1 operators, and"):
+        run_step(other, sample())
+
+
+def test_another_model_is_refused() -> None:
+    policy = policy_of(BlockModel(), "min")
+    with pytest.raises(tightfit.ConfigError, match=r"no block 'layers\.2'"):
+        policy.apply(BlockModel(blocks=2))
+    other = BlockModel()
+    other.layers[1] = nn.Linear(32, 32)
+    with pytest.raises(tightfit.ConfigError, match="another class or other parameters"):
+        policy.apply(other)
+
+
+class NormalizedBlock(nn.Module):
+    """A block that updates statistics in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x).relu()
+
+
+def test_blocks_that_cannot_be_checkpointed_are_refused() -> None:
+    model = nn.Sequential(NormalizedBlock(), NormalizedBlock())
+    before = [buffer.clone() for buffer in model.buffers()]
+    with pytest.raises(tightfit.ModelError, match=r"changes its buffer '0\.norm\.running_mean'"):
+        tightfit.checkpoint_policy(model, (sample(),), budget="min")
+    assert equal_bits(list(model.buffers()), before)
+    twice = BlockModel()
+    twice.leave.register_forward_pre_hook(lambda module, args: (twice.layers[0](*args),))
+    with pytest.raises(tightfit.ModelError, match=r"'layers\.0' runs 2 times in a step"):
+        policy_of(twice, "min")
+
+
+def test_what_is_asked_is_checked() -> None:
+    model = BlockModel()
+    with pytest.raises(tightfit.ConfigError, match="is below what the step takes with nothing"):
+        policy_of(model, 1000)
+    for blocks, words in (
+        (["layers.9"], "is no submodule"),
+        (["layers", "layers.1"], "lies in another block"),
+        ([], "is empty"),
+    ):
+        with pytest.raises(tightfit.ConfigError, match=words):
+            tightfit.checkpoint_policy(model, (sample(),), blocks=blocks)
+    with pytest.raises(tightfit.ModelError, match="no ModuleList, ModuleDict or Sequential"):
+        tightfit.checkpoint_policy(nn.Linear(16, 3), (sample(),))
+    with pytest.raises(tightfit.ModelError, match="the loss is no tensor of one element"):
+        tightfit.checkpoint_policy(model, (sample(),), loss=lambda output: output)
+    assert isinstance(model.layers[0], type(model.layers[1]))
+
+
+def test_named_blocks_without_a_loss() -> None:
+    model = BlockModel()
+    policy = tightfit.checkpoint_policy(model, (sample(),), budget="min", blocks=["layers.1"])
+    assert [block.path for block in policy.blocks] == ["layers.1"]
+    planned = with_policy(model, policy)
+    assert equal_bits(step_bits(planned, sample()), step_bits(model, sample()))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_a_compiled_model_with_a_policy(dropout: float) -> None:
+    model = BlockModel(dropout)
+    planned = with_policy(model, policy_of(model, "40%"))
+    torch.compiler.reset()
+    compiled = torch.compile(planned, backend="aot_eager")
+    if dropout:
+        with pytest.raises(Exception, match="draws random numbers, and a compiled recomputation"):
+            compiled(sample())
+    else:
+        squared_mean(compiled(sample())).backward()
+        found = [parameter.grad for parameter in planned.parameters()]
+        want = step_bits(model, sample())[1:]
+        assert all(g is not None and torch.equal(g, w) for g, w in zip(found, want, strict=True))
