@@ -16,6 +16,8 @@ from tightfit.util.errors import ArtifactError, ConfigError, ModelError, Tightfi
 
 if TYPE_CHECKING:
     from tightfit.api.backward_optimizer import in_backward as in_backward
+    from tightfit.api.compile_budget import compile_budget as compile_budget
+    from tightfit.api.compile_budget import set_compile_budget as set_compile_budget
     from tightfit.api.parameter_offload import load_whole as load_whole
     from tightfit.api.pipeline_parallel import MadePipeline as MadePipeline
     from tightfit.api.pipeline_parallel import load_pipeline as load_pipeline
@@ -56,6 +58,7 @@ __all__ = [
     "SolverOptions",
     "TightfitError",
     "__version__",
+    "compile_budget",
     "in_backward",
     "load",
     "load_pipeline",
@@ -64,6 +67,7 @@ __all__ = [
     "plan",
     "plan_pipeline",
     "read_chain",
+    "set_compile_budget",
     "write_chain",
 ]
 
@@ -79,6 +83,7 @@ _LAZY_EXPORTS = {
     "ReplanOptions": "tightfit.api.plan_options",
     "SolverOptions": "tightfit.api.plan_options",
     "Plan": "tightfit.schemas.plan",
+    "compile_budget": "tightfit.api.compile_budget",
     "in_backward": "tightfit.api.backward_optimizer",
     "load": "tightfit.api.planning",
     "load_pipeline": "tightfit.api.pipeline_parallel",
@@ -87,6 +92,7 @@ _LAZY_EXPORTS = {
     "plan": "tightfit.api.planning",
     "plan_pipeline": "tightfit.api.pipeline_parallel",
     "read_chain": "tightfit.schemas.chain",
+    "set_compile_budget": "tightfit.api.compile_budget",
     "write_chain": "tightfit.schemas.chain",
 }
 
