@@ -17,7 +17,7 @@ from torch import fx
 
 from tightfit.schemas.graph.training_graph import LOSS_SCALAR_BYTES
 from tightfit.stages.compile.joint_graph import JointNodes
-from tightfit.stages.compile.node_seconds import hinted_bytes, size_hint
+from tightfit.stages.compile.node_costs import hinted_bytes, size_hint
 from tightfit.stages.compile.saved_set_search import SavedSet, search_saved_sets, simulate_set
 
 _LABEL_BYTES = 8
@@ -50,8 +50,10 @@ class PartitionedGraph:
 class _StepPart:
     """What the other graphs of a step count of a graph."""
 
+    name: str
     input_bytes: int
     end_bytes: int
+    backward_peak: int
     gradient_bytes: int
     output_sizes: Counter[int]
 
@@ -116,19 +118,14 @@ class BudgetPlanner:
             fits = [each for each in frontier if each.peak + beside <= self.budget]
             chosen = fits[-1] if fits else frontier[0]
             answer = _saved_nodes(nodes, node_info, chosen)
-        self._parts[frame] = _part_of(nodes, chosen)
+        known = frame in self._parts
+        self._parts[frame] = _part_of(name, nodes, chosen, beside)
         names = ",".join(node.name for node in answer)
         self._plans[name] = hashlib.sha256(names.encode()).hexdigest()
-        peak = chosen.peak + beside
-        self.graphs[name] = PartitionedGraph(
-            name,
-            peak,
-            chosen.end_bytes,
-            chosen.seconds / max(first.seconds, 1e-12),
-            peak <= self.budget,
-            time.perf_counter() - started,
-        )
-        self._warn_if_large(name, frame, beside)
+        slowdown = chosen.seconds / max(first.seconds, 1e-12)
+        self._note(name, chosen, beside, slowdown, time.perf_counter() - started)
+        if not known:
+            self._note_earlier(frame, name)
         return answer
 
     def _held_by_earlier(self, frame: int, nodes: JointNodes) -> int:
@@ -145,29 +142,43 @@ class BudgetPlanner:
                 held += part.bytes_for_later - sum(size * n for size, n in passed.items())
         return held
 
-    def _warn_if_large(self, name: str, frame: int, beside: int) -> None:
-        """Warns of a graph that takes more than the budget, or that lets an earlier one do so."""
-        peak = self.graphs[name].peak
-        if peak > self.budget:
-            warnings.warn(
-                f"compile_budget: the smallest partition found for graph {name} takes {peak:,} "
-                f"bytes, {beside:,} of them inputs, parameters and what earlier graphs hold, which "
-                f"is more than the budget of {self.budget:,} bytes: it is compiled with these",
-                stacklevel=2,
+    def _note(
+        self, name: str, chosen: SavedSet, beside: int, slowdown: float, seconds: float
+    ) -> None:
+        """Notes what was decided for a graph, and warns if it takes more than the budget."""
+        peak = chosen.peak + beside
+        fits = peak <= self.budget
+        self.graphs[name] = PartitionedGraph(name, peak, chosen.end_bytes, slowdown, fits, seconds)
+        if not fits:
+            self._warn(
+                f"the smallest partition found for graph {name} takes {peak:,} bytes, {beside:,} "
+                "of them inputs, parameters and what earlier graphs hold",
+                "it is compiled with these",
             )
+
+    def _note_earlier(self, frame: int, name: str) -> None:
+        """Adds to the peaks of earlier graphs what a graph holds while their backwards run."""
         later = self._parts[frame].bytes_for_earlier
-        for other, graph in list(self.graphs.items()):
-            if graph.fits and int(other.split("/")[0]) < frame:
-                grown = graph.peak + later
-                self.graphs[other] = replace(graph, peak=grown, fits=grown <= self.budget)
-                if grown > self.budget:
-                    warnings.warn(
-                        f"compile_budget: the backward of graph {other} takes {grown:,} bytes with "
-                        f"the outputs and gradients of graph {name}, more than the budget of "
-                        f"{self.budget:,} bytes: lower the budget by the difference, or mend the "
-                        "graph break between them",
-                        stacklevel=2,
-                    )
+        for before in [each for each in self._parts if each < frame]:
+            part = self._parts[before]
+            grown = replace(part, backward_peak=part.backward_peak + later)
+            self._parts[before] = grown
+            graph = self.graphs[part.name]
+            peak = max(graph.peak, grown.backward_peak)
+            self.graphs[part.name] = replace(graph, peak=peak, fits=peak <= self.budget)
+            if graph.fits and peak > self.budget:
+                self._warn(
+                    f"the backward of graph {part.name} takes {peak:,} bytes with the outputs and "
+                    f"gradients of graph {name}",
+                    "lower the budget by the difference, or mend the graph break between them",
+                )
+
+    def _warn(self, fact: str, remedy: str) -> None:
+        warnings.warn(
+            f"compile_budget: {fact}, which is more than the budget of {self.budget:,} bytes: "
+            f"{remedy}",
+            stacklevel=2,
+        )
 
 
 @functools.cache
@@ -208,11 +219,14 @@ def _saved_nodes(nodes: JointNodes, node_info: Any, chosen: SavedSet) -> list[fx
     return list(dict.fromkeys([*node_info.inputs, *values]))
 
 
-def _part_of(nodes: JointNodes, chosen: SavedSet) -> _StepPart:
+def _part_of(name: str, nodes: JointNodes, chosen: SavedSet, beside: int) -> _StepPart:
+    """What a graph is to the others of its step, with the bytes that there are beside it."""
     outputs = {node: hinted_bytes(node.meta["val"]) for node in nodes.tensor_outputs}
     return _StepPart(
+        name,
         sum(nodes.input_bytes.values()),
         chosen.end_bytes,
+        chosen.backward_peak + beside,
         nodes.gradient_bytes,
         Counter(outputs.values()),
     )

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from tightfit.stages.compile.node_seconds import estimate_seconds, hinted_bytes
+from tightfit.stages.compile.node_costs import estimate_seconds, hinted_bytes, workspace_bytes
 from tightfit.stages.compile.partition_memory import JointArrays
 
 _RANDOM = torch.Tag.nondeterministic_seeded
@@ -143,6 +143,7 @@ class JointNodes:
             is_item=np.array([node.target is operator.getitem for node in self.nodes]),
             never_again=np.array([must_run_once(node) for node in self.nodes]),
             seconds=np.array(seconds, np.float64),
+            workspace=np.array([workspace_bytes(node) for node in self.nodes], np.int64),
             forward_outputs=numbers(self.forward_outputs),
             backward_outputs=numbers(backward),
             tangents=numbers([n for n in self.nodes if _is_tangent(n)]),

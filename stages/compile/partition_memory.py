@@ -29,6 +29,7 @@ class JointArrays(NamedTuple):
         is_item: Nodes that take an item of a tuple; bool[nodes].
         never_again: Nodes that must not be recomputed, such as random ones; bool[nodes].
         seconds: Estimated time of each node; float64[nodes].
+        workspace: Bytes that each node takes beside its value while it runs; int64[nodes].
         forward_outputs: Nodes that the forward returns to its caller.
         backward_outputs: Nodes that the backward returns: gradients.
         tangents: Placeholders of the gradients of outputs.
@@ -45,6 +46,7 @@ class JointArrays(NamedTuple):
     is_item: NDArray[np.bool_]
     never_again: NDArray[np.bool_]
     seconds: NDArray[np.float64]
+    workspace: NDArray[np.int64]
     forward_outputs: NDArray[np.int64]
     backward_outputs: NDArray[np.int64]
     tangents: NDArray[np.int64]
@@ -54,9 +56,9 @@ class JointArrays(NamedTuple):
 @njit(cache=True, nogil=True)
 def simulate_partition(
     graph: JointArrays, saved: NDArray[np.bool_], between: int
-) -> tuple[int, int, float, int]:
-    """The peak, the bytes at the end of the forward, the time, and how many nodes are recomputed
-    that must not be.
+) -> tuple[int, int, int, float, int]:
+    """The peaks of the step and of its backward, the bytes at the end of the forward, the time, and
+    how many nodes are recomputed that must not be.
 
     Args:
         graph: The joint graph.
@@ -65,8 +67,9 @@ def simulate_partition(
             values, with the gradients of the outputs.
 
     Returns:
-        Bytes at most and at the end of the forward, without parameters and inputs; seconds of
-        forward and backward; the number of nodes that are recomputed though they must not be.
+        Bytes at most, at most in the backward, and at the end of the forward, without parameters
+        and inputs; seconds of forward and backward; the number of nodes that are recomputed though
+        they must not be.
     """
     in_backward, kept, wrong = backward_nodes(graph, saved)
     in_forward = _forward_nodes(graph, kept)
@@ -78,7 +81,7 @@ def simulate_partition(
     stay = kept.copy()
     stay[graph.forward_outputs] = True
     order = np.flatnonzero(in_forward)
-    forward_peak, _ = _peak_of(graph, order, nothing, nothing, stay, 0)
+    forward_peak = _peak_of(graph, order, nothing, nothing, stay, 0)
     returned, alive, held = nothing.copy(), nothing.copy(), nothing
     _mark_storages(graph, returned, graph.forward_outputs)
     _mark_storages(graph, alive, np.flatnonzero(kept))
@@ -87,9 +90,9 @@ def simulate_partition(
     stay[:] = False
     stay[graph.backward_outputs] = True
     order = _backward_order(graph, in_backward)
-    peak, _ = _peak_of(graph, order, alive, returned & alive, stay, at_end + tangent_bytes)
-    peak = max(peak, forward_peak, at_end + max(between, tangent_bytes))
-    return peak, at_end, seconds, wrong
+    backward_peak = _peak_of(graph, order, alive, returned & alive, stay, at_end + tangent_bytes)
+    peak = max(backward_peak, forward_peak, at_end + max(between, tangent_bytes))
+    return peak, backward_peak, at_end, seconds, wrong
 
 
 @njit(cache=True, nogil=True)
@@ -182,9 +185,9 @@ def _peak_of(
     outside: NDArray[np.bool_],
     stay: NDArray[np.bool_],
     live: int,
-) -> tuple[int, int]:
-    """The peak and the end of a run of nodes that starts with `live` bytes in the storages
-    `alive_before`; those of `outside`, and of nodes that `stay`, are not freed."""
+) -> int:
+    """The peak of a run of nodes that starts with `live` bytes in the storages `alive_before`;
+    those of `outside`, and of nodes that `stay`, are not freed."""
     end = len(order)
     last_use = np.full(len(stay), -1, np.int64)
     death = np.full(len(graph.storage_bytes), -1, np.int64)
@@ -204,11 +207,11 @@ def _peak_of(
     for turn in range(end):
         node = order[turn]
         live += _mark_storages(graph, alive, order[turn : turn + 1])
-        peak = max(peak, live)
+        peak = max(peak, live + graph.workspace[node])
         live -= _free_storages(graph, node, turn, death, alive, outside)
         for at in range(graph.input_starts[node], graph.input_starts[node + 1]):
             live -= _free_storages(graph, graph.inputs[at], turn, death, alive, outside)
-    return peak, live
+    return peak
 
 
 @njit(cache=True, nogil=True)

@@ -17,7 +17,7 @@ from tightfit.stages.compile.partition_memory import JointArrays, backward_nodes
 
 LEVELS = 10
 """Peaks that the search aims at, from the least that it found to that of the first set."""
-NODE_VISITS = 45_000_000
+NODE_VISITS = 30_000_000
 """How many nodes it simulates in all."""
 MAX_MOVES = 4_000
 """Moves at one level at most."""
@@ -29,19 +29,21 @@ Saved = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class SavedSet:
-    """Values to save, with what the simulator says of them: the peak and the bytes at the end of
-    the forward without parameters and inputs, and seconds of forward and backward."""
+    """Values to save, with what the simulator says of them: the peaks of the step and of
+    its backward and the bytes at the end of the forward, without parameters and inputs, and seconds
+    of forward and backward."""
 
     saved: Saved
     peak: int
+    backward_peak: int
     end_bytes: int
     seconds: float
 
 
 def simulate_set(graph: JointArrays, saved: Saved, between: int) -> SavedSet:
     """A set of saved values with its peak and time (see `simulate_partition`)."""
-    peak, end, seconds, _ = simulate_partition(graph, saved, between)
-    return SavedSet(saved, int(peak), int(end), float(seconds))
+    peak, backward_peak, end, seconds, _ = simulate_partition(graph, saved, between)
+    return SavedSet(saved, int(peak), int(backward_peak), int(end), float(seconds))
 
 
 def search_saved_sets(
@@ -101,7 +103,7 @@ class _Points:
 
     def add(self, graph: JointArrays, saved: Saved, between: int) -> None:
         """Adds a set unless another is as good."""
-        peak, _, seconds, wrong = simulate_partition(graph, saved, between)
+        peak, _, _, seconds, wrong = simulate_partition(graph, saved, between)
         if not wrong:
             self.count = _insert_point(
                 self.table, self.sets, self.count, saved, float(peak), seconds
@@ -129,7 +131,7 @@ def _smallest_of(graph: JointArrays, usual: Saved, between: int) -> Saved:
         if not _own_bytes(graph, node):
             continue
         least[node] = False
-        if simulate_partition(graph, least, between)[3]:
+        if simulate_partition(graph, least, between)[4]:
             least[node] = True
     return least
 
@@ -277,13 +279,13 @@ def _anneal(
     table, sets, count = points
     np.random.seed(seed)
     saved = start.copy()
-    peak, _, seconds, _ = simulate_partition(graph, saved, between)
+    peak, _, _, seconds, _ = simulate_partition(graph, saved, between)
     cost = _cost(peak, seconds, aim, limit, longest)
     for move in range(moves):
         temperature = 0.01 * (1.0 - move / moves) ** 2 + 1e-9
         trial = saved.copy()
         _change_set(trial, candidates, class_starts, class_places, usual)
-        peak, _, seconds, wrong = simulate_partition(graph, trial, between)
+        peak, _, _, seconds, wrong = simulate_partition(graph, trial, between)
         if wrong:
             continue
         found = _cost(peak, seconds, aim, limit, longest)

@@ -140,7 +140,7 @@ def test_peaks_are_those_of_the_graphs_that_pytorch_makes(seed: int) -> None:
         if joint.arrays.never_again[number] and joint.is_forward[number]:
             mask[[number, *(joint.index[user] for user in node.users)]] = True
             mask &= joint.is_forward
-    peak, _, _, wrong = simulate_partition(joint.arrays, mask, 0)
+    peak, _, _, _, wrong = simulate_partition(joint.arrays, mask, 0)
     assert not wrong
     saved = [joint.nodes[at] for at in np.flatnonzero(mask)]
     assert peak == peak_by_pytorch(joint, node_info, graph, saved)
@@ -170,6 +170,6 @@ def test_the_search_finds_the_least_peak_and_the_fastest_sets_of_small_graphs(la
 def test_random_operators_are_not_run_again() -> None:
     joint, *_, usual = collect_joint_graph(Mixed())
     nothing = np.zeros(len(joint.nodes), np.bool_)
-    assert simulate_partition(joint.arrays, nothing, 0)[3] == 1
+    assert simulate_partition(joint.arrays, nothing, 0)[4] == 1
     for each in search_saved_sets(joint.arrays, joint.candidates, joint.mask_of(usual), 0):
-        assert simulate_partition(joint.arrays, each.saved, 0)[3] == 0
+        assert simulate_partition(joint.arrays, each.saved, 0)[4] == 0

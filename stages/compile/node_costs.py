@@ -1,4 +1,4 @@
-"""Estimates the time of the nodes of a joint graph."""
+"""Estimates the time of the nodes of a joint graph, and what they take inside."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from torch.utils.flop_counter import flop_registry
 _RATES = {"cpu": (8e10, 6e9), "cuda": (1e14, 1.5e12)}
 """Operations and bytes a second of a device; only their ratio counts."""
 _OVERHEAD = {"cpu": 2e-6, "cuda": 2e-6}
+_ATTENTION_WORKSPACE = 1.4
+"""What the backward of attention takes on the CPU, of the bytes of its queries."""
+_CONVOLUTION_WORKSPACE = 1.1
+"""What a convolution takes on the CPU, of the bytes of its tensors, which oneDNN copies into
+layouts of its own."""
 _FUSED_SHARE = 0.25
 """The part of its reads and writes that a pointwise operator takes in a fused kernel."""
 
@@ -63,3 +68,35 @@ def count_flops(target: Any, args: Any, kwargs: Any, value: Any) -> int:
 
     shaped = pytree.tree_map_only(Tensor, described, (args, kwargs, value))
     return int(count(*shaped[0], **shaped[1], out_val=shaped[2]))
+
+
+def workspace_bytes(node: fx.Node) -> int:
+    """Bytes that an operator takes on the CPU beside its outputs while it runs, at most, found by
+    measuring: of convolutions but for those that are matrix products, and of attention's
+    backward."""
+    target, args = getattr(node.target, "_overloadpacket", None), node.args
+    name = getattr(target, "__name__", "")
+    if "convolution" in name:
+        backward = name == "convolution_backward"
+        tensors = _values(args[: 3 if backward else 2])
+        weight, strides, padding = tensors[-1], *args[4 if backward else 3 :][:2]
+        point = all(size_hint(size) == 1 for size in weight.shape[2:])
+        if weight.device.type != "cpu" or (point and _all(strides, 1) and _all(padding, 0)):
+            return 0
+        if not backward:
+            tensors.append(node.meta["val"])
+        return int(_CONVOLUTION_WORKSPACE * sum(map(hinted_bytes, tensors)))
+    if "attention" in name and "cpu_backward" in name:
+        return int(_ATTENTION_WORKSPACE * hinted_bytes(_values(args[1:2])[0]))
+    return 0
+
+
+def _values(args: Any) -> list[Tensor]:
+    """The tensors of some arguments."""
+    found = [each.meta.get("val") for each in args if isinstance(each, fx.Node)]
+    return [each for each in found if isinstance(each, Tensor)]
+
+
+def _all(sizes: Any, size: int) -> bool:
+    """Whether all sizes of an argument are one."""
+    return all(each == size for each in sizes)
