@@ -73,7 +73,7 @@ class JointNodes:
         """The storage of an item of a tuple, with its key; None if it cannot be told so."""
         if node.target is not operator.getitem or not isinstance(node.args[1], int):
             return None
-        owner = self.index[node.args[0]]  # type: ignore[index]
+        owner = self.index[node.args[0]]
         value = self.nodes[owner].meta.get("val")
         if not isinstance(value, tuple | list) or len(value) != len(self._storages[owner]):
             return None

@@ -15,9 +15,8 @@ _RATES = {"cpu": (8e10, 6e9), "cuda": (1e14, 1.5e12)}
 _OVERHEAD = {"cpu": 2e-6, "cuda": 2e-6}
 _ATTENTION_WORKSPACE = 1.4
 """What the backward of attention takes on the CPU, of the bytes of its queries."""
-_CONVOLUTION_WORKSPACE = 1.1
-"""What a convolution takes on the CPU, of the bytes of its tensors, which oneDNN copies into
-layouts of its own."""
+_CONVOLUTION_MARGIN = 1.05
+"""What the copies of a convolution take, relative to those that are counted."""
 _FUSED_SHARE = 0.25
 """The part of its reads and writes that a pointwise operator takes in a fused kernel."""
 
@@ -71,32 +70,34 @@ def count_flops(target: Any, args: Any, kwargs: Any, value: Any) -> int:
 
 
 def workspace_bytes(node: fx.Node) -> int:
-    """Bytes that an operator takes on the CPU beside its outputs while it runs, at most, found by
-    measuring: of convolutions but for those that are matrix products, and of attention's
-    backward."""
-    target, args = getattr(node.target, "_overloadpacket", None), node.args
-    name = getattr(target, "__name__", "")
-    if "convolution" in name:
-        backward = name == "convolution_backward"
-        tensors = _values(args[: 3 if backward else 2])
-        weight, strides, padding = tensors[-1], *args[4 if backward else 3 :][:2]
-        point = all(size_hint(size) == 1 for size in weight.shape[2:])
-        if weight.device.type != "cpu" or (point and _all(strides, 1) and _all(padding, 0)):
-            return 0
-        if not backward:
-            tensors.append(node.meta["val"])
-        return int(_CONVOLUTION_WORKSPACE * sum(map(hinted_bytes, tensors)))
+    """Bytes that an operator takes on the CPU beside its outputs while it runs: of convolutions and
+    of the backward of attention, as measured."""
+    name = getattr(getattr(node.target, "_overloadpacket", None), "__name__", "")
+    if name in ("convolution", "convolution_backward"):
+        return _convolution_workspace(node, name == "convolution_backward")
     if "attention" in name and "cpu_backward" in name:
-        return int(_ATTENTION_WORKSPACE * hinted_bytes(_values(args[1:2])[0]))
+        return int(_ATTENTION_WORKSPACE * hinted_bytes(_values(node.args[1:2])[0]))
     return 0
+
+
+def _convolution_workspace(node: fx.Node, backward: bool) -> int:
+    """What oneDNN's copies of input, weight and output take; none of what is a matrix product."""
+    tensors = _values(node.args[1:3] if backward else node.args[:2])
+    sizes: tuple[Any, ...] = node.args[4 if backward else 3 :]
+    strides, padding = sizes[:2]
+    extents = [*map(size_hint, tensors[1].shape[2:]), *(each + 1 for each in padding)]
+    if tensors[1].device.type != "cpu" or all(extent == 1 for extent in (*extents, *strides)):
+        return 0
+    given, weight = map(hinted_bytes, tensors)
+    if not backward:
+        taken = max(given + weight, hinted_bytes(node.meta["val"]))
+    else:
+        output = hinted_bytes(_values(node.args[:1])[0])
+        taken = max(weight, 2 * given - weight, given + output)
+    return int(_CONVOLUTION_MARGIN * taken)
 
 
 def _values(args: Any) -> list[Tensor]:
     """The tensors of some arguments."""
     found = [each.meta.get("val") for each in args if isinstance(each, fx.Node)]
     return [each for each in found if isinstance(each, Tensor)]
-
-
-def _all(sizes: Any, size: int) -> bool:
-    """Whether all sizes of an argument are one."""
-    return all(each == size for each in sizes)

@@ -128,7 +128,7 @@ def _smallest_of(graph: JointArrays, usual: Saved, between: int) -> Saved:
     """The usual set without all that can be recomputed: the largest values go first."""
     least = usual.copy()
     for node in np.flatnonzero(usual):
-        if not _own_bytes(graph, node):
+        if not _own_bytes(graph, int(node)):
             continue
         least[node] = False
         if simulate_partition(graph, least, between)[4]:

@@ -86,7 +86,7 @@ def _setting(way: str, value: float) -> AbstractContextManager[Any]:
     if way == "pytorch":
         import torch._functorch.config as functorch
 
-        return functorch.patch(activation_memory_budget=value)  # type: ignore[no-any-return]
+        return functorch.patch(activation_memory_budget=value)
     return nullcontext()
 
 
@@ -97,7 +97,7 @@ def measure(name: str, backend: str, way: str, value: float) -> dict[str, Any]:
     from tightfit.stages.torch_utils.memory_meter import memory_session
 
     step = Step(name)
-    model = torch.compile(copy.deepcopy(step.model), backend=backend)
+    model: Any = torch.compile(copy.deepcopy(step.model), backend=backend)
     started = time.perf_counter()
     with warnings.catch_warnings(), _setting(way, value) as planner:
         warnings.simplefilter("ignore")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch import partitioners
 from torch._inductor import config as inductor_config
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.nn.functional import cross_entropy
 
 import tightfit
@@ -51,6 +52,21 @@ class Layers(nn.Module):
         if self.broken:
             torch._dynamo.graph_break()
         return self.head(self.layers[3](self.layers[2](x)))
+
+
+class Convolutions(nn.Module):
+    """Convolutions with and without strides, whose library copies what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = [(4, 64, 1), (64, 64, 1), (64, 64, 2), (64, CLASSES, 2)]
+        self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, s, padding=1) for a, b, s in sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.view(4, 4, 32, 32)
+        for layer in self.layers:
+            x = nn.functional.gelu(layer(x))
+        return x.permute(0, 2, 3, 1).reshape(ROWS, CLASSES)
 
 
 @pytest.fixture(autouse=True)
@@ -133,8 +149,18 @@ def test_measured_peaks_stay_within_the_budget_with_the_bits_of_plain_compile(
     assert slowdowns == sorted(slowdowns, reverse=True)
 
 
+def test_peaks_count_what_convolutions_take_inside() -> None:
+    torch.manual_seed(0)
+    model, compiled, planner, _ = compile_within(1 << 40, model=Convolutions())
+    assert measured_peak(model, compiled) <= 1.02 * planner.graphs["0/0"].peak
+    least = smallest(Convolutions())
+    assert least < planner.graphs["0/0"].peak
+    model, compiled, _, _ = compile_within(least, model=Convolutions())
+    assert 0.9 * least <= measured_peak(model, compiled) <= 1.02 * least
+
+
 def test_a_graph_that_fits_saves_what_the_compiler_does() -> None:
-    torch.compile(plain := build(), backend=EAGER)
+    plain = build()
     run_step(torch.compile(plain, backend=EAGER))
     plain.zero_grad()
     usual = measured_peak(plain, torch.compile(plain, backend=EAGER))
@@ -219,12 +245,15 @@ def test_a_budget_is_a_size(budget: Any) -> None:
 
 
 def test_another_partitioner_is_not_replaced() -> None:
-    class Theirs(BudgetPartitioner):
-        pass
+    class Theirs(CustomPartitionerFn):
+        def __call__(self, *_: Any, **__: Any) -> Any:
+            raise AssertionError("nothing is compiled")
 
-    theirs: Any = type("Theirs", (BudgetPartitioner.__base__,), dict(BudgetPartitioner.__dict__))
+        def uuid(self) -> str:
+            return ""
+
     with (
-        inductor_config.patch(custom_partitioner_fn=theirs(BudgetPlanner(1))),
+        inductor_config.patch(custom_partitioner_fn=Theirs()),
         pytest.raises(tightfit.ConfigError, match="custom_partitioner_fn is set to Theirs"),
         tightfit.compile_budget("1GB"),
     ):

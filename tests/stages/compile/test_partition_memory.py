@@ -91,9 +91,9 @@ def liveness(graph: fx.Graph, live: dict[int, int], stay: set[int], external: se
         if node.op == "call_function":
             for leaf in pytree.tree_leaves(node.meta.get("val")):
                 if isinstance(leaf, Tensor):
-                    storage = leaf.untyped_storage()
-                    if storage._cdata not in external:
-                        live.setdefault(storage._cdata, storage.nbytes())
+                    made = leaf.untyped_storage()
+                    if made._cdata not in external:
+                        live.setdefault(made._cdata, made.nbytes())
         peak = max(peak, sum(live.values()))
         for storage in [each for each in live if last.get(each) == turn and each not in stay]:
             del live[storage]
