@@ -143,7 +143,7 @@ class JointNodes:
             is_item=np.array([node.target is operator.getitem for node in self.nodes]),
             never_again=np.array([must_run_once(node) for node in self.nodes]),
             seconds=np.array(seconds, np.float64),
-            workspace=np.array([workspace_bytes(node) for node in self.nodes], np.int64),
+            workspace=np.array([workspace_bytes(node, fuses) for node in self.nodes], np.int64),
             forward_outputs=numbers(self.forward_outputs),
             backward_outputs=numbers(backward),
             tangents=numbers([n for n in self.nodes if _is_tangent(n)]),

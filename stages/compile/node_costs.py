@@ -17,6 +17,11 @@ _ATTENTION_WORKSPACE = 1.4
 """What the backward of attention takes on the CPU, of the bytes of its queries."""
 _CONVOLUTION_MARGIN = 1.05
 """What the copies of a convolution take, relative to those that are counted."""
+_POOL_WORKSPACE = {
+    "_low_memory_max_pool_with_offsets": 55,
+    "_low_memory_max_pool_offsets_to_indices": 48,
+}
+"""Bytes for each item of their output that operators of inductor take if they run as they are."""
 _FUSED_SHARE = 0.25
 """The part of its reads and writes that a pointwise operator takes in a fused kernel."""
 
@@ -69,12 +74,15 @@ def count_flops(target: Any, args: Any, kwargs: Any, value: Any) -> int:
     return int(count(*shaped[0], **shaped[1], out_val=shaped[2]))
 
 
-def workspace_bytes(node: fx.Node) -> int:
-    """Bytes that an operator takes on the CPU beside its outputs while it runs: of convolutions and
-    of the backward of attention, as measured."""
+def workspace_bytes(node: fx.Node, fuses: bool) -> int:
+    """Bytes that an operator takes on the CPU beside its outputs while it runs: of convolutions, of
+    the backward of attention and, if no backend fuses it, of max pooling, as measured."""
     name = getattr(getattr(node.target, "_overloadpacket", None), "__name__", "")
     if name in ("convolution", "convolution_backward"):
         return _convolution_workspace(node, name == "convolution_backward")
+    if name in _POOL_WORKSPACE and not fuses:
+        first = pytree.tree_leaves(node.meta["val"])[0]
+        return _POOL_WORKSPACE[name] * (hinted_bytes(first) // first.dtype.itemsize)
     if "attention" in name and "cpu_backward" in name:
         return int(_ATTENTION_WORKSPACE * hinted_bytes(_values(node.args[1:2])[0]))
     return 0
