@@ -21,6 +21,7 @@ README = "README.md"
 QUICKSTART = "docs/quickstart.md"
 CHAINS = "docs/chains.md"
 CHECKPOINT_POLICY = "docs/checkpoint_policy.md"
+COMPILE = "docs/compile.md"
 TOP_PAGES = [name for name in ("CONTRIBUTING.md", "GLOSSARY.md") if (ROOT / name).exists()]
 PAGES = [README, *TOP_PAGES, *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
 DEVELOPER_PAGES = [*TOP_PAGES, "docs/developers.md", "docs/glossary.md"]
@@ -185,6 +186,14 @@ def test_the_checkpoint_policy_of_the_page_fits(tmp_path: Path) -> None:
     result: dict[str, Any] = runpy.run_path(str(script))
     assert result["loss"].isfinite()
     assert result["policy"].bound <= result["policy"].seconds
+
+
+def test_the_code_of_the_page_of_compile_runs(tmp_path: Path) -> None:
+    script = tmp_path / "blocks.py"
+    script.write_text("\n".join(python_blocks(COMPILE)))
+    result: dict[str, Any] = runpy.run_path(str(script))
+    assert result["loss"].isfinite()
+    assert [graph.fits for graph in result["compilation"].graphs.values()] == [True]
 
 
 def test_the_chains_of_the_page_are_planned(

@@ -20,9 +20,13 @@ ROOMS = (
     *("trace", "fuse", "profile", "partition", "solve", "combine", "generate", "validate"),
     "report",
     "audit",
+    "compile",
 )
 SHARED = ("simulate", "torch_utils", "runtime")
-TORCH_ROOMS = ("trace", "fuse", "profile", "generate", "validate", "torch_utils", "runtime")
+TORCH_ROOMS = (
+    *("trace", "fuse", "profile", "generate", "validate", "torch_utils", "runtime"),
+    "compile",
+)
 COMPOSERS = tuple(
     path.relative_to(ROOT).as_posix()
     for folder in ("tightfit", "tightfit/api", "tightfit/util")
@@ -32,8 +36,16 @@ COMPOSERS = tuple(
 
 PRIVATE = {
     "torch._decomp": {"stages/trace/capture.py"},
-    "torch._functorch": {"stages/trace/capture_patches.py", "stages/trace/capture.py"},
-    "torch._inductor": {"stages/runtime/kernels/compile.py", "stages/torch_utils/aot_inductor.py"},
+    "torch._functorch": {
+        "stages/compile/partitioner.py",
+        "stages/trace/capture_patches.py",
+        "stages/trace/capture.py",
+    },
+    "torch._inductor": {
+        "stages/compile/partitioner.py",
+        "stages/runtime/kernels/compile.py",
+        "stages/torch_utils/aot_inductor.py",
+    },
     "torch.fx.experimental": {
         "stages/runtime/kernels/compile.py",
         "stages/trace/capture_patches.py",

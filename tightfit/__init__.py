@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         ActivationCheckpointPolicy as ActivationCheckpointPolicy,
     )
     from tightfit.api.checkpoint_policy import checkpoint_policy as checkpoint_policy
+    from tightfit.api.compile_budget import compile_budget as compile_budget
+    from tightfit.api.compile_budget import set_compile_budget as set_compile_budget
     from tightfit.api.parameter_offload import load_whole as load_whole
     from tightfit.api.pipeline_parallel import MadePipeline as MadePipeline
     from tightfit.api.pipeline_parallel import load_pipeline as load_pipeline
@@ -62,6 +64,7 @@ __all__ = [
     "TightfitError",
     "__version__",
     "checkpoint_policy",
+    "compile_budget",
     "in_backward",
     "load",
     "load_pipeline",
@@ -70,6 +73,7 @@ __all__ = [
     "plan",
     "plan_pipeline",
     "read_chain",
+    "set_compile_budget",
     "write_chain",
 ]
 
@@ -87,6 +91,7 @@ _LAZY_EXPORTS = {
     "SolverOptions": "tightfit.api.plan_options",
     "Plan": "tightfit.schemas.plan",
     "checkpoint_policy": "tightfit.api.checkpoint_policy",
+    "compile_budget": "tightfit.api.compile_budget",
     "in_backward": "tightfit.api.backward_optimizer",
     "load": "tightfit.api.planning",
     "load_pipeline": "tightfit.api.pipeline_parallel",
@@ -95,6 +100,7 @@ _LAZY_EXPORTS = {
     "plan": "tightfit.api.planning",
     "plan_pipeline": "tightfit.api.pipeline_parallel",
     "read_chain": "tightfit.schemas.chain",
+    "set_compile_budget": "tightfit.api.compile_budget",
     "write_chain": "tightfit.schemas.chain",
 }
 
