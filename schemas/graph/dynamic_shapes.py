@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tightfit.schemas.graph.dynamic_inputs import (
@@ -17,6 +17,7 @@ from tightfit.schemas.graph.dynamic_inputs import (
     DimensionLimits,
     DynamicDimension,
     DynamicInputs,
+    lie_within,
 )
 from tightfit.schemas.graph.number_expressions import evaluate_number
 from tightfit.schemas.graph.op_arguments import encode_arguments, parse_arguments
@@ -66,7 +67,8 @@ class DynamicShapes(DimensionLimits):
     `sources` say where a call has the sizes of the `dimensions`. `arguments` are the texts of ops,
     by their ids, in which `{"size": text}` stands for a number and `{"number": text}` for a float
     (`schemas.graph.number_expressions`); `layouts` are those of values and
-    `storages` the bytes of storages, by id.
+    `storages` the bytes of storages, by id. Calls of up to `small_sizes` may have a second plan;
+    where these are empty, there is one.
 
     Example:
         >>> graph.dynamic.storages[7]
@@ -78,6 +80,7 @@ class DynamicShapes(DimensionLimits):
     arguments: dict[int, str]
     layouts: dict[int, DynamicLayout]
     storages: dict[int, Size]
+    small_sizes: dict[str, int] = field(default_factory=dict)
 
 
 def layout_at(layout: DynamicLayout, sizes: Mapping[str, int]) -> tuple[list[int], list[int], int]:
@@ -102,6 +105,26 @@ def graph_at(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     for number, size in dynamic.storages.items():
         storages[number] = evaluate_size(size, sizes)
     return replace(graph, ops=ops, values=values, storages=storages, dynamic=None)
+
+
+def graph_within(graph: Graph, largest: Mapping[str, int]) -> Graph:
+    """The graph of calls of at most these sizes, by the names of all dimensions: it has the numbers
+    at these, and dimensions that end there."""
+    assert graph.dynamic is not None
+    ends = [replace(one, largest=largest[one.name]) for one in graph.dynamic.dimensions]
+    dynamic = replace(graph.dynamic, dimensions=ends, small_sizes={})
+    return replace(graph_at(graph, largest), dynamic=dynamic)
+
+
+def find_small_sizes(graph: Graph) -> dict[str, int]:
+    """The largest sizes of calls for which a second plan pays: up to half of the range of one
+    dimension, the one of which half of the range leaves the fewest bytes."""
+    assert graph.dynamic is not None
+    largest = graph.dynamic.largest
+    halves = [
+        largest | {one.name: (one.smallest + one.largest) // 2} for one in graph.dynamic.dimensions
+    ]
+    return min(halves, key=lambda sizes: sum(graph_at(graph, sizes).storages))
 
 
 def graph_dynamic_inputs(graph: Graph) -> DynamicInputs:
@@ -157,6 +180,7 @@ def read_dynamic_shapes(metadata: Mapping[str, str], where: str) -> DynamicShape
             {int(number): str(text) for number, text in found["arguments"].items()},
             {int(number): DynamicLayout(**one) for number, one in found["layouts"].items()},
             {int(number): size for number, size in found["storages"].items()},
+            dict(found["small_sizes"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArtifactError(f"{where}: the metadata does not hold dynamic shapes") from error
@@ -212,6 +236,15 @@ def _find_dimension_fault(graph: Graph, dynamic: DynamicShapes) -> str:
             return f"the dynamic dimension {one.name!r} is from {one.smallest} to {one.largest}"
     if graph.alternatives:
         return "has alternatives and dynamic shapes"
+    small = dynamic.small_sizes
+    if small and (
+        small.keys() != set(names)
+        or small == dynamic.largest
+        or not all(type(size) is int for size in small.values())
+        or not lie_within(dynamic.smallest, small)
+        or not lie_within(small, dynamic.largest)
+    ):
+        return f"has a second plan for calls of up to {small}, which are no sizes below the largest"
     return ""
 
 

@@ -147,7 +147,8 @@ def test_a_sample_that_the_forward_does_not_take_is_told() -> None:
     [
         ({"fused_kernels": tightfit.FusedKernelOptions()}, "dynamic_shapes and fused_kernels"),
         ({"cuda_graphs": True}, "dynamic_shapes and cuda_graphs exclude each other"),
-        ({"on_mismatch": "replan"}, "dynamic_shapes and on_mismatch='replan' exclude each other"),
+        ({"plans": 3}, "plans is 3, expected 1 or 2"),
+        ({"plans": True}, "plans is True, expected 1 or 2"),
         ({"strategy": "offload"}, "is not for the strategy offload"),
         ({"samples": [((tokens(3, 4),), {})]}, "takes samples of one shape"),
     ],
