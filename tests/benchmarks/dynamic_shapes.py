@@ -3,7 +3,9 @@ shape.
 
 Planning takes CPU seconds of a process of its own and its children, on an empty store. A plan is
 compared with eager at random sizes: bits of loss and gradients, and its peak with that of the
-simulator. Calls are forwards at the largest sizes of both modules that keep everything, in turns.
+simulator. Calls are forwards of the small model at its largest sizes by both modules that keep
+everything, in turns. `trainer` trains DistilBERT on batches padded to their longest row, with a
+smaller last one, and compares losses and weights with those of the model on its own.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.own_process import run_in_own_process
+from tests.benchmarks.padded_batches import describe_trainer_run
 
 Axes = dict[str, dict[int, Any]]
 """By the name of an argument, its axes with their dimensions or texts."""
@@ -44,6 +47,11 @@ class DynamicCase:
     budget: str = "50%"
 
 
+def _scaled(scale: str, small: Any, reduced: Any, full: Any) -> Any:
+    """What a scale has of three."""
+    return {"small": small, "reduced": reduced, "full": full}[scale]
+
+
 def _texts(batch: int, tokens: int) -> tuple[Any, dict[int, Any]]:
     """Random ids of a vocabulary of 1000, and their axes."""
     import torch
@@ -54,27 +62,28 @@ def _texts(batch: int, tokens: int) -> tuple[Any, dict[int, Any]]:
     return torch.randint(1000, (batch, tokens)), axes
 
 
-def _gpt2(small: bool) -> DynamicCase:
+def _gpt2(scale: str) -> DynamicCase:
     from data.models import gpt2
 
-    ids, axes = _texts(*((4, 64) if small else (8, 1024)))
-    sizes = {"layers": 2, "width": 64, "heads": 2} if small else {"layers": 6}
+    ids, axes = _texts(*_scaled(scale, (4, 64), (8, 256), (8, 1024)))
+    narrow = {"width": 64, "heads": 2}
+    sizes = _scaled(scale, {"layers": 2, **narrow}, {"layers": 6, **narrow}, {"layers": 6})
     model, _ = gpt2(**sizes, vocabulary=1000, tokens=ids.shape[1])
     return DynamicCase(
         model, {"input_ids": ids, "labels": ids}, {"input_ids": axes, "labels": axes}
     )
 
 
-def _llama(small: bool) -> DynamicCase:
+def _llama(scale: str) -> DynamicCase:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    ids, axes = _texts(*((4, 64) if small else (8, 1024)))
-    width = 64 if small else 384
+    ids, axes = _texts(*_scaled(scale, (4, 64), (8, 256), (8, 1024)))
+    width = _scaled(scale, 64, 64, 384)
     config = LlamaConfig(
         vocab_size=1000,
         hidden_size=width,
         intermediate_size=3 * width,
-        num_hidden_layers=2 if small else 6,
+        num_hidden_layers=_scaled(scale, 2, 4, 6),
         num_attention_heads=4,
         num_key_value_heads=2,
         use_cache=False,
@@ -92,31 +101,31 @@ def _images(batch: int, size: int, channels: int = 3) -> tuple[Any, dict[int, An
     return torch.randn(batch, channels, size, size), {0: Dim("batch", max=batch)}
 
 
-def _vit(small: bool) -> DynamicCase:
+def _vit(scale: str) -> DynamicCase:
     from data.zoo_vision import vit
 
-    pixels, axes = _images(*((8, 64) if small else (32, 224)))
-    sizes = {} if small else {"layers": 12, "width": 384}
+    pixels, axes = _images(*_scaled(scale, (8, 64), (32, 64), (32, 224)))
+    sizes = _scaled(scale, {}, {"layers": 6}, {"layers": 12, "width": 384})
     model, _ = vit(**sizes, size=pixels.shape[2])
     return DynamicCase(model, {"pixel_values": pixels}, {"pixel_values": axes})
 
 
-def _resnet(small: bool) -> DynamicCase:
+def _resnet(scale: str) -> DynamicCase:
     from data.models import resnet
 
-    pixels, axes = _images(*((6, 64) if small else (32, 224)))
-    model, _ = resnet("resnet10" if small else "resnet50", size=pixels.shape[2])
-    return DynamicCase(model, {"x": pixels}, {"x": axes}, "80%" if small else "50%")
+    pixels, axes = _images(*_scaled(scale, (6, 64), (32, 64), (32, 224)))
+    model, _ = resnet(_scaled(scale, "resnet10", "resnet50", "resnet50"), size=pixels.shape[2])
+    return DynamicCase(model, {"x": pixels}, {"x": axes}, _scaled(scale, "80%", "50%", "50%"))
 
 
-def _t5(small: bool) -> DynamicCase:
+def _t5(scale: str) -> DynamicCase:
     from torch.export import Dim
 
     from data.zoo_text import t5
 
-    ids, axes = _texts(*((4, 64) if small else (8, 512)))
+    ids, axes = _texts(*_scaled(scale, (4, 64), (8, 128), (8, 512)))
     labels, _ = _texts(ids.shape[0], ids.shape[1] // 2)
-    sizes = {} if small else {"layers": 6, "width": 256}
+    sizes = _scaled(scale, {}, {}, {"layers": 6, "width": 256})
     model, *_ = t5(**sizes, vocabulary=1000)
     targets = {0: axes[0], 1: Dim("targets", min=4, max=labels.shape[1])}
     return DynamicCase(
@@ -124,19 +133,19 @@ def _t5(small: bool) -> DynamicCase:
     )
 
 
-def _unet(small: bool) -> DynamicCase:
+def _unet(scale: str) -> DynamicCase:
     from torch.export import Dim
 
     from data.zoo_graphs import unet
 
-    image, axes = _images(*((4, 64, 1) if small else (8, 256, 1)))
+    image, axes = _images(*_scaled(scale, (4, 64, 1), (8, 128, 1), (8, 256, 1)))
     most = image.shape[2] // 32
     axes = axes | {2: 32 * Dim("height", max=most), 3: 32 * Dim("width", max=most)}
-    model, _ = unet(levels=3 if small else 4)
+    model, _ = unet(levels=_scaled(scale, 3, 4, 4))
     return DynamicCase(model, {"image": image}, {"image": axes})
 
 
-CASES: dict[str, Callable[[bool], DynamicCase]] = {
+CASES: dict[str, Callable[[str], DynamicCase]] = {
     "gpt2": _gpt2,
     "llama": _llama,
     "vit": _vit,
@@ -153,20 +162,20 @@ def output_loss(output: Any) -> Any:
     return getattr(output, "logits", output).square().mean()
 
 
-def build_case(name: str, small: bool) -> DynamicCase:
+def build_case(name: str, scale: str) -> DynamicCase:
     """A case with random weights, in a process of one thread."""
     import torch
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    return CASES[name](small)
+    return CASES[name](scale)
 
 
-def plan_case(name: str, small: bool, dynamic: bool, store: Path) -> dict[str, Any]:
+def plan_case(name: str, scale: str, dynamic: bool, store: Path) -> dict[str, Any]:
     """Plans a case on an empty store."""
     import tightfit
 
-    case = build_case(name, small)
+    case = build_case(name, scale)
     before = _cpu_seconds()
     options: dict[str, Any] = {"loss": output_loss, "store": store, "progress": False}
     options["dynamic_shapes"] = case.axes if dynamic else None
@@ -179,7 +188,7 @@ def _cpu_seconds() -> float:
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
-def check_case(name: str, small: bool, package: Path, count: int, peaks: int) -> dict[str, Any]:
+def check_case(name: str, scale: str, package: Path, count: int, peaks: int) -> dict[str, Any]:
     """Compares a plan with eager at random sizes; the first `peaks` of them with its simulation."""
     import torch
 
@@ -190,7 +199,7 @@ def check_case(name: str, small: bool, package: Path, count: int, peaks: int) ->
     from tightfit.stages.torch_utils.model_factory import BuiltModel
     from tightfit.stages.torch_utils.sample_sizes import resize_samples
 
-    case = build_case(name, small)
+    case = build_case(name, scale)
     path = next(each / "graph.arrow" for each in package.parents if (each / "graph.arrow").exists())
     graph, most = read_graph(path), read_plan(package.with_name("plan.json")).peak
     assert graph.dynamic is not None and most is not None
@@ -244,14 +253,14 @@ def _peaks(
     return foretold, measure_size_peak(own, built, planned)
 
 
-def time_calls(name: str, small: bool, rounds: int) -> float:
-    """By how many microseconds a forward at the largest sizes is slower with dynamic dimensions:
-    both modules keep everything, so that they run the same operators."""
+def time_calls(name: str, rounds: int) -> float:
+    """By how many microseconds a forward of a small model is slower with dynamic dimensions: both
+    modules keep everything, so that they run the same operators."""
     import torch
 
     import tightfit
 
-    case, modules = build_case(name, small), []
+    case, modules = build_case(name, "small"), []
     options: dict[str, Any] = {"strategy": "keep_all", "check": False, "progress": False}
     with tempfile.TemporaryDirectory() as store:
         for axes in (case.axes, None):
@@ -278,7 +287,7 @@ def table_row(name: str, words: list[str], sizes: int, peaks: int, rounds: int) 
         ]
         wanted = ("--sizes", str(sizes), "--peaks", str(peaks))
         found = _run("--check", name, made[0]["package"], *wanted, *words)
-        more = _run("--calls", name, "--rounds", str(rounds), *words)
+        more = _run("--calls", name, "--rounds", str(rounds))
     dynamic, static = (each["seconds"] for each in made)
     faults = [len(found[key]) for key in ("wrong", "unpredicted", "above")]
     planning = f"{dynamic:.1f} | {static:.1f} ({dynamic / static:.2f}x)"
@@ -292,30 +301,33 @@ def table_row(name: str, words: list[str], sizes: int, peaks: int, rounds: int) 
 def main() -> None:
     """Prints the table, or what one process of it finds."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--models", nargs="*", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--small", action="store_true", help="small versions of the models")
+    names = [*CASES, "trainer"]
+    parser.add_argument("--models", nargs="*", default=names, choices=names)
+    parser.add_argument("--scale", default="full", choices=("small", "reduced", "full"))
     parser.add_argument("--sizes", type=int, default=200, help="random sizes to compare bits at")
     parser.add_argument("--peaks", type=int, default=20, help="of these, sizes to compare peaks at")
-    parser.add_argument("--rounds", type=int, default=400, help="calls of each plan that are timed")
+    parser.add_argument("--rounds", type=int, default=2000, help="timed calls of each plan")
     parser.add_argument("--plan", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--check", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--calls", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    small = options.small
+    scale = options.scale
     if options.plan:
         name, kind, store = options.plan
-        print(json.dumps(plan_case(name, small, kind == "dynamic", Path(store))))
+        print(json.dumps(plan_case(name, scale, kind == "dynamic", Path(store))))
     elif options.check:
         name, package = options.check
-        found = check_case(name, small, Path(package), options.sizes, options.peaks)
+        found = check_case(name, scale, Path(package), options.sizes, options.peaks)
         print(json.dumps(found))
     elif options.calls:
-        print(json.dumps(time_calls(options.calls, small, options.rounds)))
+        print(json.dumps(time_calls(options.calls, options.rounds)))
     else:
         print(HEAD, flush=True)
-        for name in options.models:
-            words = ["--small"] if small else []
+        for name in (each for each in options.models if each in CASES):
+            words = ["--scale", scale]
             table_row(name, words, options.sizes, options.peaks, options.rounds)
+        if "trainer" in options.models:
+            print(describe_trainer_run(scale), flush=True)
 
 
 if __name__ == "__main__":
