@@ -32,7 +32,7 @@ from tightfit.schemas.graph.tensor_layout import DTYPE_BYTES
 from tightfit.util.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from tightfit.schemas.graph.training_graph import Graph, GraphValue
+    from tightfit.schemas.graph.training_graph import Graph
 
 DYNAMIC_SHAPES_KEY = "dynamic_shapes"
 """Names them in the metadata of a graph."""
@@ -213,14 +213,12 @@ def _find_fault(graph: Graph, dynamic: DynamicShapes) -> str:
             return fault
         if graph_at(graph, dynamic.largest) != replace(graph, dynamic=None):
             return "the dynamic shapes are not the graph's own at the largest sizes"
+        places = _distinct_places(graph, dynamic)
         for sizes in corner_sizes(dynamic.dimensions):
-            for number, layout in dynamic.layouts.items():
-                shape, strides, offset = layout_at(layout, sizes)
-                own = graph.values[number]
-                value = replace(own, shape=shape, strides=strides, offset=offset)
-                size = dynamic.storages.get(own.storage, graph.storages[own.storage])
-                there = graph.storages[own.storage]
-                if there and not _lies_within(value, evaluate_size(size, sizes)):
+            for (shape, strides, offset, dtype, storage), number in places.items():
+                layout = DynamicLayout([*shape], [*strides], offset)
+                size = evaluate_size(storage, sizes)
+                if not _lies_within(layout_at(layout, sizes), DTYPE_BYTES[dtype], size):
                     return f"value {number} does not lie within its storage at {sizes}"
     except (ArtifactError, NameError, TypeError, IndexError, ZeroDivisionError) as error:
         return f"a dynamic shape is none: {error}"
@@ -267,7 +265,8 @@ def _find_source_fault(graph: Graph, dynamic: DynamicShapes) -> str:
 
 def _find_storage_fault(graph: Graph, dynamic: DynamicShapes) -> str:
     limits = {one.name: one for one in dynamic.dimensions}
-    for number, size in dynamic.storages.items():
+    distinct = {size: number for number, size in reversed(dynamic.storages.items())}
+    for size, number in distinct.items():
         if not size_names(size) <= limits.keys() or not is_nondecreasing(size, limits):
             return f"storage {number} may be larger at smaller sizes: {size}"
     for op in graph.ops:
@@ -280,10 +279,28 @@ def _find_storage_fault(graph: Graph, dynamic: DynamicShapes) -> str:
     return ""
 
 
-def _lies_within(value: GraphValue, storage: int) -> bool:
-    """Whether a value lies within so many bytes."""
-    if 0 in value.shape:
+_Place = tuple[tuple[Size, ...], tuple[Size, ...], Size, str, Size]
+"""Shape, strides and offset of a value, its dtype, and the bytes of its storage."""
+
+
+def _distinct_places(graph: Graph, dynamic: DynamicShapes) -> dict[_Place, int]:
+    """The distinct places of values in storages that have bytes, with the first value of each."""
+    found: dict[_Place, int] = {}
+    for number, layout in dynamic.layouts.items():
+        own = graph.values[number]
+        if there := graph.storages[own.storage]:
+            size = dynamic.storages.get(own.storage, there)
+            place = (tuple(layout.shape), tuple(layout.strides), layout.offset, own.dtype, size)
+            found.setdefault(place, number)
+    return found
+
+
+def _lies_within(
+    layout: tuple[list[int], list[int], int], element_bytes: int, storage: int
+) -> bool:
+    """Whether what has a shape, strides and an offset lies within so many bytes."""
+    shape, strides, offset = layout
+    if 0 in shape:
         return True
-    zipped = zip(value.shape, value.strides, strict=True)
-    last = value.offset + sum((size - 1) * stride for size, stride in zipped)
-    return (last + 1) * DTYPE_BYTES[value.dtype] <= storage
+    last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return (last + 1) * element_bytes <= storage

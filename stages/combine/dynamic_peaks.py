@@ -40,19 +40,20 @@ def predict_dynamic_peaks(
     dynamic = graph.dynamic
     if dynamic is None:
         return None
-    found = []
-    if steps is not None and costs.device.measured_threads is not None:
-        for sizes in dynamic.checked_sizes():
-            own = steps if small is None or not lie_within(sizes, small[0].sizes) else small[1]
-            found.append(SizePeak(sizes, simulate(graph_at(graph, sizes), costs, own).peak))
-    for one in found:
-        second = small is not None and lie_within(one.sizes, small[0].sizes)
-        most = small[0].peak if small is not None and second else peak
-        if one.peak > most:
-            where = describe_sizes(small[0].sizes) if small is not None and second else ""
+    found: list[SizePeak] = []
+    second = None if small is None else small[0]
+    if steps is None or costs.device.measured_threads is None:
+        return DynamicPlan(list(dynamic.dimensions), found, second)
+    for sizes in dynamic.checked_sizes():
+        own, most, at = steps, peak, "the largest sizes"
+        if small is not None and lie_within(sizes, small[0].sizes):
+            own, most, at = small[1], small[0].peak, describe_sizes(small[0].sizes)
+        taken = simulate(graph_at(graph, sizes), costs, own).peak
+        if taken > most:
             raise ModelError(
-                f"{graph.model}: the planned step takes {one.peak:,} bytes at "
-                f"{describe_sizes(one.sizes)}, and {most:,} at {where or 'the largest sizes'}: "
-                "leave a dimension out of the dynamic ones, or give it a smaller range"
+                f"{graph.model}: the planned step takes {taken:,} bytes at "
+                f"{describe_sizes(sizes)}, and {most:,} at {at}: leave a dimension out of the "
+                "dynamic ones, or give it a smaller range"
             )
-    return DynamicPlan(list(dynamic.dimensions), found, None if small is None else small[0])
+        found.append(SizePeak(sizes, taken))
+    return DynamicPlan(list(dynamic.dimensions), found, second)

@@ -113,8 +113,8 @@ def graph_expressions(graph: fx.GraphModule, label: str, dynamic: DynamicInputs)
     _check_specializations(env, label)
     _check_conditions(env, label, dynamic)
     found = dict.fromkeys(one.name for one in dynamic.dimensions)
-    for size in _symbolic_sizes(nodes):
-        text = _size_text(env.simplify(size.node.expr), names)
+    for expression in dict.fromkeys(size.node.expr for size in _symbolic_sizes(nodes)):
+        text = _size_text(env.simplify(expression), names)
         if text is not None:
             found.setdefault(text)
     return list(found)
