@@ -3,8 +3,8 @@ shape.
 
 Planning takes CPU seconds of a process of its own and its children, on an empty store. A plan is
 compared with eager at random sizes: bits of loss and gradients, and its peak with that of the
-simulator. Calls are forwards of the small model at its largest sizes by both modules that keep
-everything, in turns. `trainer` trains DistilBERT on batches padded to their longest row, with a
+simulator. Calls are forwards of `layers` at its largest sizes by both modules that keep everything,
+in turns. `trainer` trains DistilBERT on batches padded to their longest row, with a
 smaller last one, and compares losses and weights with those of the model on its own.
 """
 
@@ -31,7 +31,7 @@ Axes = dict[str, dict[int, Any]]
 """By the name of an argument, its axes with their dimensions or texts."""
 HEAD = (
     "| model | ops | planning, s | of one shape | sizes | other bits | peaks | not as predicted | "
-    "above the largest | call, us more |\n|---|---|---|---|---|---|---|---|---|---|"
+    "above the largest |\n|---|---|---|---|---|---|---|---|---|"
 )
 
 _run = partial(run_in_own_process, "dynamic_shapes")
@@ -145,7 +145,19 @@ def _unet(scale: str) -> DynamicCase:
     return DynamicCase(model, {"image": image}, {"image": axes})
 
 
+def _layers(scale: str) -> DynamicCase:
+    """A few layers, whose calls are short."""
+    import torch
+    from torch.export import Dim
+
+    width = _scaled(scale, 16, 64, 256)
+    layers = [torch.nn.Linear(16, width), torch.nn.Tanh(), torch.nn.Linear(width, 16)]
+    model, axes = torch.nn.Sequential(*layers), {0: Dim("rows", max=64)}
+    return DynamicCase(model, {"input": torch.randn(64, 16)}, {"input": axes}, "80%")
+
+
 CASES: dict[str, Callable[[str], DynamicCase]] = {
+    "layers": _layers,
     "gpt2": _gpt2,
     "llama": _llama,
     "vit": _vit,
@@ -253,11 +265,9 @@ def _peaks(
     return foretold, measure_size_peak(own, built, planned)
 
 
-def time_calls(name: str, rounds: int) -> float:
-    """By how many microseconds a forward of a small model is slower with dynamic dimensions: both
-    modules keep everything, so that they run the same operators."""
-    import torch
-
+def time_calls(name: str, rounds: int, checks: bool = False) -> float:
+    """By how many microseconds a forward of a small model is slower with dynamic dimensions, or
+    what checks a call alone: both modules keep everything, so that they run the same operators."""
     import tightfit
 
     case, modules = build_case(name, "small"), []
@@ -267,19 +277,39 @@ def time_calls(name: str, rounds: int) -> float:
             model = copy.deepcopy(case.model)
             own = {"loss": output_loss, "dynamic_shapes": axes, "store": store, **options}
             modules.append(tightfit.plan(model, (), case.inputs, **own)[0])
+    calls = [
+        partial(module_guards(module).gather, module, (), case.inputs)
+        if checks
+        else partial(module, **case.inputs)
+        for module in modules
+    ]
+    return _paired_difference(calls, rounds)
+
+
+def module_guards(module: Any) -> Any:
+    """What checks the calls of a planned module and gathers its tensors."""
+    cells = [cell.cell_contents for cell in type(module).forward.__closure__]
+    return next(cell for cell in cells if type(cell).__name__ == "Guards")
+
+
+def _paired_difference(calls: list[Callable[[], Any]], rounds: int) -> float:
+    """By how many microseconds of CPU the first of two calls takes longer: the median of rounds in
+    which both run, first one and then the other."""
+    import torch
+
     taken: list[list[float]] = [[], []]
     for number in range(rounds):
         for place in (0, 1) if number % 2 else (1, 0):
             torch.manual_seed(1)
-            begin = time.perf_counter()
-            output = modules[place](**case.inputs)
-            taken[place].append(time.perf_counter() - begin)
+            begin = time.thread_time()
+            output = calls[place]()
+            taken[place].append(time.thread_time() - begin)
             del output
     differences = [one - other for one, other in zip(*taken, strict=True)]
     return 1e6 * statistics.median(differences[len(differences) // 10 :])
 
 
-def table_row(name: str, words: list[str], sizes: int, peaks: int, rounds: int) -> None:
+def table_row(name: str, words: list[str], sizes: int, peaks: int) -> None:
     """Prints the row of a case, and its faults below."""
     with tempfile.TemporaryDirectory() as folder:
         made = [
@@ -287,12 +317,11 @@ def table_row(name: str, words: list[str], sizes: int, peaks: int, rounds: int) 
         ]
         wanted = ("--sizes", str(sizes), "--peaks", str(peaks))
         found = _run("--check", name, made[0]["package"], *wanted, *words)
-        more = _run("--calls", name, "--rounds", str(rounds))
     dynamic, static = (each["seconds"] for each in made)
     faults = [len(found[key]) for key in ("wrong", "unpredicted", "above")]
     planning = f"{dynamic:.1f} | {static:.1f} ({dynamic / static:.2f}x)"
     counts = f"{sizes} | {faults[0]} | {min(peaks, sizes)} | {faults[1]} | {faults[2]}"
-    print(f"| {name} | {found['ops']} | {planning} | {counts} | {more:.1f} |", flush=True)
+    print(f"| {name} | {found['ops']} | {planning} | {counts} |", flush=True)
     for key in ("wrong", "unpredicted", "above"):
         for fault in found[key][:3]:
             print(f"  {name}, {key}: {fault}", flush=True)
@@ -306,10 +335,11 @@ def main() -> None:
     parser.add_argument("--scale", default="full", choices=("small", "reduced", "full"))
     parser.add_argument("--sizes", type=int, default=200, help="random sizes to compare bits at")
     parser.add_argument("--peaks", type=int, default=20, help="of these, sizes to compare peaks at")
-    parser.add_argument("--rounds", type=int, default=2000, help="timed calls of each plan")
+    parser.add_argument("--rounds", type=int, default=20000, help="timed calls of each plan")
     parser.add_argument("--plan", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--check", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--calls", help=argparse.SUPPRESS)
+    parser.add_argument("--checks", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     scale = options.scale
     if options.plan:
@@ -320,12 +350,16 @@ def main() -> None:
         found = check_case(name, scale, Path(package), options.sizes, options.peaks)
         print(json.dumps(found))
     elif options.calls:
-        print(json.dumps(time_calls(options.calls, options.rounds)))
+        print(json.dumps(time_calls(options.calls, options.rounds, options.checks)))
     else:
         print(HEAD, flush=True)
         for name in (each for each in options.models if each in CASES):
             words = ["--scale", scale]
-            table_row(name, words, options.sizes, options.peaks, options.rounds)
+            table_row(name, words, options.sizes, options.peaks)
+        if "layers" in options.models:
+            timed = ("--calls", "layers", "--rounds", str(options.rounds))
+            more, checks = _run(*timed), _run(*timed, "--checks")
+            print(f"a call of layers takes {more:.1f} us more, what checks it {checks:.1f} us")
         if "trainer" in options.models:
             print(describe_trainer_run(scale), flush=True)
 

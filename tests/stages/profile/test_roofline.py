@@ -66,8 +66,9 @@ def test_the_sizes_of_a_second_plan_have_costs_of_their_own(tmp_path: Path) -> N
     assert graph.dynamic.small_sizes == {"batch": 4, "tokens": 13}
     costs = roofline(graph, described(tmp_path / "machine.json"))
     small = graph_at(graph, graph.dynamic.small_sizes)
-    assert all(costs.of(small, op).seconds <= costs.of(graph, op).seconds for op in graph.ops)
-    assert sum(costs.of(small, op).seconds for op in graph.ops) > 0
+    ops = [op for op in graph.ops if not graph.is_view(op)]
+    assert all(costs.of(small, op).seconds <= costs.of(graph, op).seconds for op in ops)
+    assert sum(costs.of(small, op).seconds for op in ops) > 0
 
 
 def product(rows: int, inner: int, columns: int, dtype: str = "float32") -> Graph:
