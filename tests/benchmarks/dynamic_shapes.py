@@ -277,13 +277,13 @@ def time_calls(name: str, rounds: int, checks: bool = False) -> float:
             model = copy.deepcopy(case.model)
             own = {"loss": output_loss, "dynamic_shapes": axes, "store": store, **options}
             modules.append(tightfit.plan(model, (), case.inputs, **own)[0])
-    calls = [
-        partial(module_guards(module).gather, module, (), case.inputs)
-        if checks
-        else partial(module, **case.inputs)
-        for module in modules
-    ]
-    return _paired_difference(calls, rounds)
+        calls = [
+            partial(module_guards(module).gather, module, (), case.inputs)
+            if checks
+            else partial(module, **case.inputs)
+            for module in modules
+        ]
+        return _paired_difference(calls, rounds)
 
 
 def module_guards(module: Any) -> Any:
