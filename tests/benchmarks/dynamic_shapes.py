@@ -253,13 +253,15 @@ def _peaks(
     from tightfit.schemas.costs import Costs
     from tightfit.schemas.graph.dynamic_shapes import graph_at
     from tightfit.schemas.schedule import read_schedule
+    from tightfit.stages.profile.measure import measure_random_state
     from tightfit.stages.profile.memory_at_sizes import measure_memory_rows
     from tightfit.stages.simulate.simulate import simulate
     from tightfit.stages.torch_utils.devices import describe_device
     from tightfit.stages.validate.dynamic_sizes import measure_size_peak
 
     own = graph_at(graph, sizes)
-    rows = measure_memory_rows(own, output_loss, torch.device("cpu"))
+    rows = [*measure_memory_rows(own, output_loss, torch.device("cpu"))]
+    rows.append(measure_random_state(torch.device("cpu")))
     costs = Costs(rows, describe_device("cpu"))
     foretold = simulate(own, costs, read_schedule(package.with_name("schedule.arrow"))).peak
     return foretold, measure_size_peak(own, built, planned)

@@ -128,6 +128,23 @@ def test_the_outputs_of_a_loss_are_found_without_symbols(monkeypatch: pytest.Mon
     assert [output.tangent != NO_VALUE for output in graph.outputs] == [False, True]
 
 
+class LazyKind(dynamic.Weighted):
+    """Finds out what it is in its first forward, as transformers' classifiers do."""
+
+    kind = ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.kind:
+            self.kind = "found"
+        return super().forward(x)
+
+
+def test_what_a_first_forward_sets_is_no_matter_of_sizes() -> None:
+    graph = trace_dynamic(dynamic.built_dynamic(dynamic.tokens(LazyKind)), "model")
+    plain = trace_dynamic(dynamic.built_dynamic(dynamic.tokens(dynamic.Weighted)), "model")
+    assert graph.dynamic == plain.dynamic
+
+
 def test_a_branch_beyond_the_range_is_none() -> None:
     dimensions = (dynamic.TEXT[0], replace(dynamic.TEXT[1], smallest=5, largest=400))
     for kind in (dynamic.Square, dynamic.OneSize):
