@@ -128,21 +128,20 @@ def test_the_outputs_of_a_loss_are_found_without_symbols(monkeypatch: pytest.Mon
     assert [output.tangent != NO_VALUE for output in graph.outputs] == [False, True]
 
 
-class LazyKind(dynamic.Weighted):
-    """Finds out what it is in its first forward, as transformers' classifiers do."""
+def test_a_classifier_may_find_out_its_kind_in_its_first_forward() -> None:
+    """Runs that are compared to see that it does so once have the same symbols."""
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-    kind = ""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.kind:
-            self.kind = "found"
-        return super().forward(x)
-
-
-def test_what_a_first_forward_sets_is_no_matter_of_sizes() -> None:
-    graph = trace_dynamic(dynamic.built_dynamic(dynamic.tokens(LazyKind)), "model")
-    plain = trace_dynamic(dynamic.built_dynamic(dynamic.tokens(dynamic.Weighted)), "model")
-    assert graph.dynamic == plain.dynamic
+    sizes: dict[str, Any] = {"vocab_size": 50, "n_layers": 1, "n_heads": 2, "num_labels": 3}
+    config = DistilBertConfig(**sizes, dim=16, hidden_dim=32)
+    ids = torch.randint(50, (4, 24))
+    sample = {"input_ids": ids, "labels": ids[:, 0] % 3}
+    model = DistilBertForSequenceClassification(config).train()
+    built = dynamic.built_dynamic((model, ((), sample), lambda output: output.loss), axes=[0])
+    assert built.dynamic is not None
+    axes = built.dynamic.axes | {1: {0: "batch"}}
+    graph = trace_dynamic(replace(built, dynamic=replace(built.dynamic, axes=axes)), "model")
+    assert graph.dynamic is not None and model.config.problem_type is None
 
 
 def test_a_branch_beyond_the_range_is_none() -> None:
