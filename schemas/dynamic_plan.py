@@ -91,8 +91,8 @@ def parse_dynamic_plan(document: Any, where: str) -> DynamicPlan:
         sound = all(type(name) is str for name, *_ in limits) and all(map(_is_size, figures))
         sound = sound and all(type(time) in (int, float) and 0 <= time < math.inf for time in times)
         sound = sound and len(document) == 3
-        names = {name for name, *_ in limits}
-        sound = sound and all(set(one.sizes) == names for one in (*peaks, *second))
+        sized: list[SizePeak | SmallSizesPlan] = [*peaks, *second]
+        sound = sound and all(set(one.sizes) == {name for name, *_ in limits} for one in sized)
     except (KeyError, TypeError, AttributeError):
         sound = False
     if not sound:
