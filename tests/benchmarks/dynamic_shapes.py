@@ -18,7 +18,7 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -294,7 +294,7 @@ def module_guards(module: Any) -> Any:
     return next(cell for cell in cells if type(cell).__name__ == "Guards")
 
 
-def _paired_difference(calls: list[Callable[[], Any]], rounds: int) -> float:
+def _paired_difference(calls: Sequence[Callable[[], Any]], rounds: int) -> float:
     """By how many microseconds of CPU the first of two calls takes longer: the median of rounds in
     which both run, first one and then the other."""
     import torch

@@ -60,9 +60,9 @@ def describe_trainer_run(scale: str) -> str:
     longest = {"small": 32, "reduced": 128, "full": 512}[scale]
     layers, width = {"small": (1, 32), "reduced": (3, 64), "full": (6, 384)}[scale]
     torch.manual_seed(0)
-    config = DistilBertConfig(
-        vocab_size=1000, n_layers=layers, dim=width, n_heads=2, hidden_dim=4 * width, num_labels=3
-    )
+    sizes: dict[str, Any] = {"n_layers": layers, "dim": width, "hidden_dim": 4 * width}
+    sizes |= {"vocab_size": 1000, "n_heads": 2, "num_labels": 3}
+    config = DistilBertConfig(**sizes)
     model = DistilBertForSequenceClassification(config)
     data = RandomTexts(24 * _BATCH + 3, longest)
     batch = Dim("batch", max=_BATCH)

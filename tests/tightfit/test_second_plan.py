@@ -89,7 +89,7 @@ def test_small_calls_run_a_second_plan(planned: Planned) -> None:
 
 def test_the_size_decides_which_step_runs(planned: Planned) -> None:
     module = tightfit.load(planned.plan.package, planned.model)
-    cells = [cell.cell_contents for cell in type(module).forward.__closure__ or ()]  # type: ignore[attr-defined]
+    cells = [cell.cell_contents for cell in type(module).forward.__closure__ or ()]
     [interface] = [cell.interface for cell in cells if type(cell).__name__ == "Guards"]
     small = interface.sizes.small
     assert small.sizes == (4, 17) and small.interface.sizes.small is None

@@ -139,7 +139,7 @@ def test_a_classifier_may_find_out_its_kind_in_its_first_forward() -> None:
     model = DistilBertForSequenceClassification(config).train()
     built = dynamic.built_dynamic((model, ((), sample), lambda output: output.loss), axes=[0])
     assert built.dynamic is not None
-    axes = built.dynamic.axes | {1: {0: "batch"}}
+    axes = {**built.dynamic.axes, 1: {0: "batch"}}
     graph = trace_dynamic(replace(built, dynamic=replace(built.dynamic, axes=axes)), "model")
     assert graph.dynamic is not None and model.config.problem_type is None
 
