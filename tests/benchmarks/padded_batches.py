@@ -87,7 +87,7 @@ def describe_trainer_run(scale: str) -> str:
 
 
 def _trainer(model: Any, data: RandomTexts, padding: _Padding, folder: Path) -> Any:
-    from transformers import Trainer, TrainingArguments
+    from transformers import PrinterCallback, Trainer, TrainingArguments
 
     settings: dict[str, Any] = {
         "output_dir": str(folder / "run"),
@@ -101,4 +101,6 @@ def _trainer(model: Any, data: RandomTexts, padding: _Padding, folder: Path) -> 
         "logging_steps": 1,
     }
     arguments = TrainingArguments(**settings)
-    return Trainer(model=model, args=arguments, train_dataset=data, data_collator=padding)
+    trainer = Trainer(model=model, args=arguments, train_dataset=data, data_collator=padding)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
