@@ -15,24 +15,26 @@ from tightfit.util.strategies import STRATEGIES
 DYNAMIC_KEY = "dynamic"
 """The key of a model whose mappings may have numbers, those of axes, as keys."""
 _AXIS_SIZES = "a dimension, as tokens, or a multiple of one, as 32*height"
+_DYNAMIC_SETTINGS = ("dimensions", "plans")
 _EXCLUDED_KEYS = ("optimizer", "pipeline", "samples")
 _Path = list[str | int]
 
 
 @dataclass(frozen=True)
 class DynamicConfig:
-    """Which `axes` of the arguments of a model are dynamic, as the configuration has them, and the
-    `ranges` of their dimensions, as far as these are given."""
+    """Which `axes` of the arguments of a model are dynamic, as the configuration has them, the
+    `ranges` of their dimensions, as far as these are given, and the most `plans`."""
 
     axes: dict[str, Any]
     ranges: dict[str, dict[str, int]]
+    plans: int = 1
 
     @classmethod
     def of_model(cls, model: Mapping[str, Any]) -> DynamicConfig | None:
         """Those of a valid model, None where it has none."""
         if DYNAMIC_KEY not in model:
             return None
-        return cls(model[DYNAMIC_KEY], model.get("dimensions", {}))
+        return cls(model[DYNAMIC_KEY], model.get("dimensions", {}), model.get("plans", 1))
 
     @property
     def options(self) -> list[str]:
@@ -40,6 +42,7 @@ class DynamicConfig:
         words = ["--dynamic-shapes", json.dumps(self.axes, sort_keys=True)]
         if self.ranges:
             words += ["--dimensions", json.dumps(self.ranges, sort_keys=True)]
+        words += ["--plans", str(self.plans)] if self.plans > 1 else []
         return words
 
 
@@ -61,8 +64,9 @@ def find_dynamic_problems(document: Any) -> Iterator[tuple[_Path, str]]:
         path: _Path = ["models", name]
         ranges = model.get("dimensions")
         if not isinstance(model.get(DYNAMIC_KEY), dict):
-            if ranges is not None and DYNAMIC_KEY not in model:
-                yield [*path, "dimensions"], "was found, expected dynamic beside it"
+            for key in () if DYNAMIC_KEY in model else _DYNAMIC_SETTINGS:
+                if key in model:
+                    yield [*path, key], f"was found, expected {DYNAMIC_KEY} beside it"
             continue
         found: set[str] = set()
         for argument, axes in model[DYNAMIC_KEY].items():

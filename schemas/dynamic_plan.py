@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,9 +22,21 @@ class SizePeak:
 
 
 @dataclass(frozen=True)
+class SmallSizesPlan:
+    """A second plan for calls of at most these `sizes`, by the names of dimensions: its bytes and
+    seconds at these, and the seconds that the first plan would take (`first_time`)."""
+
+    sizes: dict[str, int]
+    peak: int
+    time: float
+    first_time: float
+
+
+@dataclass(frozen=True)
 class DynamicPlan(DimensionLimits):
     """The `dimensions` whose sizes differ from call to call, and the `peaks` at sizes other than
     the largest, of which all other figures of a plan are; none where nothing is known of them.
+    Calls of a small size may have a second plan.
 
     Example:
         >>> plan.dynamic.describe()
@@ -32,6 +45,20 @@ class DynamicPlan(DimensionLimits):
 
     dimensions: list[DynamicDimension]
     peaks: list[SizePeak]
+    small: SmallSizesPlan | None = None
+
+    def describe_small(self) -> str:
+        """The calls that the second plan takes, for people; "" where there is none.
+
+        Example:
+            >>> plan.dynamic.describe_small()
+            'calls with tokens up to 512'
+        """
+        if self.small is None:
+            return ""
+        ends = self.largest
+        limits = [f"{name} up to {n}" for name, n in self.small.sizes.items() if n < ends[name]]
+        return f"calls with {' and '.join(limits)}"
 
 
 @dataclass(frozen=True)
@@ -57,14 +84,20 @@ def parse_dynamic_plan(document: Any, where: str) -> DynamicPlan:
         limits = [(one.name, one.smallest, one.largest) for one in dimensions]
         figures = [number for _, *range_ in limits for number in range_]
         figures += [number for one in peaks for number in (*one.sizes.values(), one.peak)]
+        small = document["small"]
+        second = [] if small is None else [SmallSizesPlan(**small)]
+        figures += [number for one in second for number in (*one.sizes.values(), one.peak)]
+        times = [time for one in second for time in (one.time, one.first_time)]
         sound = all(type(name) is str for name, *_ in limits) and all(map(_is_size, figures))
-        sound = sound and len(document) == 2
-        sound = sound and all(set(one.sizes) == {name for name, *_ in limits} for one in peaks)
+        sound = sound and all(type(time) in (int, float) and 0 <= time < math.inf for time in times)
+        sound = sound and len(document) == 3
+        sized: list[SizePeak | SmallSizesPlan] = [*peaks, *second]
+        sound = sound and all(set(one.sizes) == {name for name, *_ in limits} for one in sized)
     except (KeyError, TypeError, AttributeError):
         sound = False
     if not sound:
         raise ArtifactError(f"{where}: dynamic does not hold dimensions and peaks")
-    return DynamicPlan(dimensions, peaks)
+    return DynamicPlan(dimensions, peaks, *second)
 
 
 def encode_size_measurements(measured: Sequence[SizeMeasurement]) -> str:

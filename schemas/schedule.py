@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -57,21 +58,29 @@ SCHEDULE = store.ArtifactType(
 )
 
 
+_SMALL_SIZES_KEY = "small_sizes_steps"
+"""Names, in the metadata, the number of steps of a second plan for small sizes of calls."""
+
+
 def write_schedule(
     path: Path | str,
     steps: Iterable[ScheduleStep],
     graph_digest: str = "",
     link: HostLink | None = None,
     updates: OptimizerPlan | None = None,
+    small: Sequence[ScheduleStep] = (),
 ) -> str:
     """Writes a schedule and returns its digest; `graph_digest` names the graph it is for, `link` is
-    what its transfers take, `updates` the optimizer whose steps are among its own."""
+    what its transfers take, `updates` the optimizer whose steps are among its own. Behind it stand
+    the steps of a second plan for `small` sizes of calls, if there is one."""
     rows = [
         {**vars(step), **action_to_row(step.action), "step": index}
-        for index, step in enumerate(steps)
+        for part in (steps, small)
+        for index, step in enumerate(part)
     ]
     metadata = {"graph": graph_digest} | ({"link": link.text()} if link is not None else {})
     metadata |= {"updates": updates.text()} if updates is not None else {}
+    metadata |= {_SMALL_SIZES_KEY: str(len(small))} if small else {}
     return store.write(path, SCHEDULE, rows, metadata)
 
 
@@ -113,8 +122,27 @@ def find_sample_graph(schedule: Path | str, graph: Path) -> Path:
 
 def read_schedule(path: Path | str) -> list[ScheduleStep]:
     """Reads a schedule; raises ArtifactError when an action is none or a step misplaced."""
+    return _read_schedules(path)[0]
+
+
+def read_small_schedule(path: Path | str) -> list[ScheduleStep]:
+    """Reads the steps of a second plan for small sizes of calls, none where there is none; raises
+    ArtifactError as `read_schedule` does."""
+    return _read_schedules(path)[1]
+
+
+def _read_schedules(path: Path | str) -> tuple[list[ScheduleStep], list[ScheduleStep]]:
+    artifact = store.read(path, SCHEDULE)
+    said, rows = artifact.metadata.get(_SMALL_SIZES_KEY, "0"), [*artifact.rows]
+    if not said.isdecimal() or int(said) > len(rows):
+        raise ArtifactError(f"{path}: does not have {said} steps for small sizes")
+    first = len(rows) - int(said)
+    return _read_steps(path, rows[:first]), _read_steps(path, rows[first:])
+
+
+def _read_steps(path: Path | str, rows: Sequence[dict[str, Any]]) -> list[ScheduleStep]:
     steps = []
-    for index, row in enumerate(store.read(path, SCHEDULE).rows):
+    for index, row in enumerate(rows):
         if row.pop("step") != index:
             raise ArtifactError(f"{path}: step {index} is out of place")
         action = action_from_row(row, f"{path}: step {index}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 SMALLEST_SIZE = 2
 """Sizes 0 and 1 are those of other programs: operators broadcast, or have nothing to do."""
@@ -24,6 +25,8 @@ class DimensionLimits:
     """What has `dimensions`, with their limits."""
 
     dimensions: Sequence[DynamicDimension]
+    small_sizes: Mapping[str, int] = MappingProxyType({})
+    """The largest sizes of the calls that a second plan may take, by name; empty for one plan."""
 
     def describe(self) -> str:
         """The ranges, for people.
@@ -48,7 +51,7 @@ class DimensionLimits:
 
     def checked_sizes(self) -> list[dict[str, int]]:
         """The sizes beside the largest at which a plan is compared with its model: the smallest,
-        and three between, each once."""
+        and three between, each once, and the largest of a second plan."""
         found = [self.smallest]
         for fraction in _BETWEEN:
             found.append(
@@ -57,6 +60,7 @@ class DimensionLimits:
                     for one in self.dimensions
                 }
             )
+        found += [dict(self.small_sizes)] if self.small_sizes else []
         found = [sizes for number, sizes in enumerate(found) if sizes not in found[:number]]
         return [sizes for sizes in found if sizes != self.largest]
 
@@ -64,7 +68,8 @@ class DimensionLimits:
 @dataclass(frozen=True)
 class DynamicInputs(DimensionLimits):
     """The `dimensions` of a plan, and where inputs have them: by the number of a leaf of
-    (args, kwargs), axes with their size, the name of a dimension or an expression of one.
+    (args, kwargs), axes with their size, the name of a dimension or an expression of one. There
+    are at most so many `plans`: with two, one for calls of up to half of a dimension's range.
 
     Example:
         >>> tokens = DynamicDimension("tokens", 2, 1024)
@@ -73,6 +78,7 @@ class DynamicInputs(DimensionLimits):
 
     dimensions: tuple[DynamicDimension, ...]
     axes: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
+    plans: int = 1
 
     def dimension(self, name: str) -> DynamicDimension:
         """The dimension of a name."""
@@ -82,3 +88,8 @@ class DynamicInputs(DimensionLimits):
 def describe_sizes(sizes: Mapping[str, int]) -> str:
     """Sizes by the names of dimensions, for people: "batch = 2, tokens = 7"."""
     return ", ".join(f"{name} = {size}" for name, size in sizes.items())
+
+
+def lie_within(sizes: Mapping[str, int], largest: Mapping[str, int]) -> bool:
+    """Whether no size is above the largest one of its name."""
+    return all(sizes[name] <= size for name, size in largest.items())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tightfit.schemas.graph.dynamic_inputs import (
@@ -17,6 +17,7 @@ from tightfit.schemas.graph.dynamic_inputs import (
     DimensionLimits,
     DynamicDimension,
     DynamicInputs,
+    lie_within,
 )
 from tightfit.schemas.graph.number_expressions import evaluate_number
 from tightfit.schemas.graph.op_arguments import encode_arguments, parse_arguments
@@ -31,7 +32,7 @@ from tightfit.schemas.graph.tensor_layout import DTYPE_BYTES
 from tightfit.util.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from tightfit.schemas.graph.training_graph import Graph, GraphValue
+    from tightfit.schemas.graph.training_graph import Graph
 
 DYNAMIC_SHAPES_KEY = "dynamic_shapes"
 """Names them in the metadata of a graph."""
@@ -66,7 +67,8 @@ class DynamicShapes(DimensionLimits):
     `sources` say where a call has the sizes of the `dimensions`. `arguments` are the texts of ops,
     by their ids, in which `{"size": text}` stands for a number and `{"number": text}` for a float
     (`schemas.graph.number_expressions`); `layouts` are those of values and
-    `storages` the bytes of storages, by id.
+    `storages` the bytes of storages, by id. Calls of up to `small_sizes` may have a second plan;
+    where these are empty, there is one.
 
     Example:
         >>> graph.dynamic.storages[7]
@@ -78,6 +80,7 @@ class DynamicShapes(DimensionLimits):
     arguments: dict[int, str]
     layouts: dict[int, DynamicLayout]
     storages: dict[int, Size]
+    small_sizes: dict[str, int] = field(default_factory=dict)
 
 
 def layout_at(layout: DynamicLayout, sizes: Mapping[str, int]) -> tuple[list[int], list[int], int]:
@@ -102,6 +105,26 @@ def graph_at(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     for number, size in dynamic.storages.items():
         storages[number] = evaluate_size(size, sizes)
     return replace(graph, ops=ops, values=values, storages=storages, dynamic=None)
+
+
+def graph_within(graph: Graph, largest: Mapping[str, int]) -> Graph:
+    """The graph of calls of at most these sizes, by the names of all dimensions: it has the numbers
+    at these, and dimensions that end there."""
+    assert graph.dynamic is not None
+    ends = [replace(one, largest=largest[one.name]) for one in graph.dynamic.dimensions]
+    dynamic = replace(graph.dynamic, dimensions=ends, small_sizes={})
+    return replace(graph_at(graph, largest), dynamic=dynamic)
+
+
+def find_small_sizes(graph: Graph) -> dict[str, int]:
+    """The largest sizes of calls for which a second plan pays: up to half of the range of one
+    dimension, the one of which half of the range leaves the fewest bytes."""
+    assert graph.dynamic is not None
+    largest = graph.dynamic.largest
+    halves = [
+        largest | {one.name: (one.smallest + one.largest) // 2} for one in graph.dynamic.dimensions
+    ]
+    return min(halves, key=lambda sizes: sum(graph_at(graph, sizes).storages))
 
 
 def graph_dynamic_inputs(graph: Graph) -> DynamicInputs:
@@ -157,6 +180,7 @@ def read_dynamic_shapes(metadata: Mapping[str, str], where: str) -> DynamicShape
             {int(number): str(text) for number, text in found["arguments"].items()},
             {int(number): DynamicLayout(**one) for number, one in found["layouts"].items()},
             {int(number): size for number, size in found["storages"].items()},
+            dict(found["small_sizes"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArtifactError(f"{where}: the metadata does not hold dynamic shapes") from error
@@ -189,14 +213,12 @@ def _find_fault(graph: Graph, dynamic: DynamicShapes) -> str:
             return fault
         if graph_at(graph, dynamic.largest) != replace(graph, dynamic=None):
             return "the dynamic shapes are not the graph's own at the largest sizes"
+        places = _distinct_places(graph, dynamic)
         for sizes in corner_sizes(dynamic.dimensions):
-            for number, layout in dynamic.layouts.items():
-                shape, strides, offset = layout_at(layout, sizes)
-                own = graph.values[number]
-                value = replace(own, shape=shape, strides=strides, offset=offset)
-                size = dynamic.storages.get(own.storage, graph.storages[own.storage])
-                there = graph.storages[own.storage]
-                if there and not _lies_within(value, evaluate_size(size, sizes)):
+            for (shape, strides, offset, dtype, storage), number in places.items():
+                layout = DynamicLayout([*shape], [*strides], offset)
+                size = evaluate_size(storage, sizes)
+                if not _lies_within(layout_at(layout, sizes), DTYPE_BYTES[dtype], size):
                     return f"value {number} does not lie within its storage at {sizes}"
     except (ArtifactError, NameError, TypeError, IndexError, ZeroDivisionError) as error:
         return f"a dynamic shape is none: {error}"
@@ -212,6 +234,15 @@ def _find_dimension_fault(graph: Graph, dynamic: DynamicShapes) -> str:
             return f"the dynamic dimension {one.name!r} is from {one.smallest} to {one.largest}"
     if graph.alternatives:
         return "has alternatives and dynamic shapes"
+    small = dynamic.small_sizes
+    if small and (
+        small.keys() != set(names)
+        or small == dynamic.largest
+        or not all(type(size) is int for size in small.values())
+        or not lie_within(dynamic.smallest, small)
+        or not lie_within(small, dynamic.largest)
+    ):
+        return f"has a second plan for calls of up to {small}, which are no sizes below the largest"
     return ""
 
 
@@ -234,7 +265,8 @@ def _find_source_fault(graph: Graph, dynamic: DynamicShapes) -> str:
 
 def _find_storage_fault(graph: Graph, dynamic: DynamicShapes) -> str:
     limits = {one.name: one for one in dynamic.dimensions}
-    for number, size in dynamic.storages.items():
+    distinct = {size: number for number, size in reversed(dynamic.storages.items())}
+    for size, number in distinct.items():
         if not size_names(size) <= limits.keys() or not is_nondecreasing(size, limits):
             return f"storage {number} may be larger at smaller sizes: {size}"
     for op in graph.ops:
@@ -247,10 +279,28 @@ def _find_storage_fault(graph: Graph, dynamic: DynamicShapes) -> str:
     return ""
 
 
-def _lies_within(value: GraphValue, storage: int) -> bool:
-    """Whether a value lies within so many bytes."""
-    if 0 in value.shape:
+_Place = tuple[tuple[Size, ...], tuple[Size, ...], Size, str, Size]
+"""Shape, strides and offset of a value, its dtype, and the bytes of its storage."""
+
+
+def _distinct_places(graph: Graph, dynamic: DynamicShapes) -> dict[_Place, int]:
+    """The distinct places of values in storages that have bytes, with the first value of each."""
+    found: dict[_Place, int] = {}
+    for number, layout in dynamic.layouts.items():
+        own = graph.values[number]
+        if there := graph.storages[own.storage]:
+            size = dynamic.storages.get(own.storage, there)
+            place = (tuple(layout.shape), tuple(layout.strides), layout.offset, own.dtype, size)
+            found.setdefault(place, number)
+    return found
+
+
+def _lies_within(
+    layout: tuple[list[int], list[int], int], element_bytes: int, storage: int
+) -> bool:
+    """Whether what has a shape, strides and an offset lies within so many bytes."""
+    shape, strides, offset = layout
+    if 0 in shape:
         return True
-    zipped = zip(value.shape, value.strides, strict=True)
-    last = value.offset + sum((size - 1) * stride for size, stride in zipped)
-    return (last + 1) * DTYPE_BYTES[value.dtype] <= storage
+    last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return (last + 1) * element_bytes <= storage

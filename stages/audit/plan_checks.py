@@ -23,6 +23,7 @@ from tightfit.schemas.schedule import (
     ScheduleStep,
     find_sample_graph,
     read_schedule,
+    read_small_schedule,
     schedule_link,
     schedule_optimizer_plan,
 )
@@ -342,7 +343,8 @@ def _check_simulation(
                 f"{files.path}: runs {plan.groups} groups as {plan.compiled} kernels, where the "
                 f"schedule runs {run[0]} as {run[1]}"
             )
-    yield from check_dynamic_plan(files.path, plan, graph, costs, steps)
+    second = read_small_schedule(path)
+    yield from check_dynamic_plan(files.path, plan, graph, costs, steps, second)
     yield from _check_gpu_memory(files, graph, costs, steps)
     if plan.lower_bound is not None and plan.time is not None:
         gap = optimality_gap(plan.time, plan.lower_bound)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -34,13 +35,15 @@ JOINT_NOTE = (
 
 @dataclass(frozen=True)
 class _SelectedPlan:
-    """A plan with what is written of it; `graph` is the digest of its graph."""
+    """A plan with what is written of it; `graph` is the digest of its graph, and `small` the
+    schedule of a second plan for small sizes of calls."""
 
     plan: Plan
     sequence: list[ChainOperation]
     steps: list[ScheduleStep]
     graph: str
     link: HostLink | None
+    small: Sequence[ScheduleStep] = ()
 
     def write(self, folder: Path) -> None:
         """Writes all of it."""
@@ -49,7 +52,8 @@ class _SelectedPlan:
         from tightfit.schemas.sequence import write_sequence
 
         write_sequence(folder / OUTPUT_FILES[0], self.sequence)
-        write_schedule(folder / OUTPUT_FILES[1], self.steps, self.graph, self.link)
+        own = (self.steps, self.graph, self.link)
+        write_schedule(folder / OUTPUT_FILES[1], *own, small=self.small)
         write_plan(folder / OUTPUT_FILES[2], self.plan)
 
 
@@ -148,6 +152,7 @@ class SelectionRequest:
         from tightfit.schemas.graph.fused_groups import count_executed_groups
         from tightfit.schemas.graph.training_graph import has_fused_kernels, read_graph
         from tightfit.stages.combine.select_plan import select_plan
+        from tightfit.stages.combine.small_sizes_plan import add_small_sizes_plan
         from tightfit.stages.simulate.planning_graph import build_planning_graph
 
         graph, costs = read_graph(self.graph), read_costs(self.costs)
@@ -155,7 +160,10 @@ class SelectionRequest:
         asked = "" if self.budget == NO_BUDGET else f" for {self.budget}"
         progress.begin(f"{graph.model}: {frontier.strategy}{asked}", "searches at most")
         given = (frontier, self.budget, self.search, total, self.engine, progress.report)
-        plan, point, steps = select_plan(graph, costs, problem, *given)
+        selected = select_plan(graph, costs, problem, *given)
+        _, point, steps = selected
+        more = (frontier, selected, self.search, self.engine, progress.report)
+        plan, small = add_small_sizes_plan(graph, costs, *more)
         groups, compiled = count_executed_groups(graph, (step.action for step in steps))
         kernels: KernelKind = "fused" if has_fused_kernels(self.graph) else "eager"
         plan = replace(plan, kernels=kernels, threads=costs.device.measured_threads)
@@ -164,7 +172,7 @@ class SelectionRequest:
         elif self.joint:
             plan = replace(plan, message=plan.message + JOINT_NOTE)
         sequence = [] if point is None else point.sequence
-        return _SelectedPlan(plan, sequence, steps, frontier.graph, frontier.link)
+        return _SelectedPlan(plan, sequence, steps, frontier.graph, frontier.link, small)
 
 
 def _is_near_bound(plan: Plan) -> bool:

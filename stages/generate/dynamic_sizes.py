@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tightfit.schemas.graph.dynamic_shapes import DynamicLayout, corner_sizes, graph_at
+from tightfit.schemas.graph.dynamic_shapes import (
+    DynamicLayout,
+    DynamicShapes,
+    corner_sizes,
+    graph_at,
+)
 from tightfit.schemas.graph.size_expressions import Size
 from tightfit.schemas.graph.training_graph import Graph
 from tightfit.stages.generate.layouts import eager_gradient_strides
 from tightfit.stages.generate.naming import UniqueNames
 from tightfit.stages.generate.step_program import SourceProgram
 from tightfit.util.errors import ArtifactError
+
+SMALL_SIZES_PREFIX = "small_sizes_"
+"""What the names of the files of a second plan for small sizes of calls begin with."""
 
 
 def reserve_dimension_names(graph: Graph, names: UniqueNames) -> None:
@@ -51,8 +59,21 @@ def size_lines(graph: Graph, names: Sequence[str]) -> Iterator[str]:
         yield f"{source.dimension} = {size}{divided}"
 
 
-def dynamic_sizes_lines(graph: Graph, program: SourceProgram) -> list[str]:
-    """The lines of an interface that say what differs from call to call, none where nothing does.
+def dynamic_sizes_imports(graph: Graph, small: Graph | None) -> Iterator[str]:
+    """The lines of an interface that import what `dynamic_sizes_lines` name."""
+    if small is not None:
+        yield f"from .{SMALL_SIZES_PREFIX}interface import INTERFACE as SMALL_SIZES_INTERFACE"
+        yield f"from .{SMALL_SIZES_PREFIX}step import step as small_sizes_step"
+    if graph.dynamic is not None:
+        second = ", SmallSizes" if small is not None else ""
+        yield f"from .runtime.dynamic_sizes import DynamicSizes, SizeRange{second}"
+
+
+def dynamic_sizes_lines(
+    graph: Graph, program: SourceProgram, small: Graph | None = None
+) -> list[str]:
+    """The lines of an interface that say what differs from call to call, none where nothing does;
+    `small` is the graph of a second plan for small sizes of calls, where there is one.
 
     Raises ArtifactError where a gradient of a parameter or an input has strides in eager that
     depend on sizes.
@@ -79,8 +100,17 @@ def dynamic_sizes_lines(graph: Graph, program: SourceProgram) -> list[str]:
         "        ),",
         *_layout_lines("tensors", names, graph, tensors),
         *_layout_lines("output_gradients", names, graph, tangents),
+        *_small_sizes_lines(dynamic, small),
         "    ),",
     ]
+
+
+def _small_sizes_lines(dynamic: DynamicShapes, small: Graph | None) -> Iterator[str]:
+    if small is None or small.dynamic is None:
+        return
+    ends = small.dynamic.largest
+    sizes = [one.factor * ends[one.dimension] + one.offset for one in dynamic.sources]
+    yield f"        small=SmallSizes({tuple_text(sizes)}, SMALL_SIZES_INTERFACE, small_sizes_step),"
 
 
 def _layout_lines(field: str, names: str, graph: Graph, values: Mapping[int, int]) -> Iterator[str]:

@@ -11,7 +11,7 @@ import torch
 
 from tightfit.schemas.graph.fused_groups import is_fused_group
 from tightfit.schemas.graph.training_graph import NO_VALUE, Graph, GraphOutput, Op
-from tightfit.stages.generate.dynamic_sizes import dynamic_sizes_lines
+from tightfit.stages.generate.dynamic_sizes import dynamic_sizes_imports, dynamic_sizes_lines
 from tightfit.stages.generate.graph_guards import (
     all_ones_inputs,
     assigned_buffers,
@@ -134,8 +134,11 @@ _MAX_COMPARED_ELEMENTS = 2**24
 """Values of larger storages are taken to share elements where they share the storage."""
 
 
-def interface_text(graph: Graph, program: SourceProgram, prefix: str = "") -> str:
-    """The module that defines INTERFACE; the names of the plan's own files begin with `prefix`."""
+def interface_text(
+    graph: Graph, program: SourceProgram, prefix: str = "", small: Graph | None = None
+) -> str:
+    """The module that defines INTERFACE; the names of the plan's own files begin with `prefix`.
+    `small` is the graph of a second plan for small sizes of calls, where there is one."""
     positions = {value: position for position, value in enumerate(program.arguments)}
     yielded = program.differentiable + program.unused + program.plain
     # What is returned detached too is yielded twice, with a gradient first.
@@ -146,11 +149,7 @@ def interface_text(graph: Graph, program: SourceProgram, prefix: str = "") -> st
         "",
         "import torch",
         "",
-        *(
-            ["from .runtime.dynamic_sizes import DynamicSizes, SizeRange"]
-            if graph.dynamic is not None
-            else []
-        ),
+        *dynamic_sizes_imports(graph, small),
         "from .runtime.interface import (",
         "    Interface, ModelOutputLeaf, OutputGradientSpec, PlainArgument, TensorSpec",
         ")",
@@ -212,7 +211,7 @@ def interface_text(graph: Graph, program: SourceProgram, prefix: str = "") -> st
             if program.remote
             else []
         ),
-        *dynamic_sizes_lines(graph, program),
+        *dynamic_sizes_lines(graph, program, small),
         ")",
         "",
     ]

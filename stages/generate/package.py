@@ -24,6 +24,7 @@ from tightfit.schemas.package_manifest import (
 )
 from tightfit.schemas.schedule import ScheduleStep
 from tightfit.stages.generate.backends import ATEN, BACKENDS, ProgramBackend
+from tightfit.stages.generate.dynamic_sizes import SMALL_SIZES_PREFIX
 from tightfit.stages.generate.graph_guards import check_interface, guard_file_bytes
 from tightfit.stages.generate.group_source import compile_library_file, groups_text
 from tightfit.stages.generate.interface import constants_bytes, interface_text
@@ -93,15 +94,16 @@ def build_package(
     is taken of a GPU ahead of the first step. Where the plan runs groups, the plan `beside` of
     eager's kernels goes along, and with `report_libraries`, which is told how many are done, the
     groups' compiled libraries, which are compiled here (RuntimeError in a sentence where they
-    cannot be). Of several microbatches those that are not the last one run another schedule,
-    `adding`.
+    cannot be). With dynamic shapes the plan `beside` takes calls of small sizes. Of several
+    microbatches those that are not the last one run another schedule, `adding`.
     """
     register_groups(graph)
     _check_dynamic_step(graph, steps, updates)
+    small = beside if graph.dynamic is not None else None
     facts = plan_facts(plan)
     whole = updates if updates is not None and updates.has_program else None
     check_optimizer_step(graph, steps, updates)
-    program, files = _program_files(graph, steps, write, whole)
+    program, files = _program_files(graph, steps, write, whole, small=small)
     if whole is not None:
         check_microbatches(whole, adding)
     if adding is not None:
@@ -111,6 +113,13 @@ def build_package(
         files |= {
             name: own[name]
             for name in (f"{MICROBATCH_PREFIX}interface.py", f"{MICROBATCH_PREFIX}step.py")
+        }
+        program += more
+    if small is not None:
+        more, own = _program_files(small.graph, small.steps, write, None, SMALL_SIZES_PREFIX)
+        files |= {
+            name: own[name]
+            for name in (f"{SMALL_SIZES_PREFIX}interface.py", f"{SMALL_SIZES_PREFIX}step.py")
         }
         program += more
     groups = re.findall(r"^from \.groups import (\w+)$", program, re.MULTILINE)
@@ -176,8 +185,10 @@ def _program_files(
     write: ProgramBackend,
     whole: OptimizerPlan | None = None,
     prefix: str = "",
+    small: PlannedGraph | None = None,
 ) -> tuple[str, dict[str, bytes]]:
-    """The text of a program, and its files by name, which begin with `prefix`."""
+    """The text of a program, and its files by name, which begin with `prefix`; `small` is a second
+    plan of it for small sizes of calls."""
     check_interface(graph)
     known = placeholder_updates(steps) if whole is None else zero_time_updates(whole)
     simulate(graph, zero_time_costs(graph), steps, link=unlimited_link(graph), updates=known)
@@ -185,7 +196,7 @@ def _program_files(
     more = () if whole is None else (whole,)
     program = write(graph, steps, title, *more)
     files = {
-        "interface.py": interface_text(graph, program, prefix).encode(),
+        "interface.py": interface_text(graph, program, prefix, small and small.graph).encode(),
         "step.py": program.text.encode(),
         "guards.json": guard_file_bytes(graph),
     }

@@ -90,7 +90,7 @@ class PackageTask:
                     planned.plan,
                     write,
                     planned.updates,
-                    self._read_eager_plan(),
+                    self._read_eager_plan() or _read_small_plan(planned, schedule),
                     progress.report if self.libraries else None,
                     _read_microbatch_schedule(self._microbatch_path, graph),
                 )
@@ -191,6 +191,22 @@ def _read_plan(graph: Path, schedule: Path, plan: Path) -> PlannedGraph:
     return PlannedGraph(
         read_graph(graph), read_schedule(schedule), asdict(read_plan(plan)), updates
     )
+
+
+def _read_small_plan(planned: PlannedGraph, schedule: Path) -> PlannedGraph | None:
+    """The second plan of a schedule's file, for small sizes of calls, None where there is none."""
+    from tightfit.schemas.graph.dynamic_shapes import graph_within
+    from tightfit.schemas.schedule import read_small_schedule
+    from tightfit.stages.generate.package import PlannedGraph
+
+    dynamic, steps = planned.graph.dynamic, read_small_schedule(schedule)
+    if dynamic is None or not dynamic.small_sizes:
+        if steps:
+            raise ArtifactError(f"{schedule}: has a second plan, which {planned.graph.model} lacks")
+        return None
+    if not steps:
+        return None
+    return PlannedGraph(graph_within(planned.graph, dynamic.small_sizes), steps, planned.plan)
 
 
 def _read_microbatch_schedule(path: Path | None, graph: Path) -> MicrobatchSchedule:

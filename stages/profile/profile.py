@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from tightfit.schemas.costs import Costs, OpCost
+from tightfit.schemas.graph.dynamic_shapes import graph_at
 from tightfit.schemas.graph.training_graph import LOSS_TARGET, NO_VALUE, Graph, Op
 from tightfit.stages.profile.cost_library import RANDOM_STATE_KEY, CostLibrary, distinct_op_variants
 from tightfit.stages.profile.loss import LossCallable, loss_library_key, measure_loss
@@ -38,8 +39,9 @@ def profile(
     graph's kind unless given) and added to it; with `remeasure` all is measured. What the library
     has is trusted, however busy the machine was when it was measured: one store gives one graph the
     same costs at any time. Of a graph with dynamic shapes there are also rows for the memory at
-    other sizes, which are no times. The loss is run where the graph has one; the library knows the
-    time of a loss with the same code, closures and all. Operators that are not PyTorch's own may
+    other sizes, which are no times, and those of the largest sizes of a second plan. The loss is
+    run where the graph has one; the library knows the time of a loss with the same code, closures
+    and all. Operators that are not PyTorch's own may
     change under their name: they are measured anew, and not learned. At no time is more
     memory taken than the largest op takes with its operands. Raises ConfigError when the graph has
     a loss and `loss` is None, ModelError when an op cannot be run or leaves other bytes than the
@@ -80,6 +82,9 @@ def profile(
             at_sizes = [*memory_rows_at_sizes(graph, loss, library, place)]
         finally:
             library.add(row for row in measured if row.key not in foreign)
+    if graph.dynamic is not None and graph.dynamic.small_sizes:
+        small = graph_at(graph, graph.dynamic.small_sizes)
+        at_sizes += profile(small, loss, library, remeasure, report, device).rows.values()
     known = {row.key: row for row in measured} | library.costs.rows
     rows += [known[key] for key in [*plain, RANDOM_STATE_KEY]]
     costs = Costs([*at_sizes, *rows], library.costs.device)

@@ -15,6 +15,7 @@ from tightfit.schemas.costs import (
     op_cost_key,
 )
 from tightfit.schemas.costs import ProfileDevice as CostDevice
+from tightfit.schemas.graph.dynamic_shapes import graph_at
 from tightfit.schemas.graph.recompute_variants import execution_inputs, execution_outputs
 from tightfit.schemas.graph.tensor_layout import DTYPE_BYTES
 from tightfit.schemas.graph.training_graph import (
@@ -167,9 +168,11 @@ def roofline(graph: Graph, path: Path | str) -> Costs:
     amiss, or an op is given what its operator does not take."""
     machine = read_machine(path)
     device = machine.single_device(path)
+    small = None if graph.dynamic is None else graph.dynamic.small_sizes
     rows = [
-        _cost_or_error(graph, op, value, device)
-        for op, value in distinct_op_variants(graph).values()
+        _cost_or_error(own, op, value, device)
+        for own in ([graph_at(graph, small)] if small else []) + [graph]
+        for op, value in distinct_op_variants(own).values()
     ]
     rows.append(OpCost(RANDOM_STATE_KEY, RANDOM_STATE_TARGET, NO_VALUE, device.latency, 0.0, 0, 0))
     return Costs(rows, CostDevice(device.kind, machine.name, "", 0, ROOFLINE_SOURCE, device.memory))

@@ -8,6 +8,7 @@ from tightfit.schemas.plan import Plan
 from tightfit.stages.report.formatting import format_count, format_exact_bytes
 from tightfit.stages.report.load import PlanResult
 from tightfit.stages.report.measured_facts import Fact
+from tightfit.util.command_line import format_duration
 
 
 def describe_largest(dynamic: DimensionLimits | None) -> str:
@@ -26,6 +27,11 @@ def size_facts(result: PlanResult) -> list[Fact]:
     if dynamic is None:
         return []
     facts = [("Sizes of calls", dynamic.describe())]
+    if dynamic.small is not None:
+        small, own = dynamic.small, format_exact_bytes(dynamic.small.peak)
+        first = f"{format_duration(small.first_time)} with the first plan"
+        said = f"{own}, {format_duration(small.time)} predicted at most, {first}"
+        facts.append((f"Second plan for {dynamic.describe_small()}", said))
     if found is not None and found.sizes:
         return [*facts, *((f"At {one.describe()}", _describe_measured(one)) for one in found.sizes)]
     predicted = [
@@ -53,4 +59,8 @@ def size_note(plan: Plan, validated: int | None) -> str:
     if plan.dynamic is None:
         return ""
     said = f"{plan.dynamic.describe()}, bytes are those of the largest"
+    if plan.dynamic.small is not None:
+        small = plan.dynamic.small
+        times = f"{format_duration(small.time)} instead of {format_duration(small.first_time)}"
+        said += f"; a second plan for {plan.dynamic.describe_small()}, predicted {times}"
     return said if validated is None else f"{said}; validated at {format_count(validated, 'size')}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import le
 from typing import Any
 
 import torch
@@ -51,14 +52,29 @@ class SizeRange:
 
 
 @dataclass(frozen=True)
+class SmallSizes:
+    """A second plan, for calls whose axes have at most these `sizes`, in the order of the
+    dimensions: its interface, of the same tensors, and its step."""
+
+    sizes: tuple[int, ...]
+    interface: Any
+    step: Any
+
+    def takes(self, sizes: Sequence[int]) -> bool:
+        """Whether a call whose axes have these sizes runs this plan."""
+        return all(map(le, sizes, self.sizes))
+
+
+@dataclass(frozen=True)
 class DynamicSizes:
     """What differs from call to call. `tensors` and `output_gradients` give, of the sizes of all
     `dimensions` by name, the layouts of the tensors at some positions and of the gradients of the
-    outputs with some numbers."""
+    outputs with some numbers. Calls of `small` sizes run a second plan, if there is one."""
 
     dimensions: tuple[SizeRange, ...]
     tensors: Callable[..., dict[int, Layout]]
     output_gradients: Callable[..., dict[int, Layout]]
+    small: SmallSizes | None = None
 
     def read(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """The sizes of the axes of a call. Raises IndexError where a tensor has too few."""

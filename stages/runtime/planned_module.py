@@ -175,7 +175,8 @@ def _make_forward(
                 tensors = None
             if tensors is not None:
                 ahead.take(tensors[0].device)
-                own, facts = run, guards.expected(tensors).interface
+                expected = guards.expected(tensors)
+                own, facts = expected.step or run, expected.interface
                 if offloaded is not None:
                     own, facts = offloaded.program(step, interface)
                 result = assemble(*run_forward(own, facts, tensors, run is step), tensors)

@@ -23,7 +23,11 @@ Ranges = Mapping[str, Mapping[str, int]]
 
 
 def with_dynamic_axes(
-    built: BuiltModel, dynamic_shapes: Any, ranges: Ranges | None = None, key: str = ""
+    built: BuiltModel,
+    dynamic_shapes: Any,
+    ranges: Ranges | None = None,
+    key: str = "",
+    plans: int = 1,
 ) -> BuiltModel:
     """A model with samples of one shape, enlarged to the largest sizes of their dynamic axes.
 
@@ -36,6 +40,7 @@ def with_dynamic_axes(
             list or dictionary.
         ranges: The ranges of dimensions that are given by name.
         key: What errors call `dynamic_shapes`.
+        plans: How many plans the calls have at most.
 
     Raises:
         ConfigError: It is not of this form, does not fit the sample, or has a range that no plan
@@ -47,7 +52,7 @@ def with_dynamic_axes(
         (DynamicDimension('batch', 2, 8), DynamicDimension('height', 1, 7))
     """
     reader = _AxisReader(built, ranges or {}, key or "plan: dynamic_shapes")
-    dynamic = reader.read(dynamic_shapes)
+    dynamic = replace(reader.read(dynamic_shapes), plans=plans)
     return resize_samples(replace(built, dynamic=dynamic), dynamic.largest)
 
 

@@ -126,23 +126,25 @@ def capture(
     wanted: Callable[[Capture], set[int]] | None = None,
     attempts: int = _SCRIPT_RUNS,
     profiled: bool = True,
+    expected: set[int] | None = None,
 ) -> Capture:
     """Captures the joint graph of the first sample; the model is not run.
 
     `wanted` chooses, from a first capture, the outputs that receive gradients; without it all that
-    can receive one do. If the forward calls functions of TorchScript, whose first runs are other
-    ones, there are several `attempts`. `profiled` as in `record_guards`. Raises ModelError, with
-    the source line where it is known, when the model cannot be captured.
+    can receive one do. A capture for the outputs that are `expected` stands if it chooses these. If
+    the forward calls functions of TorchScript, whose first runs are other ones, there are several
+    `attempts`. `profiled` as in `record_guards`. Raises ModelError, with the source line where it
+    is known, when the model cannot be captured.
     """
     check_model(built.label, built.model)
     with _translate_errors(built), record_guards(built.model, built.label, profiled) as watcher:
-        forward, result = _capture_first_pass(built, watcher)
+        forward, result = _capture_first_pass(built, watcher, expected)
         first_run = forward.runs[0]
         if watcher.changed:
             _run_repeatedly(built, watcher)
         if watcher.effects.effects:
             own = (watcher.running, forward)
-            forward = FunctionalForward(built, None, *own, stored=watcher.effects.take_stored)
+            forward = FunctionalForward(built, expected, *own, stored=watcher.effects.take_stored)
             result = replace(_capture(built, forward), side_effects=watcher.effects.described())
             if result.checkpointed:
                 raise checkpointed_effect_error(built.label, result.side_effects[0].label)
@@ -158,7 +160,7 @@ def capture(
         forward.check_runs()
     except ModelError:
         if attempts > 1 and watcher.calls_script_functions():
-            return capture(built, wanted, attempts - 1, profiled)
+            return capture(built, wanted, attempts - 1, profiled, expected)
         raise
     watcher.check_cached_constants(built.label, result.constants.values())
     check_tensor_queries(built, watcher.asked)
@@ -172,12 +174,12 @@ def capture(
 
 
 def _capture_first_pass(
-    built: BuiltModel, watcher: GuardRecorder
+    built: BuiltModel, watcher: GuardRecorder, expected: set[int] | None
 ) -> tuple[FunctionalForward, Capture]:
     """A first capture. The inputs are tied as in the sample where the forward asks which tensors
     are one object, and otherwise apart."""
     asked = watcher.asked
-    forward = FunctionalForward(built, None, watcher.running, asked=asked)
+    forward = FunctionalForward(built, expected, watcher.running, asked=asked)
     tied = forward.alike != forward.untied_order
     try:
         result = _capture(built, forward)
@@ -185,7 +187,7 @@ def _capture_first_pass(
         if not (tied and asked.identity):
             raise
     if tied and asked.identity:
-        forward = FunctionalForward(built, None, watcher.running, asked=asked, tied=True)
+        forward = FunctionalForward(built, expected, watcher.running, asked=asked, tied=True)
         result = _capture(built, forward)
     return forward, result
 

@@ -63,6 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='their ranges, a JSON object such as {"tokens": {"min": 16, "max": 1024}} (default: '
         "up to the size of the sample)",
     )
+    parser.add_argument(
+        "--plans",
+        type=int,
+        choices=(1, 2),
+        default=1,
+        help="how many plans these calls have at most: with 2 a second one for up to half of the "
+        "range of one dimension (default: 1)",
+    )
     add_operators_argument(parser)
 
 
@@ -102,7 +110,8 @@ def _trace_built(built: BuiltModel, options: argparse.Namespace) -> Graph:
     from tightfit.stages.trace.dynamic_trace import trace_dynamic
 
     axes = parse_axes(options.dynamic_shapes)
-    return trace_dynamic(with_dynamic_axes(given, axes, options.dimensions, "dynamic"), *own)
+    enlarged = with_dynamic_axes(given, axes, options.dimensions, "dynamic", options.plans)
+    return trace_dynamic(enlarged, *own)
 
 
 def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
@@ -120,6 +129,7 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
             if options.dynamic_shapes is not None
             else {}
         ),
+        **({"plans": options.plans} if options.plans > 1 else {}),
         **operators_setting(options.operators),
     }
     return [LineageEntry([options.out], [], settings, options.factory, options.search_path)]

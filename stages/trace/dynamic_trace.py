@@ -25,6 +25,7 @@ from tightfit.schemas.graph.dynamic_shapes import (
     DynamicShapes,
     SizeSource,
     check_dynamic_shapes,
+    find_small_sizes,
 )
 from tightfit.schemas.graph.loss_room import with_loss_room
 from tightfit.schemas.graph.op_arguments import decode_arguments, encode_arguments
@@ -171,7 +172,10 @@ class _Merger:
             storages,
         )
         ops = [replace(op, in_place=self.in_place(op, shapes)) for op in largest.ops]
-        return replace(largest, ops=ops, dynamic=shapes)
+        graph = replace(largest, ops=ops, dynamic=shapes)
+        if self.dynamic.plans == 1:
+            return graph
+        return replace(graph, dynamic=replace(shapes, small_sizes=find_small_sizes(graph)))
 
     def check_structure(self, other: Graph) -> None:
         """Raises ModelError where another graph has other ops, values or guards."""

@@ -28,11 +28,13 @@ not prove."""
 
 class _RecordingShapeEnv(ShapeEnv):
     """What is known of symbols, with the names of their dimensions and, by the number of each
-    condition, the line of the model that asked for it."""
+    condition, the line of the model that asked for it. Inputs of all runs have the same
+    `dimensions`, so that runs can be compared."""
 
     def __init__(self, may_be_one: bool) -> None:
         super().__init__(duck_shape=False, specialize_zero_one=not may_be_one)
         self.names: dict[sympy.Symbol, str] = {}
+        self.dimensions: dict[str, torch.SymInt] = {}
         self.lines: list[str] = []
         self.fixing_lines: dict[sympy.Symbol, str] = {}
 
@@ -63,7 +65,7 @@ def symbolic_inputs(
     assert built.dynamic is not None
     env, leaves = mode.shape_env, structure_leaves(built.samples[0])
     assert isinstance(env, _RecordingShapeEnv)
-    symbols: dict[str, torch.SymInt] = {}
+    symbols = env.dimensions
     found = []
     for place in places:
         like, axes = leaves[place], built.dynamic.axes.get(place, {})
@@ -113,8 +115,8 @@ def graph_expressions(graph: fx.GraphModule, label: str, dynamic: DynamicInputs)
     _check_specializations(env, label)
     _check_conditions(env, label, dynamic)
     found = dict.fromkeys(one.name for one in dynamic.dimensions)
-    for size in _symbolic_sizes(nodes):
-        text = _size_text(env.simplify(size.node.expr), names)
+    for expression in dict.fromkeys(size.node.expr for size in _symbolic_sizes(nodes)):
+        text = _size_text(env.simplify(expression), names)
         if text is not None:
             found.setdefault(text)
     return list(found)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -91,20 +93,31 @@ class CapturedStep:
             return _build_graph(of_step, *own, mended)
 
 
+def _outputs_with_gradient(built: BuiltModel, first: Capture) -> set[int]:
+    """The numbers of the outputs that receive a gradient from the loss."""
+    outputs = [node.meta["val"] for node in first.outputs]
+    if built.symbolic:
+        outputs = hint_tensors(outputs)
+    of_step = _with_step_loss(built, first)
+    grown = output_gradients(of_step, outputs, first.leaves, first.output_tree)
+    return {number for number, gradient in enumerate(grown) if gradient is not None}
+
+
+def _expected_outputs(built: BuiltModel) -> set[int] | None:
+    """The outputs of a symbolic capture that are likely to receive a gradient: those of a capture
+    without symbols, which takes a fraction of the time. None where there is none."""
+    with contextlib.suppress(ModelError):
+        plain = replace(built, symbolic=False)
+        return _outputs_with_gradient(plain, capture(plain, profiled=False))
+    return None
+
+
 def capture_step(built: BuiltModel, kind: str, profiled: bool = True) -> CapturedStep:
     """Captures the step of a model on a kind of device."""
-    loss = built.loss
-
-    def wanted(first: Capture) -> set[int]:
-        outputs = [node.meta["val"] for node in first.outputs]
-        if built.symbolic:
-            outputs = hint_tensors(outputs)
-        of_step = _with_step_loss(built, first)
-        grown = output_gradients(of_step, outputs, first.leaves, first.output_tree)
-        return {number for number, gradient in enumerate(grown) if gradient is not None}
-
+    wanted = None if built.loss is None else partial(_outputs_with_gradient, built)
     guards = _guards(built.model, kind)
-    captured = capture(built, wanted if loss is not None else None, profiled=profiled)
+    expected = _expected_outputs(built) if built.symbolic and wanted is not None else None
+    captured = capture(built, wanted, profiled=profiled, expected=expected)
     check_number_operands(built, captured.graph, captured.inputs)
     ambient = torch.autocast(
         kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)

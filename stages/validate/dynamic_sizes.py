@@ -22,7 +22,7 @@ from tightfit.stages.validate.validate import check_planned_module
 from tightfit.util.progress import ProgressCallback
 
 _QUICK_SIZES = 2
-"""So many sizes, the smallest first, are compared in a quick check."""
+"""So many sizes, the smallest first, are compared in a quick check, and those of a second plan."""
 
 
 def compare_sizes(
@@ -36,12 +36,15 @@ def compare_sizes(
     """Compares a planned module with its original at the smallest sizes and at sizes between, as
     `check_planned_module` does at the largest, and on the CPU its peaks with those `predicted`.
 
-    Unless `full` it does so at the smallest and at one between. Returns what was found up to the
+    Unless `full` it does so at the smallest, at one between and at the largest sizes of a second
+    plan. Returns what was found up to the
     first fault, and that fault in a sentence, "" for none."""
     assert graph.dynamic is not None
     measured: list[SizeMeasurement] = []
     peaks = {} if predicted is None else {describe_sizes(o.sizes): o.peak for o in predicted.peaks}
-    for sizes in graph.dynamic.checked_sizes()[: None if full else _QUICK_SIZES]:
+    checked = graph.dynamic.checked_sizes()
+    quick = [*checked[:_QUICK_SIZES], dict(graph.dynamic.small_sizes)]
+    for sizes in checked if full else [each for each in checked if each in quick]:
         own, resized = graph_at(graph, sizes), resize_samples(built, sizes)
         said = check_planned_module(own, resized, planned, report, full)
         foretold = peaks.get(describe_sizes(sizes))

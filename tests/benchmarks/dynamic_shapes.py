@@ -3,7 +3,9 @@ shape.
 
 Planning takes CPU seconds of a process of its own and its children, on an empty store. A plan is
 compared with eager at random sizes: bits of loss and gradients, and its peak with that of the
-simulator. Calls are forwards at the largest sizes of both modules that keep everything, in turns.
+simulator. Calls are forwards of `layers` at its largest sizes by both modules that keep everything,
+in turns. `trainer` trains DistilBERT on batches padded to their longest row, with a
+smaller last one, and compares losses and weights with those of the model on its own.
 """
 
 from __future__ import annotations
@@ -16,19 +18,20 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.own_process import run_in_own_process
+from tests.benchmarks.padded_batches import describe_trainer_run
 
 Axes = dict[str, dict[int, Any]]
 """By the name of an argument, its axes with their dimensions or texts."""
 HEAD = (
     "| model | ops | planning, s | of one shape | sizes | other bits | peaks | not as predicted | "
-    "above the largest | call, us more |\n|---|---|---|---|---|---|---|---|---|---|"
+    "above the largest |\n|---|---|---|---|---|---|---|---|---|"
 )
 
 _run = partial(run_in_own_process, "dynamic_shapes")
@@ -44,6 +47,11 @@ class DynamicCase:
     budget: str = "50%"
 
 
+def _scaled(scale: str, small: Any, reduced: Any, full: Any) -> Any:
+    """What a scale has of three."""
+    return {"small": small, "reduced": reduced, "full": full}[scale]
+
+
 def _texts(batch: int, tokens: int) -> tuple[Any, dict[int, Any]]:
     """Random ids of a vocabulary of 1000, and their axes."""
     import torch
@@ -54,27 +62,28 @@ def _texts(batch: int, tokens: int) -> tuple[Any, dict[int, Any]]:
     return torch.randint(1000, (batch, tokens)), axes
 
 
-def _gpt2(small: bool) -> DynamicCase:
+def _gpt2(scale: str) -> DynamicCase:
     from data.models import gpt2
 
-    ids, axes = _texts(*((4, 64) if small else (8, 1024)))
-    sizes = {"layers": 2, "width": 64, "heads": 2} if small else {"layers": 6}
+    ids, axes = _texts(*_scaled(scale, (4, 64), (8, 256), (8, 1024)))
+    narrow = {"width": 64, "heads": 2}
+    sizes = _scaled(scale, {"layers": 2, **narrow}, {"layers": 6, **narrow}, {"layers": 6})
     model, _ = gpt2(**sizes, vocabulary=1000, tokens=ids.shape[1])
     return DynamicCase(
         model, {"input_ids": ids, "labels": ids}, {"input_ids": axes, "labels": axes}
     )
 
 
-def _llama(small: bool) -> DynamicCase:
+def _llama(scale: str) -> DynamicCase:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    ids, axes = _texts(*((4, 64) if small else (8, 1024)))
-    width = 64 if small else 384
+    ids, axes = _texts(*_scaled(scale, (4, 64), (8, 256), (8, 1024)))
+    width = _scaled(scale, 64, 64, 384)
     config = LlamaConfig(
         vocab_size=1000,
         hidden_size=width,
         intermediate_size=3 * width,
-        num_hidden_layers=2 if small else 6,
+        num_hidden_layers=_scaled(scale, 2, 4, 6),
         num_attention_heads=4,
         num_key_value_heads=2,
         use_cache=False,
@@ -92,31 +101,31 @@ def _images(batch: int, size: int, channels: int = 3) -> tuple[Any, dict[int, An
     return torch.randn(batch, channels, size, size), {0: Dim("batch", max=batch)}
 
 
-def _vit(small: bool) -> DynamicCase:
+def _vit(scale: str) -> DynamicCase:
     from data.zoo_vision import vit
 
-    pixels, axes = _images(*((8, 64) if small else (32, 224)))
-    sizes = {} if small else {"layers": 12, "width": 384}
+    pixels, axes = _images(*_scaled(scale, (8, 64), (32, 64), (32, 224)))
+    sizes = _scaled(scale, {}, {"layers": 6}, {"layers": 12, "width": 384})
     model, _ = vit(**sizes, size=pixels.shape[2])
     return DynamicCase(model, {"pixel_values": pixels}, {"pixel_values": axes})
 
 
-def _resnet(small: bool) -> DynamicCase:
+def _resnet(scale: str) -> DynamicCase:
     from data.models import resnet
 
-    pixels, axes = _images(*((6, 64) if small else (32, 224)))
-    model, _ = resnet("resnet10" if small else "resnet50", size=pixels.shape[2])
-    return DynamicCase(model, {"x": pixels}, {"x": axes}, "80%" if small else "50%")
+    pixels, axes = _images(*_scaled(scale, (6, 64), (32, 64), (32, 224)))
+    model, _ = resnet(_scaled(scale, "resnet10", "resnet50", "resnet50"), size=pixels.shape[2])
+    return DynamicCase(model, {"x": pixels}, {"x": axes}, _scaled(scale, "80%", "50%", "50%"))
 
 
-def _t5(small: bool) -> DynamicCase:
+def _t5(scale: str) -> DynamicCase:
     from torch.export import Dim
 
     from data.zoo_text import t5
 
-    ids, axes = _texts(*((4, 64) if small else (8, 512)))
+    ids, axes = _texts(*_scaled(scale, (4, 64), (8, 128), (8, 512)))
     labels, _ = _texts(ids.shape[0], ids.shape[1] // 2)
-    sizes = {} if small else {"layers": 6, "width": 256}
+    sizes = _scaled(scale, {}, {}, {"layers": 6, "width": 256})
     model, *_ = t5(**sizes, vocabulary=1000)
     targets = {0: axes[0], 1: Dim("targets", min=4, max=labels.shape[1])}
     return DynamicCase(
@@ -124,19 +133,31 @@ def _t5(small: bool) -> DynamicCase:
     )
 
 
-def _unet(small: bool) -> DynamicCase:
+def _unet(scale: str) -> DynamicCase:
     from torch.export import Dim
 
     from data.zoo_graphs import unet
 
-    image, axes = _images(*((4, 64, 1) if small else (8, 256, 1)))
+    image, axes = _images(*_scaled(scale, (4, 64, 1), (8, 128, 1), (8, 256, 1)))
     most = image.shape[2] // 32
     axes = axes | {2: 32 * Dim("height", max=most), 3: 32 * Dim("width", max=most)}
-    model, _ = unet(levels=3 if small else 4)
+    model, _ = unet(levels=_scaled(scale, 3, 4, 4))
     return DynamicCase(model, {"image": image}, {"image": axes})
 
 
-CASES: dict[str, Callable[[bool], DynamicCase]] = {
+def _layers(scale: str) -> DynamicCase:
+    """A few layers, whose calls are short."""
+    import torch
+    from torch.export import Dim
+
+    width = _scaled(scale, 16, 64, 256)
+    layers = [torch.nn.Linear(16, width), torch.nn.Tanh(), torch.nn.Linear(width, 16)]
+    model, axes = torch.nn.Sequential(*layers), {0: Dim("rows", max=64)}
+    return DynamicCase(model, {"input": torch.randn(64, 16)}, {"input": axes}, "80%")
+
+
+CASES: dict[str, Callable[[str], DynamicCase]] = {
+    "layers": _layers,
     "gpt2": _gpt2,
     "llama": _llama,
     "vit": _vit,
@@ -153,20 +174,20 @@ def output_loss(output: Any) -> Any:
     return getattr(output, "logits", output).square().mean()
 
 
-def build_case(name: str, small: bool) -> DynamicCase:
+def build_case(name: str, scale: str) -> DynamicCase:
     """A case with random weights, in a process of one thread."""
     import torch
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    return CASES[name](small)
+    return CASES[name](scale)
 
 
-def plan_case(name: str, small: bool, dynamic: bool, store: Path) -> dict[str, Any]:
+def plan_case(name: str, scale: str, dynamic: bool, store: Path) -> dict[str, Any]:
     """Plans a case on an empty store."""
     import tightfit
 
-    case = build_case(name, small)
+    case = build_case(name, scale)
     before = _cpu_seconds()
     options: dict[str, Any] = {"loss": output_loss, "store": store, "progress": False}
     options["dynamic_shapes"] = case.axes if dynamic else None
@@ -179,7 +200,7 @@ def _cpu_seconds() -> float:
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
-def check_case(name: str, small: bool, package: Path, count: int, peaks: int) -> dict[str, Any]:
+def check_case(name: str, scale: str, package: Path, count: int, peaks: int) -> dict[str, Any]:
     """Compares a plan with eager at random sizes; the first `peaks` of them with its simulation."""
     import torch
 
@@ -190,7 +211,7 @@ def check_case(name: str, small: bool, package: Path, count: int, peaks: int) ->
     from tightfit.stages.torch_utils.model_factory import BuiltModel
     from tightfit.stages.torch_utils.sample_sizes import resize_samples
 
-    case = build_case(name, small)
+    case = build_case(name, scale)
     path = next(each / "graph.arrow" for each in package.parents if (each / "graph.arrow").exists())
     graph, most = read_graph(path), read_plan(package.with_name("plan.json")).peak
     assert graph.dynamic is not None and most is not None
@@ -232,45 +253,65 @@ def _peaks(
     from tightfit.schemas.costs import Costs
     from tightfit.schemas.graph.dynamic_shapes import graph_at
     from tightfit.schemas.schedule import read_schedule
+    from tightfit.stages.profile.measure import measure_random_state
     from tightfit.stages.profile.memory_at_sizes import measure_memory_rows
     from tightfit.stages.simulate.simulate import simulate
     from tightfit.stages.torch_utils.devices import describe_device
     from tightfit.stages.validate.dynamic_sizes import measure_size_peak
 
     own = graph_at(graph, sizes)
-    rows = measure_memory_rows(own, output_loss, torch.device("cpu"))
+    rows = [*measure_memory_rows(own, output_loss, torch.device("cpu"))]
+    rows.append(measure_random_state(torch.device("cpu")))
     costs = Costs(rows, describe_device("cpu"))
     foretold = simulate(own, costs, read_schedule(package.with_name("schedule.arrow"))).peak
     return foretold, measure_size_peak(own, built, planned)
 
 
-def time_calls(name: str, small: bool, rounds: int) -> float:
-    """By how many microseconds a forward at the largest sizes is slower with dynamic dimensions:
-    both modules keep everything, so that they run the same operators."""
-    import torch
-
+def time_calls(name: str, rounds: int, checks: bool = False) -> float:
+    """By how many microseconds a forward of a small model is slower with dynamic dimensions, or
+    what checks a call alone: both modules keep everything, so that they run the same operators."""
     import tightfit
 
-    case, modules = build_case(name, small), []
+    case, modules = build_case(name, "small"), []
     options: dict[str, Any] = {"strategy": "keep_all", "check": False, "progress": False}
     with tempfile.TemporaryDirectory() as store:
         for axes in (case.axes, None):
             model = copy.deepcopy(case.model)
             own = {"loss": output_loss, "dynamic_shapes": axes, "store": store, **options}
             modules.append(tightfit.plan(model, (), case.inputs, **own)[0])
+        calls = [
+            partial(module_guards(module).gather, module, (), case.inputs)
+            if checks
+            else partial(module, **case.inputs)
+            for module in modules
+        ]
+        return _paired_difference(calls, rounds)
+
+
+def module_guards(module: Any) -> Any:
+    """What checks the calls of a planned module and gathers its tensors."""
+    cells = [cell.cell_contents for cell in type(module).forward.__closure__]
+    return next(cell for cell in cells if type(cell).__name__ == "Guards")
+
+
+def _paired_difference(calls: Sequence[Callable[[], Any]], rounds: int) -> float:
+    """By how many microseconds of CPU the first of two calls takes longer: the median of rounds in
+    which both run, first one and then the other."""
+    import torch
+
     taken: list[list[float]] = [[], []]
     for number in range(rounds):
         for place in (0, 1) if number % 2 else (1, 0):
             torch.manual_seed(1)
-            begin = time.perf_counter()
-            output = modules[place](**case.inputs)
-            taken[place].append(time.perf_counter() - begin)
+            begin = time.thread_time()
+            output = calls[place]()
+            taken[place].append(time.thread_time() - begin)
             del output
     differences = [one - other for one, other in zip(*taken, strict=True)]
     return 1e6 * statistics.median(differences[len(differences) // 10 :])
 
 
-def table_row(name: str, words: list[str], sizes: int, peaks: int, rounds: int) -> None:
+def table_row(name: str, words: list[str], sizes: int, peaks: int) -> None:
     """Prints the row of a case, and its faults below."""
     with tempfile.TemporaryDirectory() as folder:
         made = [
@@ -278,12 +319,11 @@ def table_row(name: str, words: list[str], sizes: int, peaks: int, rounds: int) 
         ]
         wanted = ("--sizes", str(sizes), "--peaks", str(peaks))
         found = _run("--check", name, made[0]["package"], *wanted, *words)
-        more = _run("--calls", name, "--rounds", str(rounds), *words)
     dynamic, static = (each["seconds"] for each in made)
     faults = [len(found[key]) for key in ("wrong", "unpredicted", "above")]
     planning = f"{dynamic:.1f} | {static:.1f} ({dynamic / static:.2f}x)"
     counts = f"{sizes} | {faults[0]} | {min(peaks, sizes)} | {faults[1]} | {faults[2]}"
-    print(f"| {name} | {found['ops']} | {planning} | {counts} | {more:.1f} |", flush=True)
+    print(f"| {name} | {found['ops']} | {planning} | {counts} |", flush=True)
     for key in ("wrong", "unpredicted", "above"):
         for fault in found[key][:3]:
             print(f"  {name}, {key}: {fault}", flush=True)
@@ -292,30 +332,38 @@ def table_row(name: str, words: list[str], sizes: int, peaks: int, rounds: int) 
 def main() -> None:
     """Prints the table, or what one process of it finds."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--models", nargs="*", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--small", action="store_true", help="small versions of the models")
+    names = [*CASES, "trainer"]
+    parser.add_argument("--models", nargs="*", default=names, choices=names)
+    parser.add_argument("--scale", default="full", choices=("small", "reduced", "full"))
     parser.add_argument("--sizes", type=int, default=200, help="random sizes to compare bits at")
     parser.add_argument("--peaks", type=int, default=20, help="of these, sizes to compare peaks at")
-    parser.add_argument("--rounds", type=int, default=400, help="calls of each plan that are timed")
+    parser.add_argument("--rounds", type=int, default=20000, help="timed calls of each plan")
     parser.add_argument("--plan", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--check", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--calls", help=argparse.SUPPRESS)
+    parser.add_argument("--checks", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    small = options.small
+    scale = options.scale
     if options.plan:
         name, kind, store = options.plan
-        print(json.dumps(plan_case(name, small, kind == "dynamic", Path(store))))
+        print(json.dumps(plan_case(name, scale, kind == "dynamic", Path(store))))
     elif options.check:
         name, package = options.check
-        found = check_case(name, small, Path(package), options.sizes, options.peaks)
+        found = check_case(name, scale, Path(package), options.sizes, options.peaks)
         print(json.dumps(found))
     elif options.calls:
-        print(json.dumps(time_calls(options.calls, small, options.rounds)))
+        print(json.dumps(time_calls(options.calls, options.rounds, options.checks)))
     else:
         print(HEAD, flush=True)
-        for name in options.models:
-            words = ["--small"] if small else []
-            table_row(name, words, options.sizes, options.peaks, options.rounds)
+        for name in (each for each in options.models if each in CASES):
+            words = ["--scale", scale]
+            table_row(name, words, options.sizes, options.peaks)
+        if "layers" in options.models:
+            timed = ("--calls", "layers", "--rounds", str(options.rounds))
+            more, checks = _run(*timed), _run(*timed, "--checks")
+            print(f"a call of layers takes {more:.1f} us more, what checks it {checks:.1f} us")
+        if "trainer" in options.models:
+            print(describe_trainer_run(scale), flush=True)
 
 
 if __name__ == "__main__":

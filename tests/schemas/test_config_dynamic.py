@@ -22,13 +22,14 @@ def document(dynamic: Any, top: dict[str, Any] | None = None, **changes: Any) ->
 
 def test_axes_and_ranges_are_options_of_the_trace(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(document(AXES, dimensions={"blocks": {"min": 2}})))
+    path.write_text(yaml.safe_dump(document(AXES, dimensions={"blocks": {"min": 2}}, plans=2)))
     dynamic = read_config(path).models["gpt2"].dynamic
     assert dynamic is not None
     assert dynamic.options == [
         "--dynamic-shapes",
         '{"input_ids": {"0": "batch", "1": "8*blocks"}, "more": {"weights": [{"0": "batch"}]}}',
         *("--dimensions", '{"blocks": {"min": 2}}'),
+        *("--plans", "2"),
     ]
     assert parse_axes(dynamic.axes) == AXES
     assert parse_config(document({"x": {"0": "rows"}})).models["gpt2"].dynamic is not None
@@ -75,6 +76,11 @@ def test_every_error_is_told_at_once() -> None:
             {"models": {"m": {"factory": "a:b", "dimensions": {}}}},
             "models.m.dimensions: was found, expected dynamic beside it",
         ),
+        (
+            {"models": {"m": {"factory": "a:b", "plans": 2}}},
+            "models.m.plans: was found, expected dynamic beside it",
+        ),
+        (document(AXES, plans=3), "models.gpt2.plans: 3 was found, expected 1 or 2"),
         (
             document(AXES, {"strategies": ["offload"]}),
             "strategies[0]: offload was found, expected one that sends no tensors away: model gpt2",

@@ -78,6 +78,12 @@ LIES: dict[str, tuple[Callable[[DynamicShapes], DynamicShapes], str]] = {
         "value 0 is a parameter with a dynamic shape",
     ),
     "argument": (lying_argument, "not the graph's own"),
+    "second plan": (
+        lambda d: replace(d, small_sizes={"batch": 4, "tokens": 25}),
+        "has a second plan for calls of up to",
+    ),
+    "no second plan": (lambda d: replace(d, small_sizes=d.largest), "are no sizes below"),
+    "half a second plan": (lambda d: replace(d, small_sizes={"batch": 3}), "are no sizes below"),
 }
 
 

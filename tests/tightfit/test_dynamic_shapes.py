@@ -147,7 +147,8 @@ def test_a_sample_that_the_forward_does_not_take_is_told() -> None:
     [
         ({"fused_kernels": tightfit.FusedKernelOptions()}, "dynamic_shapes and fused_kernels"),
         ({"cuda_graphs": True}, "dynamic_shapes and cuda_graphs exclude each other"),
-        ({"on_mismatch": "replan"}, "dynamic_shapes and on_mismatch='replan' exclude each other"),
+        ({"plans": 3}, "plans is 3, expected 1 or 2"),
+        ({"plans": True}, "plans is True, expected 1 or 2"),
         ({"strategy": "offload"}, "is not for the strategy offload"),
         ({"samples": [((tokens(3, 4),), {})]}, "takes samples of one shape"),
     ],
@@ -266,3 +267,30 @@ def test_a_loss_of_one_size_is_told(store: Path) -> None:
             store=store,
             progress=False,
         )
+
+
+def test_calls_of_other_sizes_and_modes_are_planned_anew(store: Path) -> None:
+    model = scorer()
+    planned, plan = tightfit.plan(
+        model,
+        (tokens(3, 9),),
+        budget="80%",
+        dynamic_shapes={"ids": {0: BATCH, 1: Dim("tokens", min=3, max=9)}},
+        on_mismatch="replan",
+        store=store,
+        progress=False,
+        **SETTINGS,
+    )
+    twin = copy.deepcopy(model)
+    for count in (3, 9):
+        check_step(planned, twin, ids=tokens(2, count))
+    assert plan.replans == []
+    check_step(planned, twin, ids=tokens(3, 14))
+    assert [one.dynamic for one in plan.replans] == [None], "beyond the range: of its sizes alone"
+    for module in (planned, twin):
+        module.first.requires_grad_(False)
+    for count in (4, 8):
+        check_step(planned, twin, ids=tokens(3, count))
+    _, frozen = plan.replans
+    assert frozen.dynamic is not None and frozen.dynamic.describe() == plan.dynamic.describe()  # type: ignore[union-attr]
+    assert {one.budget_total for one in plan.plans} == {plan.budget_total}

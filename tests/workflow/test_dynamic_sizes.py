@@ -40,12 +40,16 @@ MODEL: dict[str, Any] = {
 }
 
 
+MODELS = {"tower": MODEL, "pair": MODEL | {"plans": 2}}
+"""A model with one plan for all sizes, and with two."""
+
+
 @pytest.fixture(scope="module")
 def finished(quick: Workplace) -> Workplace:
-    """A run of a model whose calls have several sizes."""
+    """A run of models whose calls have several sizes."""
     (quick.folder / "mine.py").write_text(FACTORY)
     settings = {"solver": {"engine": "none"}, "pairs": 1, "frontier": False}
-    quick.configure({"models": {"tower": MODEL}, **settings})
+    quick.configure({"models": MODELS, **settings})
     run = quick.snakemake()
     assert run.returncode == 0, run.stdout + run.stderr
     return quick
@@ -82,7 +86,7 @@ def test_the_run_is_told_and_audited(finished: Workplace, results: Path) -> None
     table = finished.stage("summary")
     said = "tower rotor 50%: batch from 2 to 6, pairs from 2 to 8, bytes are those of the largest"
     assert f"{said}; validated at 5 sizes" in table.stdout, table.stdout
-    audit = finished.stage("audit", "results/tower", "--configuration", "config.yaml")
+    audit = finished.stage("audit", "results", "--configuration", "config.yaml")
     assert audit.returncode == 0, audit.stdout + audit.stderr
     lineage = finished.stage("lineage", str(results / "graph.arrow"))
     assert "2*pairs" in lineage.stdout
@@ -90,11 +94,26 @@ def test_the_run_is_told_and_audited(finished: Workplace, results: Path) -> None
     assert shown.returncode == 0 and json.loads(shown.stdout)
 
 
+def test_small_calls_have_a_second_plan(finished: Workplace) -> None:
+    point = finished.folder / "results/pair/rotor/50pct"
+    plan, found = read_plan(point / "plan.json"), read_measurement(point / "measurement.arrow")
+    assert plan.dynamic is not None and plan.dynamic.small is not None
+    small = {"batch": 6, "pairs": 5}
+    assert plan.dynamic.small.sizes == small == found.sizes[-1].sizes
+    assert found.sizes[-1].measured_peak == plan.dynamic.small.peak
+    assert found.bits_equal and all(one.bits_equal for one in found.sizes)
+    assert (point / "module/small_sizes_step.py").exists()
+    page = (finished.folder / "results/pair/report.html").read_text()
+    assert "Second plan for calls with pairs up to 5" in page
+    table = finished.stage("summary")
+    assert "a second plan for calls with pairs up to 5, predicted" in table.stdout, table.stdout
+
+
 def test_a_changed_range_is_traced_anew(finished: Workplace) -> None:
     changed = copy.deepcopy(MODEL)
     changed["dimensions"]["pairs"]["max"] = 7
     settings = {"solver": {"engine": "none"}, "pairs": 1, "frontier": False}
-    finished.configure({"models": {"tower": changed}, **settings})
+    finished.configure({"models": MODELS | {"tower": changed}, **settings})
     run = finished.snakemake("--dry-run")
-    finished.configure({"models": {"tower": MODEL}, **settings})
+    finished.configure({"models": MODELS, **settings})
     assert run.returncode == 0 and "trace" in run.stdout + run.stderr

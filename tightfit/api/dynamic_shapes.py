@@ -14,9 +14,20 @@ if TYPE_CHECKING:
     from tightfit.stages.torch_utils.model_factory import BuiltModel
 
 
-def check_dynamic_shapes(strategy: str, others: Mapping[str, object]) -> None:
-    """Raises ConfigError where a plan with dynamic shapes cannot be made as it is asked for:
-    `others` are options of `plan`, by name, which must not be given."""
+def check_dynamic_shapes(
+    dynamic_shapes: object, plans: object, strategy: str, others: Mapping[str, object]
+) -> None:
+    """Raises ConfigError where a plan with dynamic shapes, or two, cannot be made as it is asked
+    for: `others` are options of `plan`, by name, which must not be given."""
+    if isinstance(plans, bool) or plans not in (1, 2):
+        raise ConfigError(f"plan: plans is {plans!r}, expected 1 or 2")
+    if dynamic_shapes is None:
+        if plans == 2:
+            raise ConfigError(
+                "plan: plans=2 needs dynamic_shapes, of which the second plan takes the small "
+                "sizes: give them, or samples of several shapes, which have a plan each"
+            )
+        return
     for name, given in others.items():
         if given:
             raise ConfigError(
@@ -30,9 +41,12 @@ def check_dynamic_shapes(strategy: str, others: Mapping[str, object]) -> None:
         )
 
 
-def with_dynamic_shapes(given: Sequence[BuiltModel], dynamic_shapes: Any) -> list[BuiltModel]:
+def with_dynamic_shapes(
+    given: Sequence[BuiltModel], dynamic_shapes: Any, plans: int = 1
+) -> list[BuiltModel]:
     """The samples, which are of one shape and apart where they have masks of other kinds, enlarged
-    to the largest sizes of their dynamic dimensions, as `dynamic_axes` reads these.
+    to the largest sizes of their dynamic dimensions, as `dynamic_axes` reads these; the calls of
+    one kind have at most so many `plans`.
 
     Raises:
         ConfigError: They are of several shapes, or the dimensions are none that a plan can have.
@@ -45,7 +59,7 @@ def with_dynamic_shapes(given: Sequence[BuiltModel], dynamic_shapes: Any) -> lis
             "plan: dynamic_shapes takes samples of one shape, of which all other sizes are made, "
             "and is given several: leave samples out"
         )
-    first = with_dynamic_axes(given[0], dynamic_shapes)
+    first = with_dynamic_axes(given[0], dynamic_shapes, plans=plans)
     assert first.dynamic is not None
     largest = first.dynamic.largest
     rest = [resize_samples(replace(one, dynamic=first.dynamic), largest) for one in given[1:]]

@@ -253,6 +253,12 @@ class ChosenPlan(Plan):
                 f"time: {format_duration(self.time)} predicted, "
                 f"{format_duration(self.keep_all.time)} without a plan",
             ]
+        if self.dynamic is not None and self.dynamic.small is not None:
+            small = self.dynamic.small
+            lines.append(
+                f"second plan: {self.dynamic.describe_small()}, {format_duration(small.time)} "
+                f"predicted at most, {format_duration(small.first_time)} with the first"
+            )
         preload = "" if self.gpu is not None else describe_preload()
         if preload:
             lines.append(f"process: start it as `{preload} ...` to keep its RSS to these bytes")

@@ -93,6 +93,7 @@ def plan(
     *,
     samples: Sequence[Sample] | None = None,
     dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None,
+    plans: int = 1,
     budget: str | int | FrontierEntry = DEFAULT_BUDGET,
     strategy: str = "auto",
     loss: Callable[[Any], Tensor] | None = None,
@@ -124,8 +125,9 @@ def plan(
             {"input_ids": {0: Dim("batch", max=8), 1: Dim("tokens", max=1024)}} with
             torch.export.Dim. One plan is made at the largest sizes, which are those of the sample
             where a Dim has no max, and the peak of no call is above that. A smallest size is at
-            least 2. It excludes an optimizer, fused_kernels, cuda_graphs and `samples` of several
-            shapes.
+            least 2. It excludes an optimizer, fused_kernels, cuda_graphs and several shapes.
+        plans: With 2, calls of up to half of the range of one of these dimensions have a second
+            plan within the same bytes, if it takes less time.
         budget: Size ("8GiB"), number of bytes, share ("50%" of what can be saved), "min" for the
             smallest that is known to work, or an entry of another plan's `frontier`. On a GPU it
             bounds reserved memory, on the CPU requested bytes. A baseline takes none.
@@ -174,8 +176,8 @@ def plan(
         ConfigError: The budget is too small, or an option is none, or two exclude each other.
         ModelError: The model cannot be captured, or the planned module differs from it.
 
-    An interruption (Ctrl-C) while plans are searched for gives the best plan so far, if one fits.
-    Threads plan one after the other; no other thread may run a model meanwhile.
+    Ctrl-C while plans are searched for gives the best plan so far, if one fits. Threads plan one
+    after the other; no other thread may run a model meanwhile.
 
     Example:
         >>> module, plan = tightfit.plan(model, (x,), budget="8GiB", loss=lambda out: out.mean())
@@ -193,10 +195,8 @@ def plan(
     action, replans = mismatch_action(on_mismatch, optimizer, cuda_graphs)
     check_offload(offload, strategy, optimizer, action, cuda_graphs, fused_kernels)
     check_gradients(gradients, offload, optimizer)
-    if dynamic_shapes is not None:
-        others: dict[str, object] = {"optimizer": optimizer, "fused_kernels": fused_kernels}
-        others |= {"cuda_graphs": cuda_graphs, f"on_mismatch={action!r}": replans}
-        check_dynamic_shapes(strategy, others)
+    others = {"optimizer": optimizer, "fused_kernels": fused_kernels, "cuda_graphs": cuda_graphs}
+    check_dynamic_shapes(dynamic_shapes, plans, strategy, others)
     if strategy in baseline_names() and budget not in (DEFAULT_BUDGET, NO_BUDGET):
         raise ConfigError(f"budget: {strategy} is a baseline, which keeps to none: leave it out")
     written = NO_BUDGET if strategy in baseline_names() else budget_text(budget)
@@ -209,17 +209,14 @@ def plan(
         own = (model, collect_samples(args, kwargs, samples), loss, device, ones)
         given, device = group_samples(*own, apart=ones is not None or both)
         if dynamic_shapes is not None:
-            given = with_dynamic_shapes(given, dynamic_shapes)
+            given = with_dynamic_shapes(given, dynamic_shapes, plans)
         check_optimizer(optimizer, model)
         check_cuda_graphs(cuda_graphs, device, len(given))
         check_fused_kernels(fused_kernels, optimizer, device)
         machine = None if isinstance(offload, ParameterOffloadOptions) else offload.machine
         runner = StageRunner(
             store,
-            device,
-            strategy,
-            solver,
-            telling,
+            *(device, strategy, solver, telling),
             None if machine is None else Path(machine),
             fused_kernels,
             full_check=check == FULL_CHECK,
@@ -228,6 +225,8 @@ def plan(
         ).linked(offload.path)
         again = partial(
             plan,
+            dynamic_shapes=dynamic_shapes,
+            plans=plans,
             strategy=strategy,
             loss=loss,
             loss_room=loss_room,
@@ -243,9 +242,8 @@ def plan(
         )
         about = (again, written, absolute_path(offload.path), telling)
         replanner = None if replans is None else partial(Replanner.of, replans, *about)
-        request = PlanningRequest(
-            runner, given, written, action, bool(check), cuda_graphs, replanner
-        )
+        switches = (action, bool(check), cuda_graphs, replanner)
+        request = PlanningRequest(runner, given, written, *switches)
         if optimizer is None:
             return _plan_without_optimizer(request, offload.path, both)
         if isinstance(offload, ParameterOffloadOptions):

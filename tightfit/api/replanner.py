@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import pickle
 import threading
@@ -19,7 +20,7 @@ from tightfit.api.progress_bar import ProgressReporter
 from tightfit.api.stage_runner import PLANNING_LOCK
 from tightfit.mismatch import PlanMismatch
 from tightfit.util.budget import MIN_BUDGET
-from tightfit.util.errors import ConfigError
+from tightfit.util.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -189,9 +190,9 @@ class Replanner:
         self, model: nn.Module, sample: Sample, inputs: Sequence[str], changing: str
     ) -> tuple[ChosenPlan, ...]:
         """The plans of a call: in the bytes of the first plan or, if its budget was the smallest
-        that works and that is too small here, in the smallest that works here. Those with floats as
-        `inputs` are compared with the model in all ways, for each known value of the one that is
-        `changing`."""
+        that works and that is too small here, in the smallest that works here. They have the
+        dynamic shapes of the first where these have the call. Those with floats as `inputs` are
+        compared with the model in all ways, for each known value of the one that is `changing`."""
         from tightfit.stages.torch_utils.number_inputs import NumberInput
 
         given: dict[str, Any] = {"samples": [sample]}
@@ -207,6 +208,14 @@ class Replanner:
                 replace_floats(own[0], *each, convert) for each in (sample, *others)
             ]
             given["check"] = FULL_CHECK
+        if self.make_plan.keywords["dynamic_shapes"] is not None and not inputs:
+            with contextlib.suppress(ConfigError, ModelError):
+                return self._plan_within_budget(model, given)
+        return self._plan_within_budget(model, given | {"dynamic_shapes": None, "plans": 1})
+
+    def _plan_within_budget(
+        self, model: nn.Module, given: dict[str, Any]
+    ) -> tuple[ChosenPlan, ...]:
         if self.budget_total is None:
             return self.make_plan(model, **given)[1].plans
         try:

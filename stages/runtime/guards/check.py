@@ -44,10 +44,12 @@ def _plan_mismatch(difference: Exception) -> Exception:
 
 class ExpectedLayouts:
     """Shapes and strides of the tensors of a call, and the interface of its `sizes`, which are a
-    text for people, "" where all calls have the same."""
+    text for people, "" where all calls have the same; `step` is the one of a second plan for these
+    sizes, None for the plan's own."""
 
-    def __init__(self, interface: Interface, sizes: str = "") -> None:
+    def __init__(self, interface: Interface, sizes: str = "", step: Any = None) -> None:
         self.interface = interface
+        self.step = step
         self.sizes = sizes
         self.shapes = [torch.Size(tensor.shape) for tensor in interface.tensors]
         self.strides = [tensor.strides for tensor in interface.tensors]
@@ -165,7 +167,12 @@ class Guards:
         if found is None:
             if clause := dynamic.difference(sizes, self.names):
                 raise ModelDifference(clause, _RANGE_REMEDY)
-            found = ExpectedLayouts(self.interface.at(sizes), dynamic.describe(sizes))
+            small = dynamic.small
+            if small is not None and small.takes(sizes):
+                own, step = small.interface, small.step
+            else:
+                own, step = self.interface, None
+            found = ExpectedLayouts(own.at(sizes), dynamic.describe(sizes), step)
             if len(self.by_sizes) >= _MAX_REMEMBERED_SIZES:
                 self.by_sizes.clear()
             self.by_sizes[sizes] = found

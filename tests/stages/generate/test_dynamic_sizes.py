@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import importlib
 import random
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,9 @@ from tests.stages.trace import dynamic_models as dynamic
 from tests.stages.trace.test_dynamic_trace import MODELS
 from tightfit.schemas.actions import Offload
 from tightfit.schemas.costs import Costs
-from tightfit.schemas.graph.dynamic_shapes import graph_at
-from tightfit.schemas.graph.training_graph import Graph
+from tightfit.schemas.dynamic_plan import DynamicPlan
+from tightfit.schemas.graph.dynamic_shapes import DynamicShapes, graph_at
+from tightfit.schemas.graph.training_graph import Graph, check_graph
 from tightfit.schemas.schedule import ScheduleStep
 from tightfit.stages.combine.dynamic_peaks import predict_dynamic_peaks
 from tightfit.stages.combine.lowering.schedule import lower_to_schedule
@@ -87,6 +90,52 @@ def test_bits_and_peaks_are_those_of_each_size(name: str, tmp_path: Path) -> Non
     assert "takes" in compare_sizes(graph, built, own, wrong, full=False)[1]
     with pytest.raises(ModelError, match=r"takes .* bytes at .*, and 1 at the largest sizes"):
         predict_dynamic_peaks(graph, costs, steps, 1)
+
+
+class Doctored:
+    """A graph whose expressions lie where its own checks do not look."""
+
+    def __init__(self, change: Callable[[DynamicShapes], DynamicShapes], folder: Path) -> None:
+        self.folder = folder
+        self.built = dynamic.built_dynamic(dynamic.tokens(dynamic.Weighted))
+        true = trace_dynamic(self.built, "model")
+        assert true.dynamic is not None
+        self.graph = replace(true, dynamic=change(true.dynamic))
+        check_graph(self.graph, "a graph")
+        self.costs = costs_of(true, self.built, folder / "library")
+        self.steps = lower_to_schedule(self.graph, self.costs, keep_all(self.graph), False)
+        self.peak = simulate(self.graph, self.costs, self.steps).peak
+
+    def compare(self, predicted: DynamicPlan | None) -> str:
+        """What a comparison with the model says of it."""
+        given = (keep_all(self.graph), False, self.costs)
+        package = generated(self.graph, self.folder / "package", *given)
+        planned = package.load(self.built.model)
+        return compare_sizes(self.graph, self.built, planned, predicted, full=False)[1]
+
+
+def test_bytes_that_lie_between_are_found(tmp_path: Path) -> None:
+    """All storages have as many bytes at all sizes as at the largest."""
+    graph = Doctored(lambda shapes: replace(shapes, storages={}), tmp_path)
+    predicted = predict_dynamic_peaks(graph.graph, graph.costs, graph.steps, graph.peak)
+    assert re.search(r"takes [\d,]+ bytes where [\d,]+ were predicted", graph.compare(predicted))
+
+
+def test_an_argument_that_lies_between_is_found(tmp_path: Path) -> None:
+    """One that is right at the largest and at the smallest sizes alone."""
+
+    def change(shapes: DynamicShapes) -> DynamicShapes:
+        lie = "tokens + (tokens - 2)*(24 - tokens)"
+        number, text = next((n, t) for n, t in shapes.arguments.items() if '"tokens"' in t)
+        return replace(shapes, arguments=shapes.arguments | {number: text.replace("tokens", lie)})
+
+    graph = Doctored(change, tmp_path)
+    with pytest.raises(ArtifactError, match="the costs lack op"):
+        predict_dynamic_peaks(graph.graph, graph.costs, graph.steps, graph.peak)
+    with pytest.raises(ModelError, match=r"op .* of model cannot be run: shape"):
+        costs_of(graph.graph, graph.built, tmp_path / "another library")
+    said = graph.compare(None)
+    assert said.startswith("With dynamic sizes, at batch = 3, tokens = 13: The planned step fails")
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.schemas.machine_descriptions import described
+from tests.stages.trace import dynamic_models
 from tightfit.schemas.costs import Costs, OpCost
+from tightfit.schemas.graph.dynamic_shapes import graph_at
 from tightfit.schemas.graph.op_arguments import encode_arguments
 from tightfit.schemas.graph.training_graph import LOSS_TARGET, NO_VALUE, Graph, GraphValue, Op
 from tightfit.stages.profile.roofline import count_flops, roofline, temporary_bytes
 from tightfit.stages.torch_utils.model_factory import check_factory_result
+from tightfit.stages.trace.dynamic_trace import trace_dynamic
 from tightfit.stages.trace.trace import trace
 from tightfit.util.errors import ArtifactError
 
@@ -52,6 +56,19 @@ def cost(graph: Graph, folder: Path, **changes: Any) -> OpCost:
     """The cost of the one op of a graph."""
     costs = roofline(graph, described(folder / "machine.json", **changes))
     return costs.of(graph, graph.ops[0])
+
+
+def test_the_sizes_of_a_second_plan_have_costs_of_their_own(tmp_path: Path) -> None:
+    built = dynamic_models.built_dynamic(dynamic_models.tokens(dynamic_models.Weighted))
+    assert built.dynamic is not None
+    graph = trace_dynamic(replace(built, dynamic=replace(built.dynamic, plans=2)), "model")
+    assert graph.dynamic is not None
+    assert graph.dynamic.small_sizes == {"batch": 4, "tokens": 13}
+    costs = roofline(graph, described(tmp_path / "machine.json"))
+    small = graph_at(graph, graph.dynamic.small_sizes)
+    ops = [op for op in graph.ops if not graph.is_view(op)]
+    assert all(costs.of(small, op).seconds <= costs.of(graph, op).seconds for op in ops)
+    assert sum(costs.of(small, op).seconds for op in ops) > 0
 
 
 def product(rows: int, inner: int, columns: int, dtype: str = "float32") -> Graph:

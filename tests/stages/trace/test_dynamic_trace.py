@@ -13,10 +13,12 @@ import torch
 from data import models
 from tests.stages.trace import dynamic_models as dynamic
 from tightfit.schemas.graph.dynamic_shapes import graph_at
-from tightfit.schemas.graph.training_graph import Graph, read_graph, write_graph
+from tightfit.schemas.graph.training_graph import NO_VALUE, Graph, read_graph, write_graph
 from tightfit.stages.torch_utils.model_factory import BuiltModel
 from tightfit.stages.torch_utils.sample_sizes import resize_sample, resize_samples
+from tightfit.stages.trace import capture as capturing
 from tightfit.stages.trace.dynamic_trace import trace_dynamic, traced_sizes
+from tightfit.stages.trace.forward import FunctionalForward
 from tightfit.stages.trace.trace import trace
 from tightfit.util.errors import ModelError
 
@@ -97,6 +99,49 @@ def test_a_branch_for_few_of_many_sizes_is_refused(
     dimensions = (dynamic.TEXT[0], replace(dynamic.TEXT[1], smallest=least, largest=most))
     with pytest.raises(ModelError, match=r"goes another way where not Ne\("):
         trace_dynamic(dynamic.built_dynamic(dynamic.tokens(kind), dimensions), "model")
+
+
+class TwoOutputs(torch.nn.Module):
+    """Two outputs, of which a loss uses the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        made = self.layer(x)
+        return made.tanh(), made.sigmoid()
+
+
+def test_the_outputs_of_a_loss_are_found_without_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
+    symbolic: list[bool] = []
+    original = capturing._capture
+
+    def count(built: BuiltModel, forward: FunctionalForward) -> capturing.Capture:
+        symbolic.append(built.symbolic)
+        return original(built, forward)
+
+    monkeypatch.setattr(capturing, "_capture", count)
+    made = (*dynamic.tokens(TwoOutputs), lambda outputs: outputs[1].square().mean())
+    graph = trace_dynamic(dynamic.built_dynamic(made), "model")
+    assert symbolic == [False, True]
+    assert [output.tangent != NO_VALUE for output in graph.outputs] == [False, True]
+
+
+def test_a_classifier_may_find_out_its_kind_in_its_first_forward() -> None:
+    """Runs that are compared to see that it does so once have the same symbols."""
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+    sizes: dict[str, Any] = {"vocab_size": 50, "n_layers": 1, "n_heads": 2, "num_labels": 3}
+    config = DistilBertConfig(**sizes, dim=16, hidden_dim=32)
+    ids = torch.randint(50, (4, 24))
+    sample = {"input_ids": ids, "labels": ids[:, 0] % 3}
+    model = DistilBertForSequenceClassification(config).train()
+    built = dynamic.built_dynamic((model, ((), sample), lambda output: output.loss), axes=[0])
+    assert built.dynamic is not None
+    axes = {**built.dynamic.axes, 1: {0: "batch"}}
+    graph = trace_dynamic(replace(built, dynamic=replace(built.dynamic, axes=axes)), "model")
+    assert graph.dynamic is not None and model.config.problem_type is None
 
 
 def test_a_branch_beyond_the_range_is_none() -> None:
