@@ -43,9 +43,9 @@ def test_a_trainer_trains_as_without_a_plan(way: str, store: Path, tmp_path: Pat
     fit = fit_in(store)
     trainer = trainer_of(gpt2(), tmp_path / "planned", callbacks=[fit], **WAYS[way])
     model = trainer.model
-    assert fit.plan is None
+    assert not fit.plan
     found = trainer.train()
-    assert fit.plan.feasible and trainer.model is model
+    assert fit.plan is not None and fit.plan.feasible and trainer.model is model
     assert found.training_loss == expected.training_loss
     assert equal(weights(trainer), weights(alone))
     if way == "smaller last batch":
@@ -127,7 +127,7 @@ class Net(nn.Sequential):
 def test_lightning(store: Path, tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning")
 
-    class Task(lightning.LightningModule):  # type: ignore[misc,name-defined]
+    class Task(lightning.LightningModule):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.net = Net()

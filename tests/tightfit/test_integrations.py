@@ -113,7 +113,13 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def planned(trainer: Any, store: Path, **options: Any) -> tightfit.ChosenPlan:
-    settings = {"budget": "80%", "store": store, "progress": False, **SETTINGS, **options}
+    settings: dict[str, Any] = {
+        "budget": "80%",
+        "store": store,
+        "progress": False,
+        **SETTINGS,
+        **options,
+    }
     return plan_trainer(trainer, **settings)
 
 
@@ -158,7 +164,12 @@ def test_an_optimizer_of_the_plan_is_put_into_the_trainer(
     way: dict[str, Any], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tightfit.stages.profile.link_cache.CACHED_LINK_BYTES", 4 << 20)
-    settings = {"logging_strategy": "steps", "logging_steps": 1, "weight_decay": 0.1, **way}
+    settings: dict[str, Any] = {
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "weight_decay": 0.1,
+        **way,
+    }
     alone = trainer_of(gpt2(), tmp_path / "alone", **settings)
     alone.train()
     trainer = trainer_of(gpt2(), tmp_path / "planned", **settings)
@@ -189,7 +200,7 @@ def noted(trainer: Any) -> list[bool]:
 
 @pytest.mark.long
 def test_a_last_batch_that_is_smaller(store: Path, tmp_path: Path) -> None:
-    settings = {"count": 5, "max_steps": -1, "num_train_epochs": 2}
+    settings: dict[str, Any] = {"count": 5, "max_steps": -1, "num_train_epochs": 2}
     alone = trainer_of(gpt2(), tmp_path / "alone", **settings)
     alone.train()
     trainer = trainer_of(gpt2(), tmp_path / "planned", **settings)
@@ -217,7 +228,7 @@ def pad(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.long
 def test_batches_of_all_lengths_have_one_plan(store: Path, tmp_path: Path) -> None:
-    settings = {"count": 10, "max_steps": -1, "per_device_train_batch_size": 4}
+    settings: dict[str, Any] = {"count": 10, "max_steps": -1, "per_device_train_batch_size": 4}
     axes = {0: Dim("batch", max=4), 1: Dim("tokens", max=TOKENS)}
     names = ("input_ids", "attention_mask", "labels")
     found = []

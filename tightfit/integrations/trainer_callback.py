@@ -24,7 +24,7 @@ def log_probability_loss(output: Any) -> Tensor:
     return loss
 
 
-class Fit(TrainerCallback):  # type: ignore[misc]
+class Fit(TrainerCallback):
     """Has a transformers Trainer, or one of trl's, train its model within a memory budget.
 
     The model is planned in its first training step, with that step's batch as the sample. It stays
