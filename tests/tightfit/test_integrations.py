@@ -13,6 +13,7 @@ from torch.export import Dim
 import tightfit
 from tests.tightfit.conftest import SETTINGS
 from tightfit.integrations import plan_trainer
+from tightfit.integrations.padded_batches import find_padded_batches
 
 pytest.importorskip("accelerate")
 
@@ -227,7 +228,9 @@ def pad(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.long
-def test_batches_of_all_lengths_have_one_plan(store: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [False, True])
+def test_batches_of_all_lengths_have_one_plan(given: bool, store: Path, tmp_path: Path) -> None:
+    """Whether their sizes are given, or are those that the collator pads."""
     settings: dict[str, Any] = {"count": 10, "max_steps": -1, "per_device_train_batch_size": 4}
     axes = {0: Dim("batch", max=4), 1: Dim("tokens", max=TOKENS)}
     names = ("input_ids", "attention_mask", "labels")
@@ -236,11 +239,32 @@ def test_batches_of_all_lengths_have_one_plan(store: Path, tmp_path: Path) -> No
         trainer = trainer_of(gpt2(), tmp_path / folder, num_train_epochs=2, **settings)
         trainer.train_dataset, trainer.data_collator = Ragged(10), pad
         if folder == "planned":
-            plans = planned(trainer, store, dynamic_shapes=dict.fromkeys(names, axes)).plans
+            options = {"dynamic_shapes": dict.fromkeys(names, axes)} if given else {}
+            plans = planned(trainer, store, **options).plans
             assert len(plans) == 2, "one for masks of ones and one for others"
         trainer.train()
         found.append(weights(trainer))
     assert equal(*found)
+
+
+def test_what_a_collator_pads() -> None:
+    rows = Ragged(10)  # of 4 to 15 tokens
+
+    def padding(rows: Any, collate: Any = pad, size: int = 4, last: int = 2) -> Any:
+        loader = torch.utils.data.DataLoader(rows, collate_fn=collate)
+        return find_padded_batches(loader, "input_ids", size, last, lambda batch: ((), batch))
+
+    found = padding(rows)
+    (batch, tokens), *others = [each.values() for each in found.dynamic_shapes.values()]
+    assert all([*other] == [batch, tokens] for other in others) and len(others) == 2
+    assert (batch.min, batch.max) == (2, 4)
+    assert (tokens.min, tokens.max) == (5, 15)
+    assert found.sample[1]["input_ids"].shape == (4, 15)
+    (axes, *_) = padding(rows, last=0).dynamic_shapes.values()
+    assert {axis: each.min for axis, each in axes.items()} == {1: 8}
+    assert padding(Texts(10)) is None  # of one length
+    assert padding([{"other": [1]}, {"other": [1, 2]}], size=1) is None
+    assert padding(rows, collate=lambda rows: {"rows": [torch.ones(1)] * len(rows)}) is None
 
 
 def test_a_smaller_last_batch_that_cannot_be_planned_is_told_early(

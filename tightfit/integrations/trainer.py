@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sized
+import warnings
+from collections.abc import Iterator, Mapping, Sized
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tightfit.api.plan_options import GradientOptions
+from tightfit.api.plan_options import REPLAN, GradientOptions
 from tightfit.api.planning import plan
 from tightfit.integrations.first_call import preserve_host_random
+from tightfit.integrations.padded_batches import PaddedBatches, find_padded_batches
 from tightfit.util.errors import ConfigError, ModelError
+from tightfit.util.strategies import STRATEGIES
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from tightfit.api.plan_arguments import Sample
     from tightfit.api.plan_result import ChosenPlan
@@ -22,7 +26,7 @@ class _ModelCalled(BaseException):
     """The model was called: nothing more is to be run."""
 
 
-def plan_trainer(trainer: Any, *, batches: int = 1, **options: Any) -> ChosenPlan:
+def plan_trainer(trainer: Any, *, batches: int | None = None, **options: Any) -> ChosenPlan:
     """Plans the training step of a `transformers.Trainer` and lets it train the planned module.
 
     Call it before `trainer.train()`, which then takes the same batches and random numbers as
@@ -33,7 +37,10 @@ def plan_trainer(trainer: Any, *, batches: int = 1, **options: Any) -> ChosenPla
         trainer: The trainer, with its model and data. Batches are those of its data collator, under
             its autocast.
         batches: Number of first batches to take samples from; each of their shapes is planned, and
-            that of the last batch of an epoch if it has fewer rows.
+            that of the last batch of an epoch if it has fewer rows. By default one plan takes all
+            batches if the collator pads rows of several lengths (see `dynamic_shapes` of
+            `tightfit.plan`), unless the `optimizer`, `fused_kernels` or `cuda_graphs` exclude it;
+            otherwise the first batch is the sample.
         **options: Options of `tightfit.plan`. With `dynamic_shapes` one plan takes all sizes within
             limits, that of a smaller last batch, too. The `optimizer` may be
             `trainer.create_optimizer()`; the plan's optimizer then becomes that of the trainer.
@@ -58,17 +65,21 @@ def plan_trainer(trainer: Any, *, batches: int = 1, **options: Any) -> ChosenPla
     _check(trainer, batches)
     with _preserve_state(trainer):
         data = trainer.get_train_dataloader()
-        samples = _samples(trainer, data, batches)
-        if options.get("dynamic_shapes") is None:
-            samples += _last_samples(trainer, data, options)
         if "loss" not in options and _takes_the_models_loss(trainer):
             options["loss"] = model_output_loss
         if options.get("optimizer") is not None:
             several = trainer.args.gradient_accumulation_steps > 1
             keep = several or _changes_gradients(trainer)
             options.setdefault("gradients", GradientOptions(accumulate=several, keep=keep))
-        with trainer.accelerator.autocast():
-            fitted, made = plan(trainer.model, samples=samples, **options)
+        padded = None if batches or not _takes_sizes(options) else _find_padding(trainer, data)
+        found = None if padded is None else _plan_padded(trainer, padded, options)
+        if found is None:
+            samples = _samples(trainer, data, batches or 1)
+            if options.get("dynamic_shapes") is None:
+                samples += _last_samples(trainer, data, options)
+            with trainer.accelerator.autocast():
+                found = plan(trainer.model, samples=samples, **options)
+    fitted, made = found
     trainer.model = trainer.model_wrapped = fitted
     if made.optimizer is not None:
         trainer.optimizer = made.optimizer
@@ -100,12 +111,13 @@ def model_output_loss(output: Any) -> Tensor:
     return loss
 
 
-def _check(trainer: Any, batches: int) -> None:
+def _check(trainer: Any, batches: int | None) -> None:
     for name in ("train_dataset", "compute_loss", "get_batch_samples", "model_wrapped"):
         if not hasattr(trainer, name):
             kind = type(trainer).__name__
             raise ModelError(f"plan_trainer is given a {kind} instead of a transformers.Trainer")
-    if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
+    counted = isinstance(batches, int) and not isinstance(batches, bool) and batches > 0
+    if batches is not None and not counted:
         raise ConfigError(f"plan_trainer: batches is {batches!r}, expected a number of at least 1")
     check_trainer_arguments(trainer.args)
     if trainer.args.gradient_checkpointing:
@@ -157,6 +169,46 @@ def _samples(trainer: Any, loader: Any, batches: int) -> list[Sample]:
     return found
 
 
+def _takes_sizes(options: Mapping[str, Any]) -> bool:
+    """Whether one plan for all sizes goes with the options of a plan."""
+    excluded = ("optimizer", "fused_kernels", "cuda_graphs", "dynamic_shapes")
+    strategy = STRATEGIES.get(options.get("strategy", "auto"))
+    return strategy is not None and not strategy.links and not any(map(options.get, excluded))
+
+
+def _find_padding(trainer: Any, loader: Any) -> PaddedBatches | None:
+    """The sizes of all batches, if the collator pads."""
+    count, size = _batch_sizes(trainer, loader)
+    last = count % size if count > size else 0
+    column = getattr(trainer.model, "main_input_name", "input_ids")
+    rows = trainer.args.per_device_train_batch_size
+    return find_padded_batches(loader, column, rows, last, partial(_capture_collated, trainer))
+
+
+def _plan_padded(
+    trainer: Any, padded: PaddedBatches, options: Mapping[str, Any]
+) -> tuple[nn.Module, ChosenPlan] | None:
+    """One plan for all sizes of batches; None, with a warning, for a model that has none."""
+    sizes = {"on_mismatch": REPLAN, **options, "dynamic_shapes": padded.dynamic_shapes}
+    try:
+        with trainer.accelerator.autocast():
+            return plan(trainer.model, samples=[padded.sample], **sizes)
+    except ModelError as error:
+        warnings.warn(
+            f"tightfit: batches of several lengths have a plan for each that is planned, and other "
+            f"lengths raise PlanMismatch, since one plan cannot take all: {error}; "
+            "batches=8 plans the shapes of eight batches",
+            stacklevel=3,
+        )
+        return None
+
+
+def _capture_collated(trainer: Any, batch: Any) -> Sample:
+    """The call of the model for one batch that was collated."""
+    together, items = trainer.get_batch_samples(iter([batch]), 1, trainer.args.device)
+    return _capture_call(trainer, together[0], items)
+
+
 def _last_samples(trainer: Any, loader: Any, options: dict[str, Any]) -> list[Sample]:
     """The call of the model in the last batch of an epoch, where that is trained and has fewer rows
     than the others. Raises ConfigError where it could not be planned, too."""
@@ -171,9 +223,7 @@ def _last_samples(trainer: Any, loader: Any, options: dict[str, Any]) -> list[Sa
             "with an optimizer or as CUDA graphs is for one shape: set dataloader_drop_last=True"
         )
     rows = loader.collate_fn([loader.dataset[index] for index in range(left)])
-    data = iter([rows])
-    together, items = trainer.get_batch_samples(data, 1, trainer.args.device)
-    return [_capture_call(trainer, batch, items) for batch in together]
+    return [_capture_collated(trainer, rows)]
 
 
 def _batch_sizes(trainer: Any, loader: Any) -> tuple[int, int]:
