@@ -54,11 +54,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--pipeline", type=Path, help="what `pipeline` wrote, to write its page")
     what.add_argument("--perfetto", type=Path, help="a schedule.arrow, to write a trace of it")
+    what.add_argument(
+        "--memory-snapshot",
+        type=Path,
+        help="a schedule.arrow, to write its memory as a snapshot for pytorch.org/memory_viz",
+    )
     parser.add_argument(
         "--graph",
         type=Path,
         nargs="+",
-        help="graph.arrow, of several that of the schedule, with --perfetto",
+        help="graph.arrow, of several that of the schedule, with --perfetto and --memory-snapshot",
     )
     parser.add_argument(
         "--costs",
@@ -69,7 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeline",
         type=Path,
-        help="memory_timeline.arrow, to show what was measured, with --perfetto",
+        help="memory_timeline.arrow, to show what was measured, with --perfetto and "
+        "--memory-snapshot",
     )
     parser.add_argument("--plan", type=Path, help="the folder of the plan, with --pipeline")
     parser.add_argument(
@@ -87,8 +93,10 @@ def run(options: argparse.Namespace) -> None:
         _write_chain_page(options)
     elif options.perfetto is not None:
         _write_trace(options)
+    elif options.memory_snapshot is not None:
+        _write_memory_snapshot(options)
     elif options.graph is not None:
-        raise ConfigError("report needs --graph with --perfetto only")
+        raise ConfigError("report needs --graph with --perfetto and --memory-snapshot only")
     elif options.index is not None:
         chains, asked = _planned_chains(options, options.index), _planned_folders(options)
         points, curves = _shown_points(options), not options.plans_only
@@ -114,6 +122,12 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
         pattern = options.plan / PATTERN_FILE
         read += [path for path in (pattern if pattern.exists() else None, known[0]) if path]
         return [LineageEntry([options.out, *(path for path in known[1:] if path)], read)]
+    if options.memory_snapshot is not None:
+        from tightfit.schemas.schedule import find_schedule_graph
+
+        read = [options.memory_snapshot, options.timeline]
+        read.append(find_schedule_graph(options.memory_snapshot, options.graph))
+        return [LineageEntry([options.out], [path for path in read if path is not None])]
     if options.perfetto is not None:
         from tightfit.schemas.schedule import find_schedule_graph
 
@@ -359,3 +373,22 @@ def _write_trace(options: argparse.Namespace) -> None:
     ran = read_memory_timeline(options.timeline) if options.timeline is not None else ()
     document = build_trace(graph, steps, passing, ran)
     write_bytes(options.out, json.dumps(document, separators=(",", ":")).encode())
+
+
+def _write_memory_snapshot(options: argparse.Namespace) -> None:
+    import pickle
+
+    from tightfit.schemas.graph.training_graph import read_graph
+    from tightfit.schemas.measurement import read_memory_timeline
+    from tightfit.schemas.schedule import find_schedule_graph, read_schedule
+    from tightfit.schemas.store import write_bytes
+    from tightfit.stages.report.memory_snapshot import build_memory_snapshot
+
+    schedule = options.memory_snapshot
+    if options.graph is None:
+        raise ConfigError("report needs --graph with --memory-snapshot")
+    graph = read_graph(find_schedule_graph(schedule, options.graph))
+    ran = read_memory_timeline(options.timeline) if options.timeline is not None else ()
+    write_bytes(
+        options.out, pickle.dumps(build_memory_snapshot(graph, read_schedule(schedule), ran))
+    )

@@ -49,13 +49,15 @@ def find_padded_batches(
     groups = [order[:batch_size], order[-batch_size:]]
     groups += [order[:last_rows], order[-last_rows:]] if last_rows else []
     calls = [capture(loader.collate_fn([rows[number] for number in group])) for group in groups]
-    sizes = [_named_sizes(call) for call in calls]
-    if any(each is None or each.keys() != sizes[0].keys() for each in sizes):
+    sizes = [each for each in map(_named_sizes, calls) if each is not None]
+    if len(sizes) < len(calls) or any(each.keys() != sizes[0].keys() for each in sizes):
         return None
     return _padded_batches(calls[0], sizes)
 
 
-def _padded_batches(sample: Sample, sizes: Sequence[Any]) -> PaddedBatches | None:
+def _padded_batches(
+    sample: Sample, sizes: Sequence[Mapping[tuple[str, int], int]]
+) -> PaddedBatches | None:
     from torch.export import Dim
 
     dimensions: dict[tuple[int, ...], Any] = {}
