@@ -227,7 +227,7 @@ def test_another_optimizer_is_traced_and_linked_to_nothing_anew(place: Workplace
     other = {**WHOLE, "optimizer": {"name": "adamw", "lr": 3e-3}}
     place.configure(configuration(models={"whole": other, "parts": PARTS, "here": HERE}))
     run = place.snakemake("--dry-run", "--logger-tightfit-why")
-    assert "whole, 10 steps: its settings in the configuration changed" in run.stderr, run.stderr
+    assert "whole, 10 steps: optimizer.lr changed from 0.002 to 0.003" in run.stderr, run.stderr
     measured = {"whole: measuring each distinct op and update"}
     assert jobs(place.snakemake("--dry-run")) == planned("whole", "22MB", "1MB") | measured
 

@@ -9,7 +9,12 @@ from typing import Any
 
 MAX_VALUE_CHARACTERS = 60
 """Characters that a value has at most that is shown."""
-KEYS_OF_PARAMETERS = {"engine": "solver", "step_engine": "solver", "budgets": "frontier"}
+KEYS_OF_PARAMETERS = {
+    "engine": "solver",
+    "step_engine": "solver",
+    "budgets": "frontier",
+    "optimizer-settings": "optimizer",
+}
 """Keys of the configuration that are named otherwise than the parameters that they set."""
 
 _Settings = dict[str, Any]
@@ -63,7 +68,8 @@ def describe_changed_settings(before: Collection[str], now: Mapping[str, str]) -
 
 def _describe_change(key: str, old: _Settings, new: _Settings) -> str:
     """One key that changed, with its values if these are short."""
-    name = KEYS_OF_PARAMETERS.get(key, key.replace("-", "_"))
+    parameter, dot, member = key.partition(".")
+    name = KEYS_OF_PARAMETERS.get(parameter, parameter.replace("-", "_")) + dot + member
     if key not in new:
         return f"{name} is no longer set"
     texts = [_format_value(settings[key]) for settings in (old, new) if key in settings]
