@@ -99,13 +99,15 @@ def schedule_optimizer_plan(path: Path | str) -> OptimizerPlan | None:
 
 
 def find_schedule_graph(schedule: Path | str, graphs: Sequence[Path]) -> Path:
-    """The graph that a schedule is of, of several in files; the only one is taken for it. Raises
-    ArtifactError where it is of none of them."""
-    if len(graphs) == 1:
+    """The graph that a schedule is of, of several in files; the only one is taken for that of a
+    schedule that names none. Raises ArtifactError where it is of none of them."""
+    digest = store.read_header(schedule).metadata.get("graph", "")
+    if len(graphs) == 1 and not digest:
         return graphs[0]
-    found = store.find_by_digest(store.read_header(schedule).metadata.get("graph", ""), graphs)
+    found = store.find_by_digest(digest, graphs)
     if found is None:
-        raise ArtifactError(f"{schedule}: is the schedule of another graph")
+        names = " or ".join(map(str, graphs))
+        raise ArtifactError(f"{schedule}: is the schedule of another graph than {names}")
     return found
 
 

@@ -80,6 +80,7 @@ CLOSED_PIPE_CODE = 141
 MAX_ERROR_CHARACTERS = 2000
 """Characters of the longest sentence of an error."""
 
+HELP_OPTIONS, VERSION_OPTIONS = ("-h", "--help"), ("-V", "--version")
 UNFINISHED_ERROR = (
     "came to no end: it was killed, as where memory runs out, or the model's code ended the process"
     " (os._exit), unless it still runs"
@@ -105,19 +106,18 @@ class _StageParser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one stage and returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in ("-h", "--help"):
-        print(help_text())
-        return 0 if words else 2
-    if words[0] in ("-V", "--version"):
-        print(f"tightfit {__version__}")
-        return 0
-    stage, *rest = words
-    if stage not in STAGES:
-        print(f"tightfit: {stage!r} is no stage, use one of {', '.join(STAGES)}", file=sys.stderr)
+    if words and words[0] not in (*STAGES, *HELP_OPTIONS, *VERSION_OPTIONS):
+        named = f"{words[0]!r} is no stage, use one of {', '.join(STAGES)}"
+        print(f"tightfit: {named}", file=sys.stderr)
         return 2
+    stage = words[0] if words else HELP_OPTIONS[0]
     try:
+        if not words or words[0] in (*HELP_OPTIONS, *VERSION_OPTIONS):
+            about = words and words[0] in VERSION_OPTIONS
+            print(f"tightfit {__version__}" if about else help_text(), flush=True)
+            return 0 if words else 2
         served = run_on_server(words) if arguments is None else None
-        code = run_stage(stage, rest) if served is None else _served_code(words, served)
+        code = run_stage(stage, words[1:]) if served is None else _served_code(words, served)
         sys.stdout.flush()
         return code
     except BrokenPipeError:

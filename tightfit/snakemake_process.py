@@ -11,6 +11,7 @@ import functools
 import gc
 import itertools
 import pkgutil
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -69,11 +70,14 @@ def main() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
     sys.excepthook = _exit_of_interrupt
     _hide_modules(unused_plugins(sys.argv[1:], [found.name for found in pkgutil.iter_modules()]))
+    # An interrupt waits until all is loaded: libraries take one for an error of theirs and go on.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     import snakemake.common
 
     snakemake.common.get_function_params = functools.cache(snakemake.common.get_function_params)
     from snakemake.cli import main as run_snakemake
 
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     run_snakemake()
 
 

@@ -53,6 +53,7 @@ class _BlockTrace:
     blocks: dict[object, SnapshotEvent] = field(default_factory=dict)
     live: int = 0
     next_address: int = _FIRST_ADDRESS
+    now: int = 0
 
     def allocate(self, key: object, size: int, seconds: float, frame: dict[str, Any]) -> None:
         """A block that is live from now on."""
@@ -75,7 +76,9 @@ class _BlockTrace:
         self, action: str, address: int, size: int, seconds: float, frame: dict[str, Any]
     ) -> SnapshotEvent:
         event = {"action": action, "addr": address, "size": size, "stream": 0, "frames": [frame]}
-        self.events.append({**event, "time_us": round(seconds * 1e6)})
+        # A transfer may begin later than what follows it in the order of issue.
+        self.now = max(self.now, round(seconds * 1e6))
+        self.events.append({**event, "time_us": self.now})
         return event
 
 
@@ -109,7 +112,8 @@ def _add_step(trace: _BlockTrace, graph: Graph, effect: Effect, baseline: Collec
         # A gradient that is handed over stays live as `.grad`.
         if trace.live > step.live:
             trace.free(storage, step.end)
-    others = [key for key in trace.blocks if isinstance(key, tuple)]
+    others: list[object] = [key for key in trace.blocks if isinstance(key, tuple)]
+    others += made  # an output that nothing reads is gone when its operator has ended
     while trace.live > step.live and others:
         trace.free(others.pop(), step.end)
     named = _named_frame("held beside the storages", frame)

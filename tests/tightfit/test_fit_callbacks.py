@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,9 @@ def test_a_loop_of_ones_own_plans_in_its_first_training_call(store: Path) -> Non
             fit = plan_at_first_call(model, budget="90%", store=store, progress=False, **SETTINGS)
             assert type(copy.deepcopy(model)) is Net
             assert type(pickle.loads(pickle.dumps(model))) is Net
+            copy.copy(model).eval()
+            assert model.training
+            setattr(model, "number_of_hooks", 2)  # noqa: B010
         called: list[Any] = []
         model.register_forward_hook(lambda *given, seen=called: seen.append(given))
         model.eval()
@@ -185,3 +189,50 @@ def test_a_loop_of_ones_own_plans_in_its_first_training_call(store: Path) -> Non
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
     with pytest.raises(tightfit.ConfigError, match="is planned already"):
         plan_at_first_call(model)
+
+
+class Locked(nn.Linear):
+    """A layer that cannot be pickled as it is, and says how it is."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "lock"}
+
+
+def test_a_model_says_how_it_is_copied() -> None:
+    model = Locked()
+    plan_at_first_call(model)
+    assert type(copy.deepcopy(model)) is Locked and not hasattr(copy.deepcopy(model), "lock")
+
+
+def test_a_forward_that_is_put_around_a_model_before_its_first_call(store: Path) -> None:
+    """As accelerate's prepare and Lightning's strategies do."""
+    torch.manual_seed(0)
+    sample, results = torch.randn(4, 8), []
+    for planned in (False, True):
+        model = Net()
+        if planned:
+            fit = plan_at_first_call(model, budget="90%", store=store, progress=False, **SETTINGS)
+        inner = model.forward
+        model.forward = lambda *args, inner=inner: inner(*args) * 2  # type: ignore[method-assign]
+        torch.manual_seed(1)
+        for _ in range(2):
+            model(sample).square().mean().backward()
+        results.append([parameter.grad for parameter in model.parameters()])
+    assert fit.plan is not None and not fit.plan.replans
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_an_option_that_there_is_not() -> None:
+    with pytest.raises(tightfit.ConfigError, match="budgett is no option, did you mean budget"):
+        plan_at_first_call(Net(), budgett="8GiB")
+
+
+def test_a_compiled_model_is_planned_in_its_first_call(store: Path) -> None:
+    sample, model = torch.randn(4, 8), Net()
+    fit = plan_at_first_call(model, budget="90%", store=store, progress=False, **SETTINGS)
+    torch.compile(model, backend="eager")(sample).square().mean().backward()
+    assert fit.plan is not None and fit.plan.feasible

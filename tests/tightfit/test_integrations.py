@@ -264,7 +264,32 @@ def test_what_a_collator_pads() -> None:
     assert {axis: each.min for axis, each in axes.items()} == {1: 8}
     assert padding(Texts(10)) is None  # of one length
     assert padding([{"other": [1]}, {"other": [1, 2]}], size=1) is None
+    assert padding([{"input_ids": torch.ones(size, 2)} for size in (1, 2)], size=1) is None
     assert padding(rows, collate=lambda rows: {"rows": [torch.ones(1)] * len(rows)}) is None
+
+
+class Drawing(Ragged):
+    """Rows of several lengths with noise from a generator of their own."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.generator, self.reads = torch.Generator().manual_seed(1), 0
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.reads += 1
+        row = super().__getitem__(index)
+        drawn = torch.randint(50, row["labels"].shape, generator=self.generator)
+        return {**row, "labels": drawn}
+
+
+def test_planning_leaves_a_dataset_as_it_was(tmp_path: Path) -> None:
+    trainer = trainer_of(gpt2(), tmp_path)
+    trainer.train_dataset, trainer.data_collator = Drawing(10), pad
+    state = trainer.train_dataset.generator.get_state()
+    with pytest.raises(tightfit.ConfigError, match="budget"):
+        plan_trainer(trainer, budget="nothing", progress=False)
+    assert trainer.train_dataset.reads == 0
+    assert torch.equal(trainer.train_dataset.generator.get_state(), state)
 
 
 def test_a_smaller_last_batch_that_cannot_be_planned_is_told_early(

@@ -37,9 +37,9 @@ def source(**arguments: Any) -> list[str]:
             ["--parameters", "offload", "--limit", "2GB"],
             "placement",
             ["--parameters", "offload"],
-            "limit is no longer set",
+            "offload.limit is no longer set",
         ),
-        ([], "placement", ["--limit", "3GB"], "limit = 3GB"),
+        ([], "placement", ["--limit", "3GB"], "offload.limit = 3GB"),
         (source(batch=2, layers=4), "source", source(batch=8, layers=4), "arguments.batch "),
         (["a" * 80], "disks", ["--second-disk", "b" * 80], "second_disk changed"),
         ("a" * 80, "text", "b" * 80, "text changed"),
@@ -56,7 +56,7 @@ def test_several_changes_are_told_apart() -> None:
     before = [repr(["--limit", "1GB"]), "15", "'cpu'"]
     now = {"placement": repr(["--limit", "2GB"]), "pairs": "20", "device": "'cuda'"}
     assert describe_changed_settings(before, now) == [
-        "limit changed from 1GB to 2GB",
+        "offload.limit changed from 1GB to 2GB",
         "pairs = 20",
         "device = cuda",
     ]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
+import difflib
 import functools
+import inspect
 import random
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -51,14 +55,22 @@ class FirstCallPlan:
         object.__setattr__(model, "__class__", _first_call_class(self, _forward_class(model)))
 
     def make(self, model: Any, base: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Plans a call of a model of the class `base`, which runs its plan from then on."""
+        """Plans a call of a model of the class `base`, which runs its plan from then on. What a
+        wrapper has put around the forward on the model itself stays around it."""
         further = {} if self.call_options is None else self.call_options(args, kwargs)
         options = {**further, **self.options}
         if not any(options.get(name) for name in _WITHOUT_REPLANS):
             options.setdefault("on_mismatch", REPLAN)
-        with preserve_host_random(), _without_hooks(model):
-            original = module_with_state(base, vars(model))
-            fitted, self.plan = plan(original, samples=[detach_inputs((args, kwargs))], **options)
+        around = vars(model).pop("forward", None)
+        try:
+            with preserve_host_random(), _without_hooks(model):
+                original = module_with_state(base, vars(model))
+                fitted, self.plan = plan(
+                    original, samples=[detach_inputs((args, kwargs))], **options
+                )
+        finally:
+            if around is not None:
+                vars(model)["forward"] = around
         object.__setattr__(model, "__class__", type(fitted))
 
 
@@ -95,7 +107,13 @@ def plan_at_first_call(model: nn.Module, **options: Any) -> FirstCallPlan:
 
 def check_first_call_options(caller: str, options: Mapping[str, Any]) -> None:
     """Raises ConfigError for options of `tightfit.plan` that do not go with a plan of the first
-    call."""
+    call, and for those that it does not have."""
+    known = set(inspect.signature(plan).parameters) - {"model"}
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]}" if close else "see tightfit.plan for those there are"
+            raise ConfigError(f"{caller}: {name} is no option, {hint}")
     for name in _EXCLUDED:
         if options.get(name) is not None:
             why = (
@@ -104,6 +122,15 @@ def check_first_call_options(caller: str, options: Mapping[str, Any]) -> None:
                 else "the sample is the first training call: leave it out"
             )
             raise ConfigError(f"{caller}: {name}: {why}")
+
+
+def warn_of_missing_plan(caller: str, remedy: str) -> None:
+    """Warns at the end of a training in which the model was never called in training mode."""
+    warnings.warn(
+        f"tightfit: {caller} has planned nothing, since its model was never called with gradients "
+        f"in training mode: plan the module that the training step calls, by {remedy}",
+        stacklevel=2,
+    )
 
 
 @contextlib.contextmanager
@@ -126,8 +153,11 @@ def preserve_host_random() -> Iterator[None]:
 def _without_hooks(model: nn.Module) -> Iterator[None]:
     """Within it a model has no hooks of its own, which planning would call; they stay around its
     planned forward."""
+    from torch import nn
+
     state = vars(model)
-    kept = {name: state[name] for name in state if name.endswith("_hooks") and state[name]}
+    names = [name for name in vars(nn.Module()) if name.endswith("_hooks")]
+    kept = {name: state[name] for name in names if state.get(name)}
     state.update({name: type(hooks)() for name, hooks in kept.items()})
     try:
         yield
@@ -157,13 +187,21 @@ def _first_call_class(first: FirstCallPlan, base: Any) -> Any:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         import torch
 
+        from tightfit.stages.runtime.call_context import disable_dynamo
+
+        if type(self) is not planning:  # a wrapper kept this forward, and the model has its plan
+            return type(self).forward(self, *args, **kwargs)
         if not self.training or not torch.is_grad_enabled():
             return base.forward(self, *args, **kwargs)
-        first.make(self, base, args, kwargs)
+        with disable_dynamo():
+            first.make(self, base, args, kwargs)
         return type(self).forward(self, *args, **kwargs)
 
     forward._torchdynamo_disable = True  # type: ignore[attr-defined]
-    return _make_subclass(base, forward, _tightfit_original=base, __reduce_ex__=_reduce_as(base))
+    planning = _make_subclass(
+        base, forward, _tightfit_original=base, __reduce_ex__=_reduce_as(base)
+    )
+    return planning
 
 
 def _make_subclass(base: Any, forward: Any, **members: Any) -> Any:
@@ -176,6 +214,13 @@ def _reduce_as(base: Any) -> Any:
     """How a model is copied and pickled that has no plan yet: as one of the class `base`."""
 
     def reduce(self: Any, protocol: Any) -> Any:
-        return module_with_state, (base, vars(self))
+        original = module_with_state(base, vars(self).copy())
+        make, *others = original.__reduce_ex__(protocol)
+        return (_new_object if make is copyreg.__newobj__ else make, *others)  # type: ignore[attr-defined]
 
     return reduce
+
+
+def _new_object(kind: Any, *args: Any) -> Any:
+    """As `copyreg.__newobj__`, of which pickle asks that the object is of that very class."""
+    return kind.__new__(kind, *args)

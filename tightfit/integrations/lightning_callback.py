@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tightfit.integrations.first_call import FirstCallPlan, check_first_call_options
+from tightfit.integrations.first_call import (
+    FirstCallPlan,
+    check_first_call_options,
+    warn_of_missing_plan,
+)
 from tightfit.util.budget import DEFAULT_BUDGET
 from tightfit.util.errors import ConfigError
 
@@ -14,9 +18,9 @@ if TYPE_CHECKING:
     from tightfit.api.plan_result import ChosenPlan
 else:
     try:
-        from lightning.pytorch import Callback, LightningModule
+        from lightning.pytorch import Callback
     except ImportError:
-        from pytorch_lightning import Callback, LightningModule
+        from pytorch_lightning import Callback
 
 
 class LightningFit(Callback):
@@ -59,10 +63,21 @@ class LightningFit(Callback):
         """Has the model plan its first training call."""
         if stage != "fit":
             return
+        strategy = type(trainer.strategy).__name__
+        if "FSDP" in strategy or "DeepSpeed" in strategy or "ModelParallel" in strategy:
+            raise ConfigError(
+                f"LightningFit: the trainer's {strategy} shards the model, and a plan is for whole "
+                "parameters: take strategy='ddp', or tightfit.checkpoint_policy"
+            )
         model = self._find_model(pl_module)
         if model is not self._model:
             self._first.install(model)
             self._model = model
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Warns if nothing was planned."""
+        if self.plan is None:
+            warn_of_missing_plan("LightningFit", 'module="name"')
 
     def _find_model(self, owner: LightningModule) -> Any:
         children = {
@@ -78,7 +93,9 @@ class LightningFit(Callback):
                     f"LightningFit: module: {type(owner).__name__} has no submodule "
                     f"{self.module!r}, but {', '.join(children) or 'none with parameters'}"
                 ) from None
-        if type(owner).forward is not LightningModule.forward:
+        # Lightning comes as two packages with a class of this name each.
+        bare: Any = next(kind for kind in type(owner).__mro__ if kind.__name__ == "LightningModule")
+        if type(owner).forward is not bare.forward:
             return owner
         if len(children) != 1:
             raise ConfigError(

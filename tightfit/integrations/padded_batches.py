@@ -77,13 +77,22 @@ def _padded_batches(
     return PaddedBatches(sample, found) if found else None
 
 
-def _row_lengths(rows: Any, column: str) -> list[int]:
-    """The length of a column in each row; none where rows have no such column or are too many."""
-    if not isinstance(rows, Sized) or not hasattr(rows, "__getitem__") or len(rows) > MAX_ROWS:
+def _row_lengths(dataset: Any, column: str) -> list[int]:
+    """The length of a column in each row; none where rows have no such column, or one of several
+    dimensions, or are too many."""
+    from torch.utils.data import IterableDataset
+
+    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+        return []
+    rows: Any = dataset
+    if len(rows) > MAX_ROWS:
         return []
     try:
+        first = rows[0][column]
+        if len(getattr(first, "shape", (1,))) != 1 or isinstance(first[0], list | tuple):
+            return []  # an image, or a list of lists
         return [len(rows[number][column]) for number in range(len(rows))]
-    except (KeyError, TypeError, IndexError):
+    except Exception:  # a dataset of any kind may fail where it is read otherwise than in training
         return []
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import random
 import warnings
 from collections.abc import Iterator, Mapping, Sized
 from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from tightfit.api.plan_options import REPLAN, GradientOptions
@@ -260,11 +263,53 @@ def _capture_call(trainer: Any, batch: Any, items: Any) -> Sample:
 
 @contextlib.contextmanager
 def _preserve_state(trainer: Any) -> Iterator[None]:
-    """Afterwards random numbers, and what the trainer knows of its data, are as they were."""
+    """Afterwards random numbers, and what the trainer knows of its data, are as they were: also
+    attributes and generators of its dataset and its collator, of which some have their own."""
     loaders = getattr(trainer.accelerator, "_dataloaders", [])
     kept = list(loaders)
-    try:
-        with preserve_host_random():
+    owners = [trainer.train_dataset, trainer.data_collator]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(preserve_host_random())
+        for owner in owners:
+            if hasattr(owner, "__dict__") and not isinstance(owner, FunctionType):
+                stack.enter_context(_preserve_attributes(owner))
+        try:
             yield
+        finally:
+            loaders[:] = kept
+
+
+@contextlib.contextmanager
+def _preserve_attributes(owner: Any) -> Iterator[None]:
+    """Afterwards an object has the attributes that it had, and generators of random numbers among
+    them the states that they had."""
+    import numpy as np
+    import torch
+
+    attributes = vars(owner).copy()
+    generators = [
+        (value, copy.deepcopy(_generator_state(value)))
+        for value in attributes.values()
+        if isinstance(value, torch.Generator | np.random.Generator | random.Random)
+    ]
+    try:
+        yield
     finally:
-        loaders[:] = kept
+        vars(owner).clear()
+        vars(owner).update(attributes)
+        for generator, state in generators:
+            if isinstance(generator, torch.Generator):
+                generator.set_state(state)
+            elif isinstance(generator, random.Random):
+                generator.setstate(state)
+            else:
+                generator.bit_generator.state = state
+
+
+def _generator_state(generator: Any) -> Any:
+    import torch
+
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    is_python = isinstance(generator, random.Random)
+    return generator.getstate() if is_python else generator.bit_generator.state

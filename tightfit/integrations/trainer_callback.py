@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from tightfit.integrations.first_call import FirstCallPlan, check_first_call_options
+from tightfit.integrations.first_call import (
+    FirstCallPlan,
+    check_first_call_options,
+    warn_of_missing_plan,
+)
 from tightfit.integrations.trainer import check_trainer_arguments, model_output_loss
 from tightfit.util.budget import DEFAULT_BUDGET
 
@@ -71,6 +75,11 @@ class Fit(TrainerCallback):
         """Has the trainer's model plan its first training step."""
         if model is not self._model:
             self._install(args, model)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Warns if nothing was planned."""
+        if self.plan is None:
+            warn_of_missing_plan("Fit", "tightfit.integrations.plan_at_first_call")
 
     def _install(self, arguments: Any, model: Any) -> None:
         smoothed = arguments.label_smoothing_factor != 0

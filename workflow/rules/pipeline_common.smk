@@ -116,6 +116,7 @@ def named_files():
         FURTHER_PAGES,
         further_plans(None),
         expand(f"{MODEL}/report.{{kind}}", model=PAGED, kind=["html", "done"]),
+        [f"{SETTINGS.results}/index.html"],
     ]
     for name in PAGED:
         further = ["microbatch.arrow"] if name in STEPS else ["sequence.arrow"]

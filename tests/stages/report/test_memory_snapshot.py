@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,9 @@ def test_live_bytes_are_those_of_the_schedule(name: str) -> None:
     assert any("(recomputed)" in name for name in names) == (name == "recompute")
 
 
-def test_the_command_writes_what_pytorch_reads(tmp_path: Path) -> None:
+def test_the_command_writes_what_pytorch_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     simulated = played(GRAPH, COSTS, SCHEDULES["recompute"])
     graph, schedule, line = (
         tmp_path / name for name in ("graph.arrow", "schedule.arrow", "line.arrow")
@@ -43,7 +46,11 @@ def test_the_command_writes_what_pytorch_reads(tmp_path: Path) -> None:
     write_schedule(schedule, simulated.steps, digest)
     points = [(0.0, 10), (0.1, 50), (0.2, 30), (0.3, 40), (0.4, 0)]
     write_memory_timeline(line, [TimelinePoint("planned", *point) for point in points])
-    out = tmp_path / "memory.pickle"
+    out, other = tmp_path / "memory.pickle", tmp_path / "other.arrow"
+    write_graph(other, replace(GRAPH, model="other"))
+    command = ["report", "--memory-snapshot", str(schedule), "--graph", str(other)]
+    assert main([*command, "--out", str(out)]) == 1 and not out.exists()
+    assert "is the schedule of another graph than" in capsys.readouterr().err
     words = ["report", "--memory-snapshot", str(schedule), "--graph", str(graph)]
     assert main([*words, "--timeline", str(line), "--out", str(out)]) == 0
     document = pickle.loads(out.read_bytes())

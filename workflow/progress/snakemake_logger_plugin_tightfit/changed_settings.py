@@ -14,6 +14,7 @@ KEYS_OF_PARAMETERS = {
     "step_engine": "solver",
     "budgets": "frontier",
     "optimizer-settings": "optimizer",
+    "limit": "offload.limit",
 }
 """Keys of the configuration that are named otherwise than the parameters that they set."""
 
@@ -49,7 +50,7 @@ def describe_changed_settings(before: Collection[str], now: Mapping[str, str]) -
         >>> describe_changed_settings(["15"], {"pairs": "20"})
         ['pairs changed from 15 to 20']
         >>> describe_changed_settings(["['--limit', '2GB']"], {"placement": "[]"})
-        ['limit is no longer set']
+        ['offload.limit is no longer set']
     """
     plain = {name: text for name, text in now.items() if not _is_list(text)}
     old = _named_options(text for text in before if _is_list(text))
