@@ -105,13 +105,13 @@ class RecordedInputs:
         self._versions.append(versions)
         python, numpy = random.getstate(), _numpy_state()
         output = checkpoint(function, *args, **kwargs)
-        for changed, name in (
+        for changed, source in (
             (random.getstate() != python, "Python's random module"),
             (_numpy_state() != numpy, "NumPy's random module"),
         ):
             if changed:
                 raise ModelError(
-                    f"block {path!r} draws from {name}, and its recomputation would draw other "
+                    f"block {path!r} draws from {source}, and its recomputation would draw other "
                     "numbers: draw outside of the blocks and pass the number, or draw by torch.rand"
                 )
         name = versions.changed_argument()
