@@ -32,6 +32,10 @@ from tightfit.stages.profile.step_recorder import (
     StepRecorder,
     local_tensor,
 )
+from tightfit.stages.torch_utils.checkpoint_checks import (
+    RecordedInputs,
+    preserve_host_random_states,
+)
 from tightfit.stages.torch_utils.devices import (
     device_of_tensors,
     preserve_random_states,
@@ -71,20 +75,20 @@ def record_checkpointed_step(
     """
     tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     parameters, buffers = list(model.parameters()), list(model.buffers())
+    leaves = [*parameters, *(x for x in tensors if x.requires_grad and x.is_leaf)]
     device = device_of_tensors(parameters, parameters[0].device.type if parameters else "cpu")
     with (
-        _preserve_gradients(parameters),
+        _preserve_gradients(leaves),
         _preserve_buffers(model, paths),
         preserve_random_states(),
+        preserve_host_random_states(),
     ):
         timed = _run_recorded(model, (args, kwargs), loss, paths, StepRecorder(None, device))
-        recorded, levels = min(
-            (
-                _record_levels(model, (args, kwargs), loss, paths, device)
-                for _ in range(_recording_count(device))
-            ),
-            key=lambda found: found[1].ends[-1],
-        )
+        recordings = []
+        for _ in range(_recording_count(device)):
+            _clear_gradients(leaves)
+            recordings.append(_record_levels(model, (args, kwargs), loss, paths, device))
+        recorded, levels = min(recordings, key=lambda found: found[1].ends[-1])
     _check_calls(recorded, paths)
     seconds = _median_seconds(timed.calls)
     blocks = tuple(_recorded_block(model, path, recorded, levels, seconds) for path in paths)
@@ -117,7 +121,6 @@ def _record_levels(
     device: torch.device,
 ) -> tuple[StepRecorder, _Levels]:
     """The ops of a step, and the bytes at each."""
-    _clear_gradients(list(model.parameters()))
     with memory_session(device) as session:
         recorder = StepRecorder(session, device)
         session.mark("step begins")
@@ -135,44 +138,54 @@ def _run_recorded(
 ) -> StepRecorder:
     """Runs a step with blocks that are checkpointed, and notes it."""
     args, kwargs = sample
+    inputs = RecordedInputs()
     functions = {
-        path: partial(checkpoint, use_reentrant=False, context_fn=recorder.contexts_of(path))
+        path: partial(
+            inputs.run,
+            path,
+            partial(checkpoint, use_reentrant=False, context_fn=recorder.contexts_of(path)),
+        )
         for path in paths
     }
     with replaced_checkpoints(model, functions), recorder:
-        run_backward(model(*args, **kwargs), loss)
+        run_backward(model(*args, **kwargs), loss, inputs.check_before_backward)
     return recorder
 
 
-def run_backward(output: Any, loss: LossFunction | None) -> None:
-    """One backward of a model's output; raises ModelError if nothing has a gradient."""
+def run_backward(
+    output: Any, loss: LossFunction | None, check: Callable[[], None] = lambda: None
+) -> None:
+    """One backward of a model's output, after a check that is called before it; raises ModelError
+    if nothing has a gradient."""
     if loss is not None:
         value = loss(output)
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise ModelError("the loss is no tensor of one element with a gradient")
+        check()
         value.backward()
         return
     leaves = [x for x in pytree.tree_leaves(output) if isinstance(x, Tensor) and x.requires_grad]
     if not leaves:
         raise ModelError("the output of the model has no tensor with a gradient: pass a loss")
+    check()
     torch.autograd.backward(leaves, [torch.ones_like(leaf) for leaf in leaves])
 
 
 @contextlib.contextmanager
-def _preserve_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Within it parameters have no gradients; afterwards those that they had."""
-    kept = [parameter.grad for parameter in parameters]
-    _clear_gradients(parameters)
+def _preserve_gradients(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """Within it parameters and inputs have no gradients; afterwards those that they had."""
+    kept = [leaf.grad for leaf in leaves]
+    _clear_gradients(leaves)
     try:
         yield
     finally:
-        for parameter, gradient in zip(parameters, kept, strict=True):
-            parameter.grad = gradient
+        for leaf, gradient in zip(leaves, kept, strict=True):
+            leaf.grad = gradient
 
 
-def _clear_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    for parameter in parameters:
-        parameter.grad = None
+def _clear_gradients(leaves: Sequence[Tensor]) -> None:
+    for leaf in leaves:
+        leaf.grad = None
 
 
 @contextlib.contextmanager
@@ -229,6 +242,7 @@ def _median_seconds(calls: Sequence[RecordedCall]) -> dict[tuple[Any, ...], floa
 
 
 def _check_calls(recorder: StepRecorder, paths: Sequence[str]) -> None:
+    trained = [path for path in paths if recorder.blocks[path].recomputation]
     for path in paths:
         block = recorder.blocks[path]
         if block.forwards != 1:
@@ -239,10 +253,13 @@ def _check_calls(recorder: StepRecorder, paths: Sequence[str]) -> None:
         names = [
             [recorder.calls[n].name for n in part] for part in (block.forward, block.recomputation)
         ]
-        if not names[1] or names[0][: len(names[1])] != names[1]:
+        if not names[1]:
             raise ModelError(
-                f"block {path!r} runs other operators when it is recomputed, or none has a gradient"
+                f"block {path!r} has no backward (frozen, or its output is not in the loss): name "
+                f"the blocks that have one, blocks={trained}"
             )
+        if names[0][: len(names[1])] != names[1]:
+            raise ModelError(f"block {path!r} runs other operators when it is recomputed")
 
 
 def _recorded_block(

@@ -28,6 +28,7 @@ from torch.utils.checkpoint import (
 )
 
 from tightfit.mismatch import PlanMismatch
+from tightfit.stages.torch_utils.checkpoint_checks import check_recomputed_inputs
 from tightfit.util.errors import ConfigError, ModelError
 
 CheckpointFunction: TypeAlias = Callable[..., Any]
@@ -63,12 +64,13 @@ class SelectiveContexts:
         self.random = random
         self.operators = tuple(operators)
         self.saved = frozenset(saved)
-        self.count = 0
 
-    def make(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """The contexts of one forward of the block, and of its recomputation."""
-        counts: Counter[bool] = Counter()
-        self.count = 0
+    def make(
+        self, counts: Counter[bool] | None = None
+    ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """The contexts of one forward of the block, and of its recomputation. `counts` counts the
+        operators of this forward at False, and those of its recomputation at True."""
+        counts = Counter() if counts is None else counts
 
         def decide(
             context: SelectiveCheckpointContext, op: Any, *args: Any, **kwargs: Any
@@ -76,7 +78,6 @@ class SelectiveContexts:
             number = counts[context.is_recompute]
             counts[context.is_recompute] += 1
             if not context.is_recompute:
-                self.count = number + 1
                 self._check_operator(number, str(op))
             return (
                 CheckpointPolicy.MUST_SAVE
@@ -86,12 +87,12 @@ class SelectiveContexts:
 
         return create_selective_checkpoint_contexts(decide)
 
-    def check_count(self) -> None:
-        """Raises PlanMismatch if the last forward ended before the last operator; forwards without
+    def check_count(self, count: int) -> None:
+        """Raises PlanMismatch if a forward ended before the last operator; forwards without
         gradients have no contexts, and count none."""
-        if 0 < self.count < len(self.operators):
+        if 0 < count < len(self.operators):
             raise PlanMismatch(
-                f"block {self.path!r} ran {self.count} operators, and the policy was made for "
+                f"block {self.path!r} ran {count} operators, and the policy was made for "
                 f"{len(self.operators)}: {_REMEDY}"
             )
 
@@ -114,11 +115,11 @@ class SelectiveContexts:
 
 
 def selective_contexts(
-    policy: SelectiveContexts,
+    policy: SelectiveContexts, counts: Counter[bool] | None = None
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """The contexts of one forward of a block. `functools.partial(selective_contexts, policy)` is a
     `context_fn` that `torch.compile` takes, too."""
-    return policy.make()
+    return policy.make(counts)
 
 
 def run_selectively(
@@ -126,15 +127,18 @@ def run_selectively(
 ) -> Any:
     """Takes the place of `torch.utils.checkpoint` in a block's wrapper: what the block gives, whose
     operators have to be those of the policy."""
+    if torch.compiler.is_compiling():
+        context_fn = partial(selective_contexts, policy)
+        return checkpoint(function, *args, use_reentrant=False, context_fn=context_fn, **kwargs)
+    counts: Counter[bool] = Counter()
     output = checkpoint(
-        function,
+        check_recomputed_inputs(policy.path, function, args, kwargs),
         *args,
         use_reentrant=False,
-        context_fn=partial(selective_contexts, policy),
+        context_fn=partial(selective_contexts, policy, counts),
         **kwargs,
     )
-    if not torch.compiler.is_compiling():
-        policy.check_count()
+    policy.check_count(counts[False])
     return output
 
 
@@ -150,6 +154,10 @@ def find_blocks(model: nn.Module, blocks: Sequence[str | nn.Module] | None) -> t
     Raises ConfigError if a block is not in the model or lies in another, ModelError if none is
     named and the model has no such list.
     """
+    if isinstance(blocks, str):
+        raise ConfigError(f"blocks: is a str, expected a list of them: blocks=[{blocks!r}]")
+    if blocks is not None and any(block is model or block == "" for block in blocks):
+        raise ConfigError("blocks: names the model itself, expected submodules of it")
     paths = {id(module): path for path, module in model.named_modules()}
     if blocks is None:
         found = _repeated_children(model)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
+import threading
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -25,6 +28,7 @@ from tests.tightfit.checkpoint_models import (
     step_peak,
     with_policy,
 )
+from tightfit.stages.torch_utils.selective_checkpoint import inner_block
 
 TANH = "aten.tanh.default"
 
@@ -234,3 +238,127 @@ def test_a_compiled_model_with_a_policy(dropout: float) -> None:
         found = [parameter.grad for parameter in planned.parameters()]
         want = step_bits(model, sample())[1:]
         assert all(g is not None and torch.equal(g, w) for g, w in zip(found, want, strict=True))
+
+
+class BiasedBlock(nn.Module):
+    """A block that adds a tensor, given by keyword or in a list, or draws from the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, bias: Any = None) -> Tensor:
+        bias = bias() if callable(bias) else bias
+        return x + self.linear(torch.tanh(x + (bias[0] if isinstance(bias, list) else bias)))
+
+
+class BiasedModel(nn.Module):
+    """Calls blocks with a bias, which it may change in place after each."""
+
+    def __init__(self, bias: Any, step: int = 1, by_keyword: bool = True) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([BiasedBlock() for _ in range(3)])
+        self.bias, self.step, self.by_keyword = bias, step, by_keyword
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.bias
+        if not callable(bias):
+            bias = [torch.zeros(16)] if isinstance(bias, list) else torch.zeros(16)
+        for layer in self.layers:
+            x = layer(x, bias=bias) if self.by_keyword else layer(x, bias)
+            if self.step:
+                (bias[0] if isinstance(bias, list) else bias).add_(self.step)
+        return x
+
+
+@pytest.mark.parametrize("bias", [None, []])
+@pytest.mark.parametrize("by_keyword", [True, False])
+def test_an_argument_that_is_changed_in_place_is_refused(bias: Any, by_keyword: bool) -> None:
+    name = "bias" if by_keyword else 1
+    words = f"argument {name} of block 'layers.0' after its forward, .*x = x [+] y"
+    with pytest.raises(tightfit.ModelError, match=words):
+        policy_of(BiasedModel(bias, by_keyword=by_keyword), "min")
+
+
+@pytest.mark.parametrize("bias", [None, []])
+def test_an_argument_that_is_changed_after_planning_is_refused(bias: Any) -> None:
+    model = BiasedModel(bias, step=0)
+    planned = with_policy(model, policy_of(model, "min"))
+    assert equal_bits(step_bits(planned, sample()), step_bits(model, sample()))
+    changing: Any = planned
+    changing.step = 1
+    with pytest.raises(tightfit.PlanMismatch, match=r"argument bias of block 'layers\.\d' was"):
+        run_step(planned, sample())
+
+
+def test_a_block_that_begins_in_place_is_refused() -> None:
+    blocks = [nn.Sequential(nn.LeakyReLU(0.1, inplace=True), nn.Linear(16, 16)) for _ in range(2)]
+    model = nn.Sequential(nn.Linear(16, 16), *blocks)
+    run_step(model, sample())
+    with pytest.raises(tightfit.ModelError, match=r"0 of block '1' within .* 0 of block '2'"):
+        tightfit.checkpoint_policy(model, (sample(),), budget="min", blocks=["1", "2"])
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_a_block_that_draws_from_the_host_is_refused(draw: Any) -> None:
+    states = random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[index]
+    with pytest.raises(tightfit.ModelError, match=r"block 'layers\.0' draws from .*torch\.rand"):
+        policy_of(BiasedModel(draw, step=0), "min")
+    assert states == (random.getstate(), np.random.get_state()[1].tobytes())  # type: ignore[index]
+
+
+def test_the_gradient_of_a_sample_is_preserved() -> None:
+    x = sample().requires_grad_()
+    gradient = x.grad = torch.zeros_like(x)
+    first = tightfit.checkpoint_policy(BlockModel(), (x,), budget="min", loss=squared_mean)
+    assert x.grad is gradient and not gradient.any()
+    x.grad = None
+    second = tightfit.checkpoint_policy(BlockModel(), (x,), budget="min", loss=squared_mean)
+    assert x.grad is None
+    assert first.peak == second.peak
+
+
+def test_threads_count_their_own_operators() -> None:
+    """When one forward ends, another one of the same block is in its middle."""
+    model, x = BlockModel(), torch.ones(4, 32)
+    planned = with_policy(model, policy_of(model, "min"))
+    layer = planned.get_submodule("layers.1")
+    paused, resumed = threading.Event(), threading.Event()
+    outputs: list[Tensor] = []
+    thread = threading.Thread(target=lambda: outputs.append(layer(x)))
+
+    def begin_other(module: Any, args: Any, output: Tensor) -> None:
+        if thread.ident is None:
+            thread.start()
+            assert paused.wait(60)
+
+    def pause(module: Any, args: Any) -> None:
+        if threading.current_thread() is thread:
+            paused.set()
+            assert resumed.wait(60)
+
+    inner_block(layer).register_forward_hook(begin_other)
+    inner_block(layer).get_submodule("down").register_forward_pre_hook(pause)
+    try:
+        assert equal_bits(step_bits(planned, sample()), step_bits(model, sample()))
+    finally:
+        resumed.set()
+        thread.join()
+    assert torch.equal(outputs[0], model.layers[1](x))
+
+
+def test_messages_name_what_to_type() -> None:
+    model, x = BlockModel(), sample()
+    calls: list[tuple[Any, Any, str]] = [
+        ((x,), "layers.0", r"is a str, .*blocks=\['layers.0'\]"),
+        ((x,), [model], "names the model itself"),
+        (x, None, r"args: is a Tensor, expected a tuple of .*\(x,\)"),
+    ]
+    for args, blocks, words in calls:
+        with pytest.raises(tightfit.ConfigError, match=words):
+            tightfit.checkpoint_policy(model, args, blocks=blocks)
+    for part in (model.enter, model.layers[0]):
+        part.requires_grad_(False)
+    words = r"block 'layers\.0' has no backward .*blocks=\['layers\.1', 'layers\.2', 'layers\.3'\]"
+    with pytest.raises(tightfit.ModelError, match=words):
+        policy_of(model, "min")

@@ -186,8 +186,9 @@ def checkpoint_policy(
 
     Raises:
         ConfigError: The budget is too small, or a block is none.
-        ModelError: A block cannot be checkpointed: it changes a buffer, runs twice, or runs other
-            ops when it is recomputed.
+        ModelError: A block cannot be checkpointed: it changes a buffer, draws from Python's or
+            NumPy's random numbers, has an argument that is changed in place, has no backward, runs
+            twice, or runs other ops when it is recomputed.
 
     Example:
         >>> policy = tightfit.checkpoint_policy(model, (tokens,), budget="8GiB", loss=loss_function)
@@ -205,6 +206,10 @@ def checkpoint_policy(
         find_blocks,
     )
 
+    if not isinstance(args, list | tuple):
+        raise ConfigError(
+            f"args: is a {type(args).__name__}, expected a tuple of the call's arguments: (x,)"
+        )
     wanted = parse_plan_budget(budget, "checkpoint_policy: budget")
     paths = find_blocks(model, blocks)
     check_checkpoints(model, paths)
