@@ -114,7 +114,8 @@ class BudgetPlanner:
         first = simulate_set(nodes.arrays, nodes.mask_of(usual), between)
         chosen, answer = first, usual
         if first.peak + beside > self.budget:
-            frontier = search_saved_sets(nodes.arrays, nodes.candidates, first.saved, between)
+            usual_set = nodes.with_readers(first.saved)
+            frontier = search_saved_sets(nodes.arrays, nodes.candidates, usual_set, between)
             fits = [each for each in frontier if each.peak + beside <= self.budget]
             chosen = fits[-1] if fits else frontier[0]
             answer = _saved_nodes(nodes, node_info, chosen)
@@ -198,12 +199,12 @@ def _compiled_frame() -> tuple[int, str]:
 
 def _loss_bytes(nodes: JointNodes) -> int:
     """What cross entropy takes of the outputs beside them, with their gradients: log-softmax, its
-    gradient and theirs (see `tightfit.schemas.graph.loss_room`); 0 where an output is a scalar,
-    which is the loss itself."""
+    gradient and theirs (see `tightfit.schemas.graph.loss_room`); 0 if all outputs are scalars,
+    which are the loss itself."""
     values = [node.meta["val"] for node in nodes.tangents]
     shapes = [[size_hint(size) for size in value.shape] for value in values]
     counts = [int(np.prod(shape)) for shape in shapes]
-    if not counts or 1 in counts:
+    if all(count == 1 for count in counts):
         return 0
     kept = [
         count * max(value.dtype.itemsize, _MIN_LOSS_ITEM_BYTES)

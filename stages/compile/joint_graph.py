@@ -13,10 +13,13 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from tightfit.stages.compile.input_mutations import written_nodes
 from tightfit.stages.compile.node_costs import estimate_seconds, hinted_bytes, workspace_bytes
 from tightfit.stages.compile.partition_memory import JointArrays
 
 _RANDOM = torch.Tag.nondeterministic_seeded
+_PURE_NAMESPACES = ("aten", "prims", "inductor_prims")
+"""Those whose operators tell by tags and schemas whether they are random or change something."""
 
 
 class JointNodes:
@@ -42,6 +45,7 @@ class JointNodes:
             self._add_storages(node)
         depends = set(node_info.tangents_closure)
         self.is_forward = np.array([node not in depends for node in self.nodes])
+        self._reads_written = self._readers(written_nodes(graph))
         self.arrays = self._arrays(node_info, backward, fuses)
         self._owners = {self._storages[at][0]: at for at in self._candidates()}
         self.candidates = np.array(sorted(self._owners.values()), np.int64)
@@ -58,6 +62,30 @@ class JointNodes:
             base = self._storages[number]
             mask[self._owners.get(base[0], number) if len(base) == 1 else number] = True
         return mask
+
+    def with_readers(self, saved: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """A saved set with what reads memory that is written later (of tuples, their items)."""
+        mask = saved.copy()
+        for number in np.flatnonzero(self._reads_written):
+            node = self.nodes[number]
+            items = [self.index[user] for user in node.users if user.target is operator.getitem]
+            mask[items or number] = True
+        return mask
+
+    def _readers(self, written: set[fx.Node]) -> NDArray[np.bool_]:
+        """Which nodes of the forward read the memory of `written` nodes and are no views of it:
+        what they give cannot be had again."""
+        changed = {storage for node in written for storage in self._storages[self.index[node]]}
+
+        def reads(number: int, node: fx.Node) -> bool:
+            given = (self._storages[self.index[each]] for each in node.all_input_nodes)
+            return (
+                not changed.issuperset(self._storages[number])
+                and not changed.isdisjoint(storage for row in given for storage in row)
+                and not (is_symbolic(node) or must_recompute(node))
+            )
+
+        return self.is_forward & [reads(*each) for each in enumerate(self.nodes)]
 
     def _add_storages(self, node: fx.Node) -> None:
         """Numbers the storages of a node's value: those of a view are its base's."""
@@ -141,7 +169,7 @@ class JointNodes:
             is_forward=self.is_forward,
             is_input=np.array([node.op in ("placeholder", "get_attr") for node in self.nodes]),
             is_item=np.array([node.target is operator.getitem for node in self.nodes]),
-            never_again=np.array([must_run_once(node) for node in self.nodes]),
+            never_again=self._reads_written | [must_run_once(node) for node in self.nodes],
             seconds=np.array(seconds, np.float64),
             workspace=np.array([workspace_bytes(node, fuses) for node in self.nodes], np.int64),
             forward_outputs=numbers(self.forward_outputs),
@@ -186,8 +214,9 @@ def must_run_once(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return not _is_plain(target)
-    collective = target.namespace == "_c10d_functional"
-    return _RANDOM in target.tags or target._schema.is_mutable or collective
+    # Other operators (custom ones, collectives) may be random or have a state and not say so.
+    pure = target.namespace in _PURE_NAMESPACES
+    return not pure or _RANDOM in target.tags or target._schema.is_mutable
 
 
 def _is_plain(target: Any) -> bool:

@@ -27,7 +27,8 @@ class JointArrays(NamedTuple):
         is_forward: Nodes that do not depend on a gradient; bool[nodes].
         is_input: Placeholders; bool[nodes].
         is_item: Nodes that take an item of a tuple; bool[nodes].
-        never_again: Nodes that must not be recomputed, such as random ones; bool[nodes].
+        never_again: Nodes that must not be recomputed: random ones, and those that read what the
+            forward overwrites; bool[nodes].
         seconds: Estimated time of each node; float64[nodes].
         workspace: Bytes that each node takes beside its value while it runs; int64[nodes].
         forward_outputs: Nodes that the forward returns to its caller.

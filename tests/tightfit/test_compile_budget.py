@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import shutil
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,11 +21,15 @@ from torch.nn.functional import cross_entropy
 
 import tightfit
 from tightfit.stages.compile.budget_planner import BudgetPlanner
-from tightfit.stages.compile.partitioner import BudgetPartitioner
+from tightfit.stages.compile.partitioner import BudgetPartitioner, _planner
 from tightfit.stages.torch_utils.memory_meter import memory_session
 
 EAGER = "aot_eager_decomp_partition"
 ROWS, WIDTH, CLASSES = 256, 64, 16
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++"))), reason="inductor needs a C++ compiler"
+)
 
 
 class Layer(nn.Module):
@@ -67,6 +73,54 @@ class Convolutions(nn.Module):
         for layer in self.layers:
             x = nn.functional.gelu(layer(x))
         return x.permute(0, 2, 3, 1).reshape(ROWS, CLASSES)
+
+
+@torch.library.custom_op("tightfit_tests::add_noise", mutates_args=())
+def add_noise(x: Tensor) -> Tensor:
+    """Draws random numbers, without the tag that says so."""
+    return x * torch.rand_like(x)
+
+
+add_noise.register_fake(torch.empty_like)
+add_noise.register_autograd(lambda context, gradient: gradient)
+
+
+class Noise(nn.Module):
+    """The custom operator on values that are cheap to compute again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return add_noise(x.tanh())
+
+
+class Centered(nn.Module):
+    """Layers that take a running mean from their inputs and update it."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.trained = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.frozen(x - self.mean)
+        with torch.no_grad():
+            self.mean.lerp_(x.mean(0), 0.5)
+        return self.trained(hidden.sin())
+
+
+class Auxiliary(Layers):
+    """Logits of many classes, and a second output: a scalar or a vector."""
+
+    def __init__(self, scalar: bool) -> None:
+        super().__init__()
+        self.head, self.scalar = nn.Linear(WIDTH, 32 * CLASSES), scalar
+
+    def forward(self, x: Tensor) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x), x.square().mean() if self.scalar else x[:2].mean(0)
 
 
 @pytest.fixture(autouse=True)
@@ -217,6 +271,84 @@ def test_a_budget_that_is_set_once_holds_until_it_is_ended() -> None:
     assert list(planner.graphs) == ["0/0"] and not other.graphs
 
 
+def test_each_thread_sets_its_own_budget() -> None:
+    mine = tightfit.set_compile_budget(1 << 40)
+    found: list[Any] = []
+
+    def set_and_end() -> None:
+        found.append(_planner.get())
+        found.append(tightfit.set_compile_budget("1GB"))
+        found.append(_planner.get())
+        tightfit.set_compile_budget(None)
+        found.append(_planner.get())
+
+    thread = threading.Thread(target=set_and_end)
+    thread.start()
+    thread.join()
+    before, theirs, within, after = found
+    assert theirs is within and before is None and after is None
+    assert _planner.get() is mine
+    tightfit.set_compile_budget(None)
+    assert _planner.get() is None
+
+
+def test_no_budget_is_set_within_a_context() -> None:
+    mine = tightfit.set_compile_budget("8GB")
+    for budget in (None, "1GB"):
+        with (
+            tightfit.compile_budget("5MB") as planner,
+            pytest.raises(tightfit.ConfigError, match="a compile_budget context is open"),
+        ):
+            assert _planner.get() is planner
+            tightfit.set_compile_budget(budget)
+        assert _planner.get() is mine
+    tightfit.set_compile_budget(None)
+    assert _planner.get() is None
+
+
+def steps_of(make: Callable[[], nn.Module], backend: str | None, budget: int = 0) -> list[Tensor]:
+    """Gradients and buffers after two steps, compiled or not, within a budget or none."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = make()
+    call = torch.compile(model, backend=backend) if backend else model
+    with tightfit.compile_budget(budget) if budget else contextlib.nullcontext():
+        run_step(call)
+    run_step(call)
+    return [*gradients(model), *model.buffers()]
+
+
+@pytest.mark.filterwarnings("ignore:compile_budget")
+@pytest.mark.parametrize("backend", [EAGER, pytest.param("inductor", marks=needs_compiler)])
+def test_nothing_is_recomputed_from_a_buffer_that_the_forward_updates(backend: str) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(*(Centered() for _ in range(3)), nn.Linear(WIDTH, CLASSES))
+
+    for found, expected in zip(steps_of(make, backend, 1), steps_of(make, None), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:compile_budget")
+def test_custom_operators_run_once() -> None:
+    def make() -> nn.Module:
+        layers = (nn.Sequential(nn.Linear(WIDTH, WIDTH), Noise()) for _ in range(3))
+        return nn.Sequential(*layers, nn.Linear(WIDTH, CLASSES))
+
+    for found, expected in zip(steps_of(make, EAGER, 1), steps_of(make, None), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_scalar_beside_other_outputs_leaves_bytes_to_their_loss() -> None:
+    peaks = []
+    for scalar in (True, False):
+        torch._dynamo.reset()
+        compiled = torch.compile(Auxiliary(scalar), backend=EAGER)
+        with tightfit.compile_budget(1 << 40) as planner:
+            compiled(torch.randn(ROWS, WIDTH))
+        peaks.append(planner.graphs["0/0"].peak)
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.01)
+
+
 def test_sizes_may_be_symbols() -> None:
     least = smallest()
     torch._dynamo.reset()
@@ -269,9 +401,7 @@ def test_a_release_without_the_mechanism_is_named(monkeypatch: pytest.MonkeyPatc
         pass
 
 
-@pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "clang++"))), reason="inductor needs a C++ compiler"
-)
+@needs_compiler
 def test_inductor_stays_within_the_budget() -> None:
     *_, plain, expected = compile_within(1 << 40, "inductor", build(0.2))
     with pytest.warns(UserWarning, match="smallest partition found"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,10 @@ _MECHANISM = {
 }
 """What a release of PyTorch needs to have."""
 
-_end_of_setting: Callable[[], None] | None = None
+_end_of_setting: ContextVar[Callable[[], None] | None] = ContextVar(
+    "set_compile_budget", default=None
+)
+_in_context: ContextVar[bool] = ContextVar("compile_budget_in_context", default=False)
 
 
 @contextlib.contextmanager
@@ -48,7 +52,7 @@ def compile_budget(
             such as "8GiB", or bytes. States of an optimizer are not in it.
         reserve: Bytes for what runs between the forward and the backward of a graph, with the
             gradients of its outputs; by default what cross entropy of its outputs takes, and
-            nothing if it computes the loss itself.
+            nothing if all of them are scalars, as the loss is.
 
     Returns:
         A context manager. What it gives has `graphs`, by name, with predicted `peak`,
@@ -69,9 +73,12 @@ def compile_budget(
     """
     planner = _make_planner(budget, reserve)
     end = _start_planner(planner)
+    before = _in_context.get()
+    _in_context.set(True)
     try:
         yield planner
     finally:
+        _in_context.set(before)
         end()
 
 
@@ -79,6 +86,8 @@ def set_compile_budget(
     budget: str | int | None, *, reserve: str | int | None = None
 ) -> BudgetPlanner | None:
     """Sets the budget of `torch.compile` for all that this thread compiles from now on.
+
+    Other threads have their own. A `compile_budget` context has precedence while it is open.
 
     Args:
         budget: As in `compile_budget`; None ends it.
@@ -88,17 +97,22 @@ def set_compile_budget(
         What `compile_budget` gives; None for None.
 
     Raises:
-        ConfigError: As in `compile_budget`.
+        ConfigError: As in `compile_budget`; or such a context is open in this thread.
 
     Example:
         >>> tightfit.set_compile_budget("8GiB")
         >>> model = torch.compile(model)
     """
-    global _end_of_setting
+    if _in_context.get():
+        raise ConfigError(
+            "set_compile_budget: a compile_budget context is open in this thread, whose budget "
+            "holds until its end: call set_compile_budget outside of it"
+        )
     planner = None if budget is None else _make_planner(budget, reserve)
-    if _end_of_setting is not None:
-        _end_of_setting()
-    _end_of_setting = None if planner is None else _start_planner(planner)
+    if (end := _end_of_setting.get()) is not None:
+        _end_of_setting.set(None)
+        end()
+    _end_of_setting.set(None if planner is None else _start_planner(planner))
     return planner
 
 
