@@ -154,7 +154,10 @@ def _joint_problems(document: Any) -> list[str]:
                     "pipeline has no joint budget"
                 )
             elif isinstance(budgets, list) and MIN_BUDGET in budgets:
-                problems.append(f"{where}: true was found, expected budgets without {MIN_BUDGET}")
+                budgets_key = f"{where.removesuffix('joint')}budgets"
+                problems.append(
+                    f"{budgets_key}: {MIN_BUDGET} was found, expected others beside joint: true"
+                )
     return problems
 
 

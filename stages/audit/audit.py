@@ -160,9 +160,10 @@ def audit(folder: Path, left_over: Collection[Path] = ()) -> AuditResult:
     step that failed.
 
     A damaged file is told once: what depends on it is not looked at. Nor are the folders that are
-    `left_over`. Raises ArtifactError where
-    the folder does not exist or holds no results.
+    `left_over`. Raises ArtifactError where the folder does not exist or holds no results.
     """
+    if folder.is_file():
+        raise ArtifactError(f"{folder}: is a file: name its folder, {folder.parent}")
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: there is no such directory of results")
     found = _RunFiles.of(folder, [path.resolve() for path in left_over])

@@ -101,7 +101,7 @@ def test_a_model_may_have_its_own_device_solver_and_pairs() -> None:
         ({"joint": True}, "models.own.joint: true was found, expected samples beside it"),
         (
             {"joint": True, "samples": [{}], "budgets": ["min"]},
-            "models.own.joint: true was found, expected budgets without min",
+            "models.own.budgets: min was found, expected others beside joint: true",
         ),
         ({"pairs": 0}, "models.own.pairs: 0 was found, expected a whole number from 1 to 1000"),
         ({"solver": {"peaks": 0}}, "models.own.solver.peaks: 0 was found, expected a whole"),

@@ -134,6 +134,7 @@ def test_an_audit_loads_no_torch(run: Path) -> None:
     ("name", "sentence"),
     [
         ("absent", "there is no such directory of results"),
+        ("some.file", "is a file: name its folder, ."),
         (
             "empty",
             "holds no results of a run: name the folder that the key results of its configuration "
@@ -145,6 +146,7 @@ def test_what_holds_no_results(
     run: Path, name: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("empty").mkdir()
+    Path("some.file").touch()
     assert main(["audit", name]) == 1
     assert capsys.readouterr().err == f"tightfit audit: {name}: {sentence}\n"
 
