@@ -110,8 +110,8 @@ def _end_session(server: int) -> None:
 def run_on_server(words: Sequence[str]) -> int | None:
     """Has a server run the stage that a command line names.
 
-    Only jobs that call neither CUDA nor a compiler go there, but for what measures only those of a
-    single thread.
+    Jobs that call CUDA or a compiler run here, and so do jobs of several threads, unless they
+    measure.
 
     Args:
         words: The command line behind `python -m tightfit`.

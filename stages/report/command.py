@@ -122,18 +122,14 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
         pattern = options.plan / PATTERN_FILE
         read += [path for path in (pattern if pattern.exists() else None, known[0]) if path]
         return [LineageEntry([options.out, *(path for path in known[1:] if path)], read)]
-    if options.memory_snapshot is not None:
+    schedule = options.perfetto or options.memory_snapshot
+    if schedule is not None:
         from tightfit.schemas.schedule import find_schedule_graph
 
-        read = [options.memory_snapshot, options.timeline]
-        read.append(find_schedule_graph(options.memory_snapshot, options.graph))
-        return [LineageEntry([options.out], [path for path in read if path is not None])]
-    if options.perfetto is not None:
-        from tightfit.schemas.schedule import find_schedule_graph
-
-        graph = find_schedule_graph(options.perfetto, options.graph)
-        more = [path for path in (_schedule_costs(options), options.timeline) if path is not None]
-        return [LineageEntry([options.out], [options.perfetto, graph, *more])]
+        paid = _schedule_costs(options) if options.perfetto is not None else None
+        more = [path for path in (paid, options.timeline) if path is not None]
+        graph = find_schedule_graph(schedule, options.graph)
+        return [LineageEntry([options.out], [schedule, graph, *more])]
     if options.chain_plans is not None:
         from tightfit.stages.report.chain_page import chain_page_files
 

@@ -6,7 +6,7 @@ what was measured, whose blocks are the rises of the measured line.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,11 +145,3 @@ def _measured_events(line: Sequence[TimelinePoint]) -> list[SnapshotEvent]:
             order.append(number)
             trace.allocate(number, point.live - trace.live, point.seconds, frame)
     return trace.events
-
-
-def live_bytes(events: Sequence[SnapshotEvent]) -> Iterator[int]:
-    """The bytes that are live after each event of a device."""
-    live = 0
-    for event in events:
-        live += event["size"] if event["action"] == "alloc" else -event["size"]
-        yield live

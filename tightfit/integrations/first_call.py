@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
-import difflib
 import functools
 import inspect
 import random
@@ -18,6 +17,7 @@ from tightfit.api.multi_shape_module import module_with_state
 from tightfit.api.plan_options import REPLAN
 from tightfit.api.planning import plan
 from tightfit.api.replanner import detach_inputs
+from tightfit.schemas.config_errors import find_closest
 from tightfit.util.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def check_first_call_options(caller: str, options: Mapping[str, Any]) -> None:
     known = set(inspect.signature(plan).parameters) - {"model"}
     for name in options:
         if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]}" if close else "see tightfit.plan for those there are"
+            close = find_closest(name, known)
+            hint = f"did you mean {close}" if close else "see tightfit.plan for those there are"
             raise ConfigError(f"{caller}: {name} is no option, {hint}")
     for name in _EXCLUDED:
         if options.get(name) is not None:

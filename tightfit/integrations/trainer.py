@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import random
 import warnings
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -287,29 +286,19 @@ def _preserve_attributes(owner: Any) -> Iterator[None]:
     import torch
 
     attributes = vars(owner).copy()
-    generators = [
-        (value, copy.deepcopy(_generator_state(value)))
-        for value in attributes.values()
-        if isinstance(value, torch.Generator | np.random.Generator | random.Random)
-    ]
+    restores = list[Callable[[], object]]()
+    for value in attributes.values():
+        if isinstance(value, torch.Generator):
+            restores.append(partial(value.set_state, value.get_state()))
+        elif isinstance(value, random.Random):
+            restores.append(partial(value.setstate, value.getstate()))
+        elif isinstance(value, np.random.Generator):
+            numbers = value.bit_generator
+            restores.append(partial(setattr, numbers, "state", numbers.state))
     try:
         yield
     finally:
         vars(owner).clear()
         vars(owner).update(attributes)
-        for generator, state in generators:
-            if isinstance(generator, torch.Generator):
-                generator.set_state(state)
-            elif isinstance(generator, random.Random):
-                generator.setstate(state)
-            else:
-                generator.bit_generator.state = state
-
-
-def _generator_state(generator: Any) -> Any:
-    import torch
-
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    is_python = isinstance(generator, random.Random)
-    return generator.getstate() if is_python else generator.bit_generator.state
+        for restore in restores:
+            restore()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +15,19 @@ from tightfit.__main__ import main
 from tightfit.schemas.graph.training_graph import write_graph
 from tightfit.schemas.measurement import TimelinePoint, write_memory_timeline
 from tightfit.schemas.schedule import write_schedule
-from tightfit.stages.report.memory_snapshot import build_memory_snapshot, live_bytes
+from tightfit.stages.report.memory_snapshot import SnapshotEvent, build_memory_snapshot
 
 GRAPH = small_graph()
 COSTS = small_costs(GRAPH)
 SCHEDULES = {"keep_all": keep_all(GRAPH), "recompute": run_again(GRAPH)}
+
+
+def live_bytes(events: Sequence[SnapshotEvent]) -> Iterator[int]:
+    """The bytes that are live after each event of a device."""
+    live = 0
+    for event in events:
+        live += event["size"] if event["action"] == "alloc" else -event["size"]
+        yield live
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
