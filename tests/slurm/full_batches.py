@@ -76,7 +76,7 @@ def test_a_pipeline_a_whole_step_and_a_chain_are_planned_and_run_in_one_batch(
     ranks = read_pipeline_measurement(results / "pipe/pipeline/one_f_one_b/measurement.json")
     assert ranks.status != "failed" and len(ranks.ranks) == 2, ranks.message
     found = read_measurement(results / "step/optimizer_offload/min/measurement.arrow")
-    assert found.status == "feasible" and found.bits_equal, found.message
+    assert found.status != "failed" and found.bits_equal, found.message
     assert (results / "chains/own/gpipe/none/plan.json").exists()
     audit = workplace.stage("audit", str(results), "--configuration", "config.yaml")
     assert audit.returncode == 0, audit.stdout + audit.stderr
