@@ -253,14 +253,14 @@ class _RunFiles:
         yield from ((path, JSON_READERS[path.name]) for path in self.documents)
 
     def counts(self) -> dict[str, int]:
-        """How many there are of each kind."""
+        """How many there are of each kind, by its name in the singular."""
         measured = sum(path.name == MEASUREMENT_FILE for path in self.artifacts)
         return {
-            "artifacts": len(self.artifacts),
-            "plans": len(self.plans),
-            "modules": len(self.modules),
-            "measurements": measured + len(self.measured),
-            "records": len(self.records),
+            "artifact": len(self.artifacts),
+            "plan": len(self.plans),
+            "module": len(self.modules),
+            "measurement": measured + len(self.measured),
+            "record": len(self.records),
         }
 
 

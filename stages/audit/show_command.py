@@ -37,7 +37,10 @@ def parse_rows(text: str) -> RowRange:
         raise argparse.ArgumentTypeError(f"{text} is no count, range (100:120) or all")
     if match[1]:
         return RowRange(0, int(match[1]))
-    return RowRange(int(match[2] or 0), int(match[3]) if match[3] else None)
+    begin, end = int(match[2] or 0), int(match[3]) if match[3] else None
+    if end is not None and end < begin:
+        raise argparse.ArgumentTypeError(f"{text} ends before it begins: type {end}:{begin}")
+    return RowRange(begin, end)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -122,8 +122,8 @@ def describe_cost_source(graph: Graph, costs: Costs) -> str:
         return ""
     return (
         f"; {lost:.0%} of the predicted time is of ops that were measured while other work had the "
-        "processors, so that it may be off: `tightfit run --remeasure`, or another `store`, "
-        "measures them again"
+        "processors, so that it may be off: a new `store`, or `tightfit run --remeasure`, measures "
+        "them again"
     )
 
 

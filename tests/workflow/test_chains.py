@@ -264,7 +264,7 @@ def test_a_changed_file_redoes_its_chain(finished: Finished) -> None:
     assert {step for step in todo(place) if "planning" in step} == {
         f"chains/towers: planning with join for {budget}" for budget in ("60%", "1%")
     }
-    assert "chains/towers, 3 steps: changed by hand: right.arrow" in why(place)
+    assert "chains/towers, 3 steps: newer than what was made of it: right.arrow" in why(place)
     shutil.copy2(kept, path)
 
 

@@ -47,7 +47,7 @@ def params(now: str) -> str:
         ),
         (
             Job("trace", MODEL, params("8") + "; Updated input files: b.arrow"),
-            "its settings in the configuration changed; changed by hand: b.arrow",
+            "its settings in the configuration changed; newer than what was made of it: b.arrow",
         ),
         (
             Job("chain", {"chain": "a"}, params(f"chain machine {'0' * 64}")),
@@ -84,7 +84,7 @@ def params(now: str) -> str:
             "the budget min is new",
         ),
         (Job("solve", MODEL, "Missing output files: o, x"), "missing: o, x"),
-        (Job("solve", MODEL, "Updated input files: b.arrow"), "changed by hand: b.arrow"),
+        (Job("solve", MODEL, "Updated input files: b.arrow"), "newer than what was made of it: b.arrow"),
         (Job("validate", POINT, "Incomplete output files: m"), "a run before was interrupted"),
         (
             Job("report", MODEL, "Set of input files has changed since last execution"),

@@ -162,6 +162,9 @@ def test_rows_columns_and_filters(timeline: Path, capsys: pytest.CaptureFixture[
         "planned    1499.5  20993",
         "(2 of 3,000 rows shown; --rows all shows every one)",
     ]
+    with pytest.raises(SystemExit):
+        main(["show", str(timeline), "--rows", "5:2"])
+    assert "5:2 ends before it begins: type 2:5" in capsys.readouterr().err
     where = ("--where", "run=planned", "--where", "seconds < 3")
     assert show(capsys, timeline, *where, "--columns", "live")[1:] == [
         *("live", "   7", "  21", "  35"),

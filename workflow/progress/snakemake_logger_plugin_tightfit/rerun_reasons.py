@@ -136,7 +136,7 @@ def _job_causes(job: WorkflowJob) -> list[str]:
     found = _changed_causes(job) if "Params have changed" in reason else []
     if "Updated input" in reason:
         files = reason.partition("Updated input files: ")[2].partition(";")[0]
-        found.append(f"changed by hand: {files}")
+        found.append(f"newer than what was made of it: {files}")
     if found:
         return found
     if "Set of input files" in reason:
