@@ -67,7 +67,7 @@ fuzz: $(VENV)/test.done
 	$(BIN)/python -m tests.fuzz --cases $(CASES) --seed $(SEED)
 
 # PyTorch's and the field's own suites: hours for all cases, SAMPLE=1 takes one of each group.
-conformance: $(VENV)/test.done
+conformance: $(VENV)/conformance.done
 	$(BIN)/python -m tests.conformance $(SUITES) $(addprefix --sample ,$(SAMPLE)) --seed $(SEED)
 
 mutate: $(VENV)/test.done
@@ -105,6 +105,10 @@ $(VENV)/test.done: pyproject.toml constraints.txt workflow/environment.sh
 $(VENV)/cluster.done: pyproject.toml constraints.txt workflow/environment.sh
 	workflow/environment.sh $(VENV) models,zoo,cluster
 	@touch $(VENV)/plan.done $(VENV)/zoo.done $@
+
+$(VENV)/conformance.done: pyproject.toml constraints.txt workflow/environment.sh
+	workflow/environment.sh $(VENV) models,zoo,test,conformance
+	@touch $(VENV)/plan.done $(VENV)/zoo.done $(VENV)/test.done $@
 
 $(VENV)/docs.done: pyproject.toml constraints.txt workflow/environment.sh
 	workflow/environment.sh $(VENV) docs

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import re
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+import torch
 
 from tests.conformance.judge import BAD
 from tests.conformance.suite import Selection, Suite
@@ -31,13 +34,39 @@ OUTPUT = Path("build/conformance.json")
 
 def all_suites() -> dict[str, Suite]:
     """The suites by name, in the order in which they are run."""
+    _import_torchvision()
+    from tests.conformance.diffusers_suite import DIFFUSERS_SUITES
     from tests.conformance.module_suite import MODULE_SUITES
     from tests.conformance.operator_suites import OPERATOR_SUITES
     from tests.conformance.transformers_suite import TRANSFORMERS_SUITES
+    from tests.conformance.vision_suites import VISION_SUITES
 
     opinfo, *databases = OPERATOR_SUITES
-    suites = (opinfo, *MODULE_SUITES, *databases, *TRANSFORMERS_SUITES)
+    suites = (
+        opinfo,
+        *MODULE_SUITES,
+        *databases,
+        *TRANSFORMERS_SUITES,
+        *VISION_SUITES,
+        *DIFFUSERS_SUITES,
+    )
     return {suite.name: suite for suite in suites}
+
+
+def _import_torchvision() -> None:
+    """Imports torchvision, on which timm, diffusers and parts of transformers depend, where its
+    compiled operators are for another build of PyTorch, too: detection then raises when it runs."""
+    if not importlib.util.find_spec("torchvision"):
+        return
+    try:
+        import torchvision
+    except RuntimeError:
+        for name in [each for each in sys.modules if each.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        for operator in ("nms", "qnms"):
+            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            torch.library.define(f"torchvision::{operator}", schema)
+        import torchvision  # noqa: F401
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ from tests.conformance.summary import (
     write_results,
 )
 from tests.conformance.transformers_suite import TRANSFORMERS_SUITES
+from tests.conformance.vision_suites import smallest_model
 from tests.conformance.workers import CaseResult, Job, WorkerPool
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +53,17 @@ def test_an_operator_and_a_layer_are_equal(tmp_path: Path) -> None:
     kinds = {each["suite"]: each["judgment"]["kind"] for each in found}
     assert kinds == dict.fromkeys(suites, EQUAL), ended.stdout
     assert all(set(each["judgment"]["peaks"]) >= {"min", "keep all"} for each in found)
+
+
+def test_a_family_is_its_smallest_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "wide": lambda: nn.Linear(1 << 16, 1 << 16),
+        "narrow": lambda: nn.Linear(8, 8),
+    }
+    assert smallest_model(makers) == "narrow"
+    monkeypatch.setattr("tests.conformance.vision_suites.LARGEST", 71)
+    with pytest.raises(ValueError, match="its smallest model, narrow, has 72 parameters"):
+        smallest_model(makers)
 
 
 def test_a_branch_by_data_is_unsupported(tmp_path: Path) -> None:
