@@ -35,7 +35,7 @@ from tightfit.schemas.config_optimizer_step import (
     optimizer_step_problems,
     parse_optimizer_step,
 )
-from tightfit.schemas.config_paths import resolve_config_paths
+from tightfit.schemas.config_paths import resolve_config_paths, shortest_path
 from tightfit.schemas.config_pipeline import PipelineConfig, find_pipeline_problems
 from tightfit.schemas.config_reading import read_yaml, to_json_values, without_refused_values
 from tightfit.schemas.machine import resolve_machine_file
@@ -227,8 +227,8 @@ def parse_config(
         chains=build_chain_configs(filled, step_engine(filled["solver"]["engine"])),
         search_path=filled["search_path"],
         operators=filled["operators"],
-        results=filled["results"],
-        store=filled["store"],
+        results=shortest_path(filled["results"]),
+        store=shortest_path(filled["store"]),
         fail_on=tuple(filled["fail_on"]),
         budgets_shown={"auto": COARSE_FRONTIER_BUDGETS, True: FRONTIER_BUDGETS, False: 0}[
             filled["frontier"]
@@ -271,9 +271,15 @@ def require_folders(
     for key, path in (("results", config.results), ("store", config.store)):
         try:
             there = next(place for place in (Path(path), *Path(path).parents) if place.exists())
+            link = next(
+                (each for each in (Path(path), *Path(path).parents) if _is_broken(each)), None
+            )
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             problems.append(f"{key}: {path} cannot be a folder ({reason})")
+            continue
+        if link is not None:
+            problems.append(f"{key}: {link} is a link to what is not there, expected a folder")
             continue
         if not there.is_dir():
             problems.append(f"{key}: {there} is a file, expected a folder")
@@ -281,6 +287,10 @@ def require_folders(
             problems.append(f"{key}: {there} is read-only, expected a folder to write to")
     if problems:
         raise ConfigError(format_config_errors(source, problems))
+
+
+def _is_broken(path: Path) -> bool:
+    return path.is_symlink() and not path.exists()
 
 
 def require_disks(config: Config, source: str = "config.yaml") -> None:

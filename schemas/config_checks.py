@@ -22,8 +22,11 @@ MAX_NAME_CHARACTERS = 120
 MAX_REPETITIONS = 19
 REPEATED_END = re.compile(rf"(.+?)\1{{{MAX_REPETITIONS},}}$")
 """The end of a name that Snakemake refuses."""
-RESERVED_NAME = re.compile(r"chains|logs|index\..+|search\.done|machine_.+\.json")
-"""What lies beside the folders of models in the results."""
+RESERVED_NAMES = {
+    "models": re.compile(r"chains|lineage|logs|index\..+|search\.done|machine_.+\.json"),
+    "chains": re.compile(r"lineage|logs"),
+}
+"""What lies beside the folders of models, and of chains, in the results."""
 
 
 def find_early_problems(document: Any, resolved: Any) -> list[str]:
@@ -117,7 +120,7 @@ def _name_problems(document: Any) -> list[str]:
     paths += [["chains", name] for name in (chains if isinstance(chains, dict) else ())]
     for path in paths:
         where, name = format_key_path(path), path[1]
-        if path[0] == "models" and RESERVED_NAME.fullmatch(name):
+        if RESERVED_NAMES[path[0]].fullmatch(name):
             problems.append(f"{where}: is a name of the results themselves, expected another one")
         if len(name) > MAX_NAME_CHARACTERS:
             problems.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,19 @@ def resolve_config_paths(value: Any, schema: Mapping[str, Any], folder: Path) ->
         return str(folder / value) if _is_path(value, schema.get("format")) else value
 
     return value if folder == Path() else resolve(value, schema)
+
+
+def shortest_path(path: str) -> str:
+    """The same folder in one spelling, whatever way it is written: relative to the working
+    directory if it is below that, else absolute.
+
+    Example:
+        >>> shortest_path("./runs/../results")
+        'results'
+    """
+    relative = os.path.relpath(path)
+    below = Path(relative).parts[:1] not in ((), (os.pardir,))
+    return relative if below else os.path.normpath(Path.cwd() / path)
 
 
 def _is_path(value: Any, kind: str | None) -> bool:

@@ -62,10 +62,15 @@ def recorded_file(record: Path) -> Path:
     return record.parent.parent / record.name.removesuffix(".json")
 
 
+def real_path(path: Path) -> Path:
+    """The path without links; a loop of links stays."""
+    return Path(os.path.realpath(path))
+
+
 def relative_path(path: Path) -> Path:
     """A path as people type it: without detours, relative to the current folder if it is below
     it."""
-    plain = path.resolve()
+    plain = real_path(path)
     return plain.relative_to(Path.cwd()) if plain.is_relative_to(Path.cwd()) else plain
 
 

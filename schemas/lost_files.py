@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from functools import cache
 from pathlib import Path
 
@@ -35,12 +35,15 @@ _FOLDERS_TO_PAGES = 4
 """How many folders above that of an output a page may be that shows it."""
 
 
-def find_lost_outputs(results: Path, wanted: Iterable[Path]) -> list[Path]:
-    """The files and modules below a folder of results that are gone or not whole, among those that
-    are `wanted` and those that these were made of, by the records of how they were made.
+def find_lost_outputs(
+    results: Path, wanted: Iterable[Path], is_known: Callable[[Path], bool]
+) -> list[Path]:
+    """The files and modules below a folder of results that are gone, not whole or not known, among
+    those that are `wanted` and those that these were made of, by the records of how they were made.
 
-    Pages count by themselves: their records may name plans that nobody asks for any more. A file
-    that is gone is looked behind too, since its record is there as long as its folder is.
+    Pages count by themselves: their records may name plans that nobody asks for any more, and the
+    index writes those of models that failed. A file that is gone is looked behind too, since its
+    record is there as long as its folder is.
     """
     found: list[Path] = []
     seen: set[Path] = set()
@@ -50,9 +53,10 @@ def find_lost_outputs(results: Path, wanted: Iterable[Path]) -> list[Path]:
         if path in seen or not path.is_relative_to(results):
             continue
         seen.add(path)
-        if find_missing_files(path):
+        page = path.suffix == ".html"
+        if find_missing_files(path) or not (page or is_known(path)):
             found.append(path)
-        if path.suffix != ".html":
+        if not page:
             waiting += _recorded_inputs(path)
     return sorted(found)
 

@@ -154,3 +154,14 @@ def test_texts_of_files_stay_on_one_line(
     assert f"{tmp_path}/a b [2Jc: cannot be read" in capsys.readouterr().err
     assert main(["partition", "--graph", "a" * 9999, *words]) == 1
     assert len(capsys.readouterr().err) < MAX_ERROR_CHARACTERS + 100
+
+
+def test_all_errors_of_a_configuration_are_told_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = "".join(f"  m{number}: {{factory: nothing}}\n" for number in range(100))
+    (tmp_path / "many.yaml").write_text(f"models:\n{models}")
+    assert main(["run", str(tmp_path / "many.yaml"), "--dry-run"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    told = [line for line in lines if '"nothing" was found, expected text of the form' in line]
+    assert len(told) == 100, lines[:3]

@@ -78,7 +78,7 @@ CLOSED_PIPE_CODE = 141
 """The exit code where what reads the output has ended, as that of other programs in a shell."""
 
 MAX_ERROR_CHARACTERS = 2000
-"""Characters of the longest sentence of an error."""
+"""Characters of the longest line of an error."""
 
 HELP_OPTIONS, VERSION_OPTIONS = ("-h", "--help"), ("-V", "--version")
 UNFINISHED_ERROR = (
@@ -251,13 +251,12 @@ def _join_negative_values(words: Sequence[str]) -> list[str]:
 
 def _error_line(error: TightfitError) -> str:
     """What an error says, on one line whatever texts of files it quotes (those of a configuration
-    have a line each), and of a length that a person reads."""
+    have a line each), and each line of a length that a person reads."""
     kept = "\n" if isinstance(error, ConfigError) else ""
-    said = to_single_line(str(error), kept)
-    return (
-        said
-        if len(said) <= MAX_ERROR_CHARACTERS
-        else f"{said[: MAX_ERROR_CHARACTERS // 2]} ... {said[-MAX_ERROR_CHARACTERS // 2 :]}"
+    lines = to_single_line(str(error), kept).split("\n")
+    half = MAX_ERROR_CHARACTERS // 2
+    return "\n".join(
+        line if len(line) <= 2 * half else f"{line[:half]} ... {line[-half:]}" for line in lines
     )
 
 

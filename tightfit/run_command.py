@@ -29,6 +29,8 @@ DEFAULT_PROFILE = "default"
 LOGGER_FOLDER = PACKAGE / "workflow" / "progress"
 """The folder of the module that tells the progress of a run."""
 
+CONFIGURATION_FOLDER_FILE = ".configuration_folder"
+"""In the results, where the folder is whose configurations they are of, from there."""
 LOCK_FILE = Path(".snakemake", "plan.lock")
 """The lock of a folder in which a run is. Unlike Snakemake's own, which --nolock leaves out, it
 ends with its processes: a run that was killed does not stop the next one."""
@@ -89,6 +91,9 @@ def run(options: argparse.Namespace) -> int:
         lock_run_folder(options.configuration.absolute().parent, not options.dry_run) as lock,
         offer_job_servers() as (variables, pipe),
     ):
+        claim_results(
+            Path(config.results), options.configuration.absolute().parent, options.dry_run
+        )
         workflow = _build_workflow_run(options, variables, [lock, pipe])
         todo, code = workflow.explain(None if options.dry_run else _load_summary)
         if is_interrupted(code):
@@ -141,6 +146,27 @@ def lock_run_folder(folder: Path, wait: bool = True) -> Iterator[int]:
             print("Waiting for another run in this folder to end ...", flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()
+
+
+def claim_results(results: Path, folder: Path, dry_run: bool) -> None:
+    """Notes that results are those of configurations in a folder, where Snakemake's notes on how
+    they were made are, unless the run is dry.
+
+    Raises ConfigError if they are those of another folder, which is there and has such notes.
+    """
+    note = results / CONFIGURATION_FOLDER_FILE
+    try:
+        owner = results / note.read_text().strip()
+    except (OSError, ValueError):
+        owner = folder
+    if owner.joinpath(LOCK_FILE).is_file() and owner.resolve() != folder.resolve():
+        raise ConfigError(
+            f"results: {results} holds the results of configurations in {owner.resolve()}: name "
+            f"another folder, or remove {note} if these are not needed any more"
+        )
+    if not dry_run:
+        results.mkdir(parents=True, exist_ok=True)
+        note.write_text(os.path.relpath(folder.resolve(), results.resolve()) + "\n")
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from tightfit.schemas.pipeline_measurement import (
 )
 from tightfit.schemas.pipeline_pattern import PIPELINE_PATTERN, read_pipeline_pattern
 from tightfit.schemas.pipeline_plan import PipelinePlan, read_pipeline_plan
-from tightfit.schemas.plan import Plan, read_plan
+from tightfit.schemas.plan import OPTIONAL_KEYS, Plan, read_plan
 from tightfit.schemas.reference import REFERENCE, read_reference
 from tightfit.schemas.schedule import SCHEDULE, read_schedule
 from tightfit.schemas.sequence import SEQUENCE, read_sequence
@@ -115,7 +115,7 @@ def _field_names(kind: type) -> list[str]:
 
 
 _PIPELINE_PLAN_KEYS = sorted({*_field_names(PipelinePlan)} - {*_field_names(Plan)})
-_PLAN_KEYS = sorted({*_field_names(Plan)} - {*_field_names(PipelinePlan)})
+_PLAN_KEYS = sorted({*_field_names(Plan)} - {*_field_names(PipelinePlan), *OPTIONAL_KEYS})
 _TRACE_KEYS = ("traceEvents", "displayTimeUnit", "otherData")
 _GUARD_KEYS = ("guards", "written")
 _PACKAGE_PIPELINE_KEYS = ("tensors", "needed", "programs", "layouts", "offsets", "results")

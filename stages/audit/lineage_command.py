@@ -17,6 +17,7 @@ from tightfit.schemas.lineage import (
     lineage_path,
     path_digest,
     read_lineage,
+    real_path,
     recorded_file,
     relative_path,
 )
@@ -93,6 +94,8 @@ def read_file_lineage(path: Path) -> FileLineage:
             digest, says = path_digest(path), _own_facts(path)
         except ArtifactError as error:
             errors.append(str(error))
+    else:
+        errors.append(f"{path}: is gone")
     if lineage_path(path).exists():
         try:
             record = read_lineage(path)
@@ -129,8 +132,8 @@ def collect_lineage(root: Path) -> list[FileLineage]:
     waiting = [root]
     while waiting:
         path = waiting.pop()
-        if path.resolve() not in found:
-            found[path.resolve()] = each = read_file_lineage(path)
+        if real_path(path) not in found:
+            found[real_path(path)] = each = read_file_lineage(path)
             waiting += reversed([source for source, _ in each.inputs])
     return [*found.values()]
 
@@ -162,11 +165,11 @@ def lineage_tree(root: Path) -> Iterator[str]:
     def describe(path: Path, indent: str, read: str | None) -> Iterator[str]:
         """Lines on a file, which had the digest `read` when something was made of it."""
         each = read_file_lineage(path)
-        repeated = path.resolve() in shown
+        repeated = real_path(path) in shown
         yield f"{indent}{_describe_file(each, read)}{'  (see above)' if repeated else ''}"
         if repeated:
             return
-        shown.add(path.resolve())
+        shown.add(real_path(path))
         yield from (f"{indent}{INDENT}{line}" for line in _describe_origin(each))
         for source, digest in each.inputs:
             yield from describe(source, indent + INDENT, digest)

@@ -278,8 +278,11 @@ def test_folders_that_cannot_be_are_told_at_once(
     assert str(caught.value).splitlines() == [
         "config.yaml has 2 errors:",
         "  results: notes.txt is a file, expected a folder",
-        f"  store: {tmp_path}/notes.txt is a file, expected a folder",
+        "  store: notes.txt is a file, expected a folder",
     ]
+    Path("link").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match="results: link is a link to what is not there"):
+        require_folders(parse_config(minimal(results="link/results")))
 
 
 def test_results_are_written_and_a_store_may_be_read_only(

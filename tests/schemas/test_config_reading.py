@@ -69,7 +69,9 @@ def test_a_text_with_a_nul_is_refused(tmp_path: Path) -> None:
     assert told(tmp_path, text) == ["results: has the character NUL, expected none"]
 
 
-@pytest.mark.parametrize("name", ["chains", "logs", "index.html", "index.done", "machine_cpu.json"])
+@pytest.mark.parametrize(
+    "name", ["chains", "lineage", "logs", "index.html", "index.done", "machine_cpu.json"]
+)
 def test_a_model_is_named_as_nothing_of_the_results(name: str) -> None:
     assert problems({"models": {name: {"factory": "a:b"}}}) == [
         f"models.{name}: is a name of the results themselves, expected another one"
@@ -82,9 +84,11 @@ def test_a_name_of_a_matrix_may_be_too_long() -> None:
     assert said.endswith("has 307 characters, expected at most 120")
 
 
-def test_a_chain_has_a_short_name_too() -> None:
+def test_a_chain_has_a_short_name_and_none_of_the_results() -> None:
     model = {"m": {"factory": "a:b"}}
     chain = {"model": "m", "strategies": ["rotor"]}
+    [said] = problems({"models": model, "chains": {"lineage": chain}})
+    assert said.startswith("chains.lineage: is a name of the results themselves")
     [said] = problems({"models": model, "chains": {"x" * 300: chain}})
     assert said.endswith("has 300 characters, expected at most 120")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -70,14 +71,18 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def lost(results: Path) -> list[str]:
+def lost(results: Path, is_known: Callable[[Path], bool] = Path.exists) -> list[str]:
     names = ("auto/module", "report.html", "ranks/pipeline.json")
     wanted = [results / "m" / name for name in names]
-    return [str(path.relative_to(results)) for path in find_lost_outputs(results, wanted)]
+    return [str(path.relative_to(results)) for path in find_lost_outputs(results, wanted, is_known)]
 
 
 def test_a_whole_run_lacks_nothing(results: Path) -> None:
     assert lost(results) == []
+
+
+def test_what_no_run_is_known_to_have_made_is_lost(results: Path) -> None:
+    assert lost(results, lambda path: path.name != "graph.arrow") == ["m/graph.arrow"]
 
 
 @pytest.mark.parametrize(

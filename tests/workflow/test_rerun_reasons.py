@@ -84,7 +84,10 @@ def params(now: str) -> str:
             "the budget min is new",
         ),
         (Job("solve", MODEL, "Missing output files: o, x"), "missing: o, x"),
-        (Job("solve", MODEL, "Updated input files: b.arrow"), "newer than what was made of it: b.arrow"),
+        (
+            Job("solve", MODEL, "Updated input files: b.arrow"),
+            "newer than what was made of it: b.arrow",
+        ),
         (Job("validate", POINT, "Incomplete output files: m"), "a run before was interrupted"),
         (
             Job("report", MODEL, "Set of input files has changed since last execution"),
@@ -117,7 +120,10 @@ def test_a_step_with_an_empty_log_went_well(tmp_path: Path) -> None:
     assert describe_jobs([job])[1] == "  a, 1 step: missing: o"
 
 
-def test_what_was_lost_is_named_and_may_change_nothing(tmp_path: Path) -> None:
+def test_what_was_lost_is_named_and_may_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIGHTFIT_REMEASURE", "1")
     module, plan = tmp_path / "module", tmp_path / "plan.json"
     module.mkdir()
     files = {f"part_{number}.py": "0" * 64 for number in range(9)}
@@ -131,12 +137,14 @@ def test_what_was_lost_is_named_and_may_change_nothing(tmp_path: Path) -> None:
         Job("generate", POINT, "Forced execution", outputs=(str(module),)),
         Job("select", POINT, f"Missing output files: {plan}", outputs=(str(plan),)),
         Job("profile", {"model": "b"}, "Forced execution"),
+        Job("solve", {"model": "c"}, "Forced execution"),
     ]
     named = ", ".join(str(module / f"part_{number}.py") for number in range(8))
     assert describe_jobs(jobs) == [
-        "To do: up to 3 steps",
+        "To do: up to 4 steps",
         f"  a, up to 2 steps: lost: {named} and 2 more",
         "  b, 1 step: it is to be measured again",
+        "  c, 1 step: no run of this folder is known to have made it",
     ]
 
 

@@ -124,6 +124,50 @@ def test_a_second_run_does_what_failed_and_no_more(anywhere: tuple[Workplace, Ru
     assert "To do" not in page.stdout and "tower-depth1" in page.stdout
 
 
+def test_a_lost_module_of_a_described_device_is_made_again(anywhere: tuple[Workplace, Run]) -> None:
+    place, _ = anywhere
+    module = place.folder / "my project/results/tower-depth1/keep_all/none/module"
+    module.rename(module.with_name("kept"))
+    told = run_project(place, "--dry-run")
+    module.with_name("kept").rename(module)
+    lost = "lost: results/tower-depth1/keep_all/none/module\n"
+    assert f"  tower-depth1, up to 2 steps: {lost}" in told.stdout, told.stderr
+
+
+def test_results_in_another_spelling_are_the_same(anywhere: tuple[Workplace, Run]) -> None:
+    place, _ = anywhere
+    path = place.folder / "my project/my towers.yaml"
+    for spelling in ("./results", str(path.parent / "results")):
+        spelled = {**CONFIGURATION, "results": spelling, "solver": {"peaks": 1}}
+        path.write_text(yaml.safe_dump(spelled))
+        told = run_project(place, "--dry-run")
+        path.write_text(yaml.safe_dump(CONFIGURATION, sort_keys=False))
+        assert "tower-depth1, 6 steps: peaks changed from 4 to 1\n" in told.stdout, told.stderr
+
+
+def test_results_of_a_run_elsewhere_are_made_again_or_refused(
+    anywhere: tuple[Workplace, Run],
+) -> None:
+    place, _ = anywhere
+    project = place.folder / "my project"
+    notes, other = project / ".snakemake", place.folder / "other"
+    shutil.copytree(project, other, ignore=lambda *_: ["results", ".snakemake"])
+    shared = {**CONFIGURATION, "results": str(project / "results")}
+    (other / "my towers.yaml").write_text(yaml.safe_dump(shared))
+    refused = place.stage("run", "other/my towers.yaml")
+    shutil.rmtree(other)
+    assert refused.returncode == 1 and refused.stderr == (
+        f"tightfit run: results: my project/results holds the results of configurations in "
+        f"{project}: name another folder, or remove my project/results/.configuration_folder if "
+        "these are not needed any more\n"
+    )
+    notes.rename(place.folder / "notes")
+    told = run_project(place, "--dry-run")
+    shutil.rmtree(notes)
+    (place.folder / "notes").rename(notes)
+    assert "tower-depth1, up to 9 steps: no run of this folder is known to have" in told.stdout
+
+
 def test_a_profile_that_is_not_there_is_told(anywhere: tuple[Workplace, Run]) -> None:
     run = run_project(anywhere[0], "--profile", "slrum")
     assert run.returncode == 1 and run.stderr == (

@@ -1,6 +1,8 @@
 # What the rules for pipelines share: folders, files and settings.
 
 from tightfit.schemas.config_pipeline import PIPELINE_FOLDER
+from snakemake.io import IOFile
+
 from tightfit.schemas.lost_files import find_lost_outputs
 from tightfit.schemas.plan_folders import plan_folders
 
@@ -120,7 +122,8 @@ def named_files():
     ]
     for name in PAGED:
         further = ["microbatch.arrow"] if name in STEPS else ["sequence.arrow"]
-        made = ["trace.json", *measured(name, "module", *MEASURED)]
+        modules = [] if name in STEPS else ["module"]
+        made = ["trace.json", *(measured(name, "module", *MEASURED) or modules)]
         files.append(of_plans(name, "schedule.arrow", "plan.json", *further, *made))
         files.append(frontiers_of(name))
         own_line = (
@@ -135,18 +138,24 @@ def named_files():
 
 
 def lost_files():
-    """The outputs of jobs, among those of a run before, that are gone or not whole. Snakemake takes
-    what is there for whole unless it is told."""
+    """The outputs of jobs, among those of a run before, that are gone, not whole or from a run in
+    another folder. Snakemake takes what is there for whole unless it is told, and for what the
+    configuration asks for where it has no notes on how that was made."""
     lost = lost_outputs()
     workflow.dag.forcefiles.update(path for path in lost if Path(path).exists())
     return lost
+
+
+def has_notes(path):
+    """Whether Snakemake has notes on how a file was made."""
+    return workflow.persistence.metadata(IOFile(str(path))) is not None
 
 
 @cache
 def lost_outputs():
     """These outputs, as they are when the jobs are looked for."""
     named = set(named_files())
-    found = find_lost_outputs(Path(SETTINGS.results), map(Path, named))
+    found = find_lost_outputs(Path(SETTINGS.results), map(Path, named), has_notes)
     return [
         path
         for path in map(str, found)

@@ -185,8 +185,7 @@ def _infeasible_plan(
         memory = min_device_memory(layers, instance.names)
         devices = _sufficient_devices(layers, instance)
         other = allocator.about.blind or allocator.about.flushes
-        how = " with one_f_one_b" if other else ""
-        sentence = _known_to_work_message(instance, memory, devices, how)
+        sentence = _known_to_work_message(instance, memory, devices, name if other else "")
     return PipelinePlan(
         name,
         machine,
@@ -203,12 +202,14 @@ def _infeasible_plan(
 
 
 def _known_to_work_message(
-    instance: AllocationProblem, memory: int, devices: int | None, how: str
+    instance: AllocationProblem, memory: int, devices: int | None, other: str
 ) -> str:
+    """What is known to work, with one_f_one_b where that is not the allocator (`other`)."""
     count = len(instance.names)
     said = (
-        f"The chain does not fit {count} device{'s' * (count > 1)} of {instance.memory} bytes; "
-        f"{memory} bytes each are known to work{how}"
+        f"The chain does not fit {count} device{'s' * (count > 1)} of {instance.memory} bytes"
+        f"{f' with {other}' * bool(other)}; {'with one_f_one_b ' * bool(other)}{memory} bytes each "
+        "are known to work"
     )
     if devices is not None:
         return f"{said}, or {devices} devices of {instance.memory} bytes."

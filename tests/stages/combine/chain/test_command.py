@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.stages.combine.persistent import cases, chain_of_case
+from tightfit.__main__ import main
 from tightfit.schemas.block_options import BlockOption, write_block_options
 from tightfit.schemas.chain import Chain, ChainPosition, read_chain, write_chain
 from tightfit.schemas.sequence import read_sequence
@@ -52,8 +53,13 @@ def test_a_number_without_unit_is_refused_for_a_chain_of_a_model(tmp_path: Path)
         rotor(tmp_path, layers(3), 50)
 
 
-def test_a_known_case_is_optimal_without_a_gap(tmp_path: Path) -> None:
+def test_a_known_case_is_optimal_without_a_gap(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = rotor(tmp_path, chain_of_case(SOLVED), SOLVED["memory"])
+    capsys.readouterr()
+    assert main(["show", str(tmp_path / "out/plan.json")]) == 0
+    assert ": plan, 1 row, " in capsys.readouterr().out
     assert plan["status"] == "optimal"
     assert plan["optimal_in"] == "persistent sequences of the chain"
     assert plan["time"] == plan["lower_bound"] == SOLVED["expected_persistent_opt"]
