@@ -326,5 +326,8 @@ def _factory_error(spec: str, verb: str, error: BaseException) -> ModelError:
 
 
 def _describe_error(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:
+        lines = ["an exception without a text"]
     return type(error).__name__ + (f": {lines[0]}" if lines else "")
