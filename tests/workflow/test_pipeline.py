@@ -163,7 +163,7 @@ def test_an_infeasible_pipeline_ends_the_run_where_that_is_asked(place: Workplac
 def test_the_results_stand_an_audit(place: Workplace) -> None:
     told = place.stage("audit", "results", "--configuration", "config.yaml")
     assert told.returncode == 0, told.stdout + told.stderr
-    assert "2 plans, 2 modules, 1 measurements" in told.stdout
+    assert "2 plans, 2 modules, 1 measurement," in told.stdout
     made = place.stage("lineage", "results/ran/pipeline/one_f_one_b/measurement.json")
     assert made.returncode == 0, made.stderr
     assert "says: strategy=one_f_one_b, machine=two, status=" in made.stdout

@@ -120,7 +120,7 @@ def test_an_audit_tells_what_is_left_over_and_does_not_judge_it(
     assert main(["audit", "results", "--configuration", "config.yaml"]) == 0
     first, last = capsys.readouterr().out.splitlines()
     assert first == f"{OTHER}: is left over, the configuration does not ask for it"
-    assert "1 plans" in last
+    assert "1 plan," in last
     plan = Path(POINT, "plan.json")
     plan.write_text(plan.read_text().replace("rockmate", "rotor"))
     assert main(["audit", "results", "--configuration", "config.yaml"]) == 1
