@@ -84,7 +84,10 @@ def params(now: str) -> str:
             "the budget min is new",
         ),
         (Job("solve", MODEL, "Missing output files: o, x"), "missing: o, x"),
-        (Job("solve", MODEL, "Updated input files: b.arrow"), "newer than what was made of it: b.arrow"),
+        (
+            Job("solve", MODEL, "Updated input files: b.arrow"),
+            "newer than what was made of it: b.arrow",
+        ),
         (Job("validate", POINT, "Incomplete output files: m"), "a run before was interrupted"),
         (
             Job("report", MODEL, "Set of input files has changed since last execution"),
