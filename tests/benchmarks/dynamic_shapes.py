@@ -79,7 +79,7 @@ def _llama(scale: str) -> DynamicCase:
     from data.models import llama
 
     ids, axes = _texts(*_scaled(scale, (4, 64), (8, 1024), (8, 1024)))
-    layers, width = _scaled(scale, (2, 64), (4, 32), (6, 384))
+    layers, width = _scaled(scale, (2, 64), (2, 32), (6, 384))
     model, _ = llama(layers, width, 4, 100, tokens=ids.shape[1])
     return DynamicCase(
         model, {"input_ids": ids, "labels": ids}, {"input_ids": axes, "labels": axes}
@@ -91,7 +91,7 @@ def _distilbert(scale: str) -> DynamicCase:
     import torch
 
     ids, axes = _texts(*_scaled(scale, (4, 64), (8, 512), (8, 512)))
-    model = distilbert(*_scaled(scale, (1, 32), (6, 32), (6, 384)))
+    model = distilbert(*_scaled(scale, (1, 32), (2, 32), (6, 384)))
     mask = torch.ones_like(ids)
     mask[0, :3] = 0
     inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids[:, 0] % 3}
@@ -110,7 +110,7 @@ def _vit(scale: str) -> DynamicCase:
     from data.zoo_vision import vit
 
     pixels, axes = _images(*_scaled(scale, (8, 64), (32, 64), (32, 224)))
-    sizes = _scaled(scale, {}, {"layers": 6}, {"layers": 12, "width": 384})
+    sizes = _scaled(scale, {}, {"width": 32}, {"layers": 12, "width": 384})
     model, _ = vit(**sizes, size=pixels.shape[2])
     return DynamicCase(model, {"pixel_values": pixels}, {"pixel_values": axes})
 
@@ -206,7 +206,9 @@ def _cpu_seconds() -> float:
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
-def check_case(name: str, scale: str, package: Path, count: int, peaks: int) -> dict[str, Any]:
+def check_case(
+    name: str, scale: str, package: Path, count: int, peaks: int, seed: int
+) -> dict[str, Any]:
     """Compares a plan with eager at random sizes; the first `peaks` of them with its simulation."""
     import torch
 
@@ -223,7 +225,7 @@ def check_case(name: str, scale: str, package: Path, count: int, peaks: int) -> 
     assert graph.dynamic is not None and most is not None
     inputs = graph_dynamic_inputs(graph)
     built = BuiltModel(case.model, [((), case.inputs)], output_loss, dynamic=inputs)
-    planned, chance = tightfit.load(package, copy.deepcopy(case.model)), random.Random(0)
+    planned, chance = tightfit.load(package, copy.deepcopy(case.model)), random.Random(seed)
     wrong, unpredicted, above = [], [], []
     for number in range(count):
         sizes = {one.name: chance.randint(one.smallest, one.largest) for one in inputs.dimensions}
@@ -366,6 +368,7 @@ def main() -> None:
         "--peaks", type=int, default=200, help="of these, sizes to compare peaks at"
     )
     parser.add_argument("--rounds", type=int, default=20000, help="timed calls of each plan")
+    parser.add_argument("--seed", type=int, default=0, help="of the random sizes")
     parser.add_argument("--steps", type=int, default=15, help="timed steps of each process")
     parser.add_argument("--plan", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--check", nargs=2, help=argparse.SUPPRESS)
@@ -379,7 +382,8 @@ def main() -> None:
         print(json.dumps(plan_case(name, scale, kind == "dynamic", Path(store))))
     elif options.check:
         name, package = options.check
-        found = check_case(name, scale, Path(package), options.sizes, options.peaks)
+        counts = (options.sizes, options.peaks, options.seed)
+        found = check_case(name, scale, Path(package), *counts)
         print(json.dumps(found))
     elif options.time:
         name, package = options.time
@@ -389,7 +393,7 @@ def main() -> None:
     else:
         print(HEAD, flush=True)
         for name in (each for each in options.models if each in CASES):
-            words = ["--scale", scale]
+            words = ["--scale", scale, "--seed", str(options.seed)]
             table_row(name, words, options.sizes, options.peaks, options.steps)
         if "layers" in options.models:
             timed = ("--calls", "layers", "--rounds", str(options.rounds))

@@ -65,7 +65,7 @@ def describe_trainer_run(scale: str) -> str:
     from tightfit.integrations import plan_trainer
 
     longest = {"small": 32, "narrow": 512, "full": 512}[scale]
-    layers, width = {"small": (1, 32), "narrow": (6, 32), "full": (6, 384)}[scale]
+    layers, width = {"small": (1, 32), "narrow": (2, 32), "full": (6, 384)}[scale]
     torch.manual_seed(0)
     model = distilbert(layers, width)
     data = RandomTexts(24 * _BATCH + 3, longest)
