@@ -317,5 +317,5 @@ def _without_profiler(dispatch: Callable[..., Any], watch: ProfileHook) -> Calla
     return unwatched
 
 
-UNWATCHED_CODE = _without_profiler(len, lambda *_: None).__code__  # type: ignore[attr-defined]
+UNWATCHED_CODE = _without_profiler(len, lambda *_: None).__code__
 """The code that stands for what a profiler does not see; it asks nothing itself."""

@@ -162,6 +162,8 @@ def test_small_ranges_have_sizes_that_tell_dimensions_apart() -> None:
 class Sum(torch.nn.Module):
     """A layer and another tensor, which may be one of its own for four rows."""
 
+    table: torch.Tensor
+
     def __init__(self, how: str) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 4)
