@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -20,6 +20,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from tightfit.schemas.graph.dynamic_inputs import DynamicDimension, DynamicInputs
 from tightfit.schemas.graph.size_expressions import linear_size
 from tightfit.stages.torch_utils.model_factory import BuiltModel, structure_leaves
+from tightfit.stages.trace.capture_patches import patch_attribute
 from tightfit.stages.trace.code_inspection import caller_location, short_path
 from tightfit.stages.trace.symbolic_upsampling import patch_upsampling
 from tightfit.util.errors import ModelError
@@ -63,11 +64,23 @@ def symbolic_fake_mode(dynamic: DynamicInputs) -> FakeTensorMode:
 @contextlib.contextmanager
 def symbolic_execution(mode: FakeTensorMode) -> Iterator[None]:
     """Within it operators run on tensors of a mode whose sizes are symbols, and errors call these
-    by the names of their dimensions."""
+    by the names of their dimensions. The kernels that convolutions choose by sizes, as for fewer
+    than 16 images, are no conditions: a plan calls the operator, and layouts are found later."""
     env = mode.shape_env
     assert isinstance(env, _RecordingShapeEnv)
+
+    def without_conditions(choose: Callable[..., Any]) -> Callable[..., Any]:
+        def chosen(*args: Any, **kwargs: Any) -> Any:
+            with env.suppress_guards():
+                return choose(*args, **kwargs)
+
+        return chosen
+
     try:
-        with patch_upsampling():
+        with (
+            patch_upsampling(),
+            patch_attribute(torch._C, "_select_conv_backend", without_conditions),
+        ):
             yield
     except Exception as error:
         names = {str(symbol): name for symbol, name in env.names.items()}

@@ -29,6 +29,10 @@ MODELS: dict[str, Callable[[], BuiltModel]] = {
     "convolutions": lambda: dynamic.built_dynamic(
         (dynamic.Convolutions().train(), ((torch.randn(3, 3, 8, 8),), {})), dynamic.BATCH
     ),
+    "pointwise": lambda: dynamic.built_dynamic(
+        (dynamic.Pointwise().train(), ((torch.randn(3, 3, 8, 8),), {})),
+        (replace(dynamic.BATCH[0], largest=20),),
+    ),
     "scaled": lambda: dynamic.built_dynamic(dynamic.tokens(dynamic.Scaled)),
     "gpt2": lambda: dynamic.built_dynamic(models.gpt2(1, 32, 2, 50, 2, 24, dropout=0.1)),
     "bert": lambda: dynamic.built_dynamic(models.bert(1, 32, 2, 50, 2, 24)),
