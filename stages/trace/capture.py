@@ -275,11 +275,11 @@ def _fake_execution(built: BuiltModel, forward: FunctionalForward) -> Iterator[F
     mode: Any = built.fake_mode or FakeTensorMode(allow_non_fake_inputs=True)
     sizes: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if built.symbolic:
-        from tightfit.stages.trace import symbolic_sizes, symbolic_upsampling
+        from tightfit.stages.trace import symbolic_sizes
 
         assert built.dynamic is not None
         mode = symbolic_sizes.symbolic_fake_mode(built.dynamic)
-        sizes = symbolic_upsampling.patch_upsampling()
+        sizes = symbolic_sizes.symbolic_execution(mode)
     with (
         mode,
         sizes,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -107,12 +108,24 @@ def _name_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
     try:
         yield
     except ModelError as error:
-        equal = (
-            "; dimensions that have to be equal need one name" if "must match" in f"{error}" else ""
+        at = f"{describe_sizes(sizes)}{_remedy_clause(str(error))}"
+        raise ModelError(f"{error} (with dynamic_shapes, at {at})") from error
+
+
+def _remedy_clause(said: str) -> str:
+    """What helps where PyTorch says that sizes do not go together, as a clause, "" for others."""
+    found = re.search(r"\(([^()]+)\) must match the size of tensor b \(([^()]+)\)", said)
+    if found is not None and any(map(str.isdigit, found.groups())):
+        number, size = sorted(found.groups(), key=str.isdigit, reverse=True)
+        return (
+            f"; leave {size} out of dynamic_shapes, which the model fixes to be {number}, or give "
+            "what has that size the same name"
         )
-        raise ModelError(
-            f"{error} (with dynamic_shapes, at {describe_sizes(sizes)}{equal})"
-        ) from error
+    if "must match" in said:
+        return "; dimensions that have to be equal need one name"
+    if "is invalid for input of size" in said:
+        return "; leave a dimension that the model fixes out of dynamic_shapes"
+    return ""
 
 
 def traced_sizes(dynamic: DynamicInputs) -> list[dict[str, int]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -18,7 +20,9 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from tightfit.schemas.graph.dynamic_inputs import DynamicDimension, DynamicInputs
 from tightfit.schemas.graph.size_expressions import linear_size
 from tightfit.stages.torch_utils.model_factory import BuiltModel, structure_leaves
+from tightfit.stages.trace.capture_patches import patch_attribute
 from tightfit.stages.trace.code_inspection import caller_location, short_path
+from tightfit.stages.trace.symbolic_upsampling import patch_upsampling
 from tightfit.util.errors import ModelError
 
 _MAX_TRIED_SIZES = 2**14
@@ -55,6 +59,43 @@ def symbolic_fake_mode(dynamic: DynamicInputs) -> FakeTensorMode:
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
     mode.cache_enabled = False  # with symbols results take longer to keep than to make
     return mode
+
+
+@contextlib.contextmanager
+def symbolic_execution(mode: FakeTensorMode) -> Iterator[None]:
+    """Within it operators run on tensors of a mode whose sizes are symbols, and errors call these
+    by the names of their dimensions. The kernels that convolutions choose by sizes, as for fewer
+    than 16 images, are no conditions: a plan calls the operator, and layouts are found later."""
+    env = mode.shape_env
+    assert isinstance(env, _RecordingShapeEnv)
+
+    def without_conditions(choose: Callable[..., Any]) -> Callable[..., Any]:
+        def chosen(*args: Any, **kwargs: Any) -> Any:
+            with env.suppress_guards():
+                return choose(*args, **kwargs)
+
+        return chosen
+
+    try:
+        with (
+            patch_upsampling(),
+            patch_attribute(torch._C, "_select_conv_backend", without_conditions),
+        ):
+            yield
+    except Exception as error:
+        names = {str(symbol): name for symbol, name in env.names.items()}
+        error.args = tuple(
+            _with_names(said, names) if isinstance(said, str) else said for said in error.args
+        )
+        raise
+
+
+def _with_names(said: str, names: Mapping[str, str]) -> str:
+    """A message of PyTorch, some of which close a parenthesis that none has opened, with the names
+    of dimensions in place of symbols."""
+    if said.endswith(")") and said.count(")") > said.count("("):
+        said = said[:-1]
+    return re.sub(r"\bs\d+\b", lambda found: names.get(found[0], found[0]), said)
 
 
 def symbolic_inputs(

@@ -2,10 +2,13 @@
 shape.
 
 Planning takes CPU seconds of a process of its own and its children, on an empty store. A plan is
-compared with eager at random sizes: bits of loss and gradients, and its peak with that of the
-simulator. Calls are forwards of `layers` at its largest sizes by both modules that keep everything,
-in turns. `trainer` trains DistilBERT on batches padded to their longest row, with a
-smaller last one, and compares losses and weights with those of the model on its own.
+compared with eager at random sizes: bits of loss, gradients and buffers, and its peak with that of
+the simulator. Steps at the largest sizes are those of either plan in processes of their own, in
+turns: CPU milliseconds, the median of the medians of processes. Calls are forwards of `layers` at
+its largest sizes by both modules that keep everything, in turns. Models of scale `narrow` have the
+sizes of `full` and few channels, but for T5 and images of ResNet and ViT. `trainer` trains
+DistilBERT on batches padded to their longest row, with a smaller last one, and compares losses and
+weights with those of the model on its own.
 """
 
 from __future__ import annotations
@@ -25,13 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.own_process import run_in_own_process
-from tests.benchmarks.padded_batches import describe_trainer_run
+from tests.benchmarks.padded_batches import describe_trainer_run, distilbert
 
 Axes = dict[str, dict[int, Any]]
 """By the name of an argument, its axes with their dimensions or texts."""
 HEAD = (
     "| model | ops | planning, s | of one shape | sizes | other bits | peaks | not as predicted | "
-    "above the largest |\n|---|---|---|---|---|---|---|---|---|"
+    "above the largest | step, ms | of one shape |\n|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 _run = partial(run_in_own_process, "dynamic_shapes")
@@ -47,51 +50,53 @@ class DynamicCase:
     budget: str = "50%"
 
 
-def _scaled(scale: str, small: Any, reduced: Any, full: Any) -> Any:
+def _scaled(scale: str, small: Any, narrow: Any, full: Any) -> Any:
     """What a scale has of three."""
-    return {"small": small, "reduced": reduced, "full": full}[scale]
+    return {"small": small, "narrow": narrow, "full": full}[scale]
 
 
 def _texts(batch: int, tokens: int) -> tuple[Any, dict[int, Any]]:
-    """Random ids of a vocabulary of 1000, and their axes."""
+    """Random ids of a vocabulary of 100, and their axes."""
     import torch
     from torch.export import Dim
 
-    least = min(17, tokens // 2)
-    axes = {0: Dim("batch", max=batch), 1: Dim("tokens", min=least, max=tokens)}
-    return torch.randint(1000, (batch, tokens)), axes
+    axes = {0: Dim("batch", max=batch), 1: Dim("tokens", min=17, max=tokens)}
+    return torch.randint(100, (batch, tokens)), axes
 
 
 def _gpt2(scale: str) -> DynamicCase:
     from data.models import gpt2
 
-    ids, axes = _texts(*_scaled(scale, (4, 64), (8, 256), (8, 1024)))
-    narrow = {"width": 64, "heads": 2}
-    sizes = _scaled(scale, {"layers": 2, **narrow}, {"layers": 6, **narrow}, {"layers": 6})
-    model, _ = gpt2(**sizes, vocabulary=1000, tokens=ids.shape[1])
+    ids, axes = _texts(*_scaled(scale, (4, 64), (8, 1024), (8, 1024)))
+    layers, width = _scaled(scale, (2, 64), (6, 32), (6, 384))
+    model, _ = gpt2(layers, width, 2, 100, tokens=ids.shape[1])
     return DynamicCase(
         model, {"input_ids": ids, "labels": ids}, {"input_ids": axes, "labels": axes}
     )
 
 
 def _llama(scale: str) -> DynamicCase:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from data.models import llama
 
-    ids, axes = _texts(*_scaled(scale, (4, 64), (8, 256), (8, 1024)))
-    width = _scaled(scale, 64, 64, 384)
-    config = LlamaConfig(
-        vocab_size=1000,
-        hidden_size=width,
-        intermediate_size=3 * width,
-        num_hidden_layers=_scaled(scale, 2, 4, 6),
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        use_cache=False,
-    )
-    model = LlamaForCausalLM(config).train()
+    ids, axes = _texts(*_scaled(scale, (4, 64), (8, 1024), (8, 1024)))
+    layers, width = _scaled(scale, (2, 64), (2, 32), (6, 384))
+    model, _ = llama(layers, width, 4, 100, tokens=ids.shape[1])
     return DynamicCase(
         model, {"input_ids": ids, "labels": ids}, {"input_ids": axes, "labels": axes}
     )
+
+
+def _distilbert(scale: str) -> DynamicCase:
+    """Beside a mask that masks something."""
+    import torch
+
+    ids, axes = _texts(*_scaled(scale, (4, 64), (8, 512), (8, 512)))
+    model = distilbert(*_scaled(scale, (1, 32), (2, 32), (6, 384)))
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids[:, 0] % 3}
+    texts = {"input_ids": axes, "attention_mask": axes, "labels": {0: axes[0]}}
+    return DynamicCase(model, inputs, texts)
 
 
 def _images(batch: int, size: int, channels: int = 3) -> tuple[Any, dict[int, Any]]:
@@ -105,7 +110,7 @@ def _vit(scale: str) -> DynamicCase:
     from data.zoo_vision import vit
 
     pixels, axes = _images(*_scaled(scale, (8, 64), (32, 64), (32, 224)))
-    sizes = _scaled(scale, {}, {"layers": 6}, {"layers": 12, "width": 384})
+    sizes = _scaled(scale, {}, {"width": 32}, {"layers": 12, "width": 384})
     model, _ = vit(**sizes, size=pixels.shape[2])
     return DynamicCase(model, {"pixel_values": pixels}, {"pixel_values": axes})
 
@@ -113,7 +118,7 @@ def _vit(scale: str) -> DynamicCase:
 def _resnet(scale: str) -> DynamicCase:
     from data.models import resnet
 
-    pixels, axes = _images(*_scaled(scale, (6, 64), (32, 64), (32, 224)))
+    pixels, axes = _images(*_scaled(scale, (6, 64), (32, 32), (32, 224)))
     model, _ = resnet(_scaled(scale, "resnet10", "resnet50", "resnet50"), size=pixels.shape[2])
     return DynamicCase(model, {"x": pixels}, {"x": axes}, _scaled(scale, "80%", "50%", "50%"))
 
@@ -123,10 +128,10 @@ def _t5(scale: str) -> DynamicCase:
 
     from data.zoo_text import t5
 
-    ids, axes = _texts(*_scaled(scale, (4, 64), (8, 128), (8, 512)))
+    ids, axes = _texts(*_scaled(scale, (4, 64), (8, 256), (8, 512)))
     labels, _ = _texts(ids.shape[0], ids.shape[1] // 2)
-    sizes = _scaled(scale, {}, {}, {"layers": 6, "width": 256})
-    model, *_ = t5(**sizes, vocabulary=1000)
+    layers, width = _scaled(scale, (2, 64), (2, 32), (6, 256))
+    model, *_ = t5(layers, width, 100)
     targets = {0: axes[0], 1: Dim("targets", min=4, max=labels.shape[1])}
     return DynamicCase(
         model, {"input_ids": ids, "labels": labels}, {"input_ids": axes, "labels": targets}
@@ -138,10 +143,10 @@ def _unet(scale: str) -> DynamicCase:
 
     from data.zoo_graphs import unet
 
-    image, axes = _images(*_scaled(scale, (4, 64, 1), (8, 128, 1), (8, 256, 1)))
+    image, axes = _images(*_scaled(scale, (4, 64, 1), (4, 256, 1), (8, 256, 1)))
     most = image.shape[2] // 32
     axes = axes | {2: 32 * Dim("height", max=most), 3: 32 * Dim("width", max=most)}
-    model, _ = unet(levels=_scaled(scale, 3, 4, 4))
+    model, _ = unet(2, *_scaled(scale, (16, 3), (4, 4), (16, 4)))
     return DynamicCase(model, {"image": image}, {"image": axes})
 
 
@@ -160,6 +165,7 @@ CASES: dict[str, Callable[[str], DynamicCase]] = {
     "layers": _layers,
     "gpt2": _gpt2,
     "llama": _llama,
+    "distilbert": _distilbert,
     "vit": _vit,
     "resnet": _resnet,
     "t5": _t5,
@@ -200,7 +206,9 @@ def _cpu_seconds() -> float:
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
-def check_case(name: str, scale: str, package: Path, count: int, peaks: int) -> dict[str, Any]:
+def check_case(
+    name: str, scale: str, package: Path, count: int, peaks: int, seed: int
+) -> dict[str, Any]:
     """Compares a plan with eager at random sizes; the first `peaks` of them with its simulation."""
     import torch
 
@@ -217,7 +225,7 @@ def check_case(name: str, scale: str, package: Path, count: int, peaks: int) -> 
     assert graph.dynamic is not None and most is not None
     inputs = graph_dynamic_inputs(graph)
     built = BuiltModel(case.model, [((), case.inputs)], output_loss, dynamic=inputs)
-    planned, chance = tightfit.load(package, copy.deepcopy(case.model)), random.Random(0)
+    planned, chance = tightfit.load(package, copy.deepcopy(case.model)), random.Random(seed)
     wrong, unpredicted, above = [], [], []
     for number in range(count):
         sizes = {one.name: chance.randint(one.smallest, one.largest) for one in inputs.dimensions}
@@ -234,14 +242,28 @@ def check_case(name: str, scale: str, package: Path, count: int, peaks: int) -> 
 
 
 def _step(module: Any, sample: Any) -> list[Any]:
-    """The loss of a step and the gradients of all parameters."""
+    """The loss of a step, the gradients of all parameters, and the buffers after it."""
     import torch
 
     module.zero_grad(set_to_none=True)
     torch.manual_seed(1)
     loss = output_loss(module(*sample[0], **sample[1]))
     loss.backward()
-    return [loss.detach(), *(p.grad for p in module.parameters() if p.grad is not None)]
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    return [loss.detach(), *gradients, *module.buffers()]
+
+
+def time_steps(name: str, scale: str, package: Path, count: int) -> float:
+    """The CPU milliseconds of a step of a plan at the largest sizes: the median of so many."""
+    import tightfit
+
+    case, taken = build_case(name, scale), []
+    module = tightfit.load(package, case.model)
+    for _ in range(count):
+        begin = time.thread_time()
+        _step(module, ((), case.inputs))
+        taken.append(time.thread_time() - begin)
+    return 1e3 * statistics.median(taken[count // 5 :])
 
 
 def _peaks(
@@ -311,19 +333,25 @@ def _paired_difference(calls: Sequence[Callable[[], Any]], rounds: int) -> float
     return 1e6 * statistics.median(differences[len(differences) // 10 :])
 
 
-def table_row(name: str, words: list[str], sizes: int, peaks: int) -> None:
-    """Prints the row of a case, and its faults below."""
+def table_row(name: str, words: list[str], sizes: int, peaks: int, count: int) -> None:
+    """Prints the row of a case, for which so many steps are timed, and its faults below."""
     with tempfile.TemporaryDirectory() as folder:
         made = [
             _run("--plan", name, kind, f"{folder}/{kind}", *words) for kind in ("dynamic", "static")
         ]
         wanted = ("--sizes", str(sizes), "--peaks", str(peaks))
         found = _run("--check", name, made[0]["package"], *wanted, *words)
+        steps: list[list[float]] = [[], []]
+        for place in (0, 1, 1, 0, 0, 1):
+            own = ("--time", name, made[place]["package"])
+            steps[place].append(_run(*own, "--steps", str(count), *words))
     dynamic, static = (each["seconds"] for each in made)
     faults = [len(found[key]) for key in ("wrong", "unpredicted", "above")]
     planning = f"{dynamic:.1f} | {static:.1f} ({dynamic / static:.2f}x)"
     counts = f"{sizes} | {faults[0]} | {min(peaks, sizes)} | {faults[1]} | {faults[2]}"
-    print(f"| {name} | {found['ops']} | {planning} | {counts} |", flush=True)
+    step, other = map(statistics.median, steps)
+    times = f"{step:.1f} | {other:.1f} ({step / other:.3f}x)"
+    print(f"| {name} | {found['ops']} | {planning} | {counts} | {times} |", flush=True)
     for key in ("wrong", "unpredicted", "above"):
         for fault in found[key][:3]:
             print(f"  {name}, {key}: {fault}", flush=True)
@@ -334,12 +362,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     names = [*CASES, "trainer"]
     parser.add_argument("--models", nargs="*", default=names, choices=names)
-    parser.add_argument("--scale", default="full", choices=("small", "reduced", "full"))
+    parser.add_argument("--scale", default="full", choices=("small", "narrow", "full"))
     parser.add_argument("--sizes", type=int, default=200, help="random sizes to compare bits at")
-    parser.add_argument("--peaks", type=int, default=20, help="of these, sizes to compare peaks at")
+    parser.add_argument(
+        "--peaks", type=int, default=200, help="of these, sizes to compare peaks at"
+    )
     parser.add_argument("--rounds", type=int, default=20000, help="timed calls of each plan")
+    parser.add_argument("--seed", type=int, default=0, help="of the random sizes")
+    parser.add_argument("--steps", type=int, default=15, help="timed steps of each process")
     parser.add_argument("--plan", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--check", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--time", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--calls", help=argparse.SUPPRESS)
     parser.add_argument("--checks", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -349,15 +382,19 @@ def main() -> None:
         print(json.dumps(plan_case(name, scale, kind == "dynamic", Path(store))))
     elif options.check:
         name, package = options.check
-        found = check_case(name, scale, Path(package), options.sizes, options.peaks)
+        counts = (options.sizes, options.peaks, options.seed)
+        found = check_case(name, scale, Path(package), *counts)
         print(json.dumps(found))
+    elif options.time:
+        name, package = options.time
+        print(json.dumps(time_steps(name, scale, Path(package), options.steps)))
     elif options.calls:
         print(json.dumps(time_calls(options.calls, options.rounds, options.checks)))
     else:
         print(HEAD, flush=True)
         for name in (each for each in options.models if each in CASES):
-            words = ["--scale", scale]
-            table_row(name, words, options.sizes, options.peaks)
+            words = ["--scale", scale, "--seed", str(options.seed)]
+            table_row(name, words, options.sizes, options.peaks, options.steps)
         if "layers" in options.models:
             timed = ("--calls", "layers", "--rounds", str(options.rounds))
             more, checks = _run(*timed), _run(*timed, "--checks")

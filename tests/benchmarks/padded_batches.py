@@ -48,41 +48,45 @@ class _Padding:
         return padded | {"labels": torch.stack([row["labels"] for row in rows])}
 
 
+def distilbert(layers: int, width: int) -> torch.nn.Module:
+    """DistilBertForSequenceClassification of three classes, with its dropout."""
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+    sizes: dict[str, Any] = {"n_layers": layers, "dim": width, "hidden_dim": 4 * width}
+    sizes |= {"vocab_size": 1000, "n_heads": 2, "num_labels": 3}
+    model: torch.nn.Module = DistilBertForSequenceClassification(DistilBertConfig(**sizes))
+    return model.train()
+
+
 def describe_trainer_run(scale: str) -> str:
     """What a training with one plan is beside that of the model on its own, for people."""
     import copy
 
-    from torch.export import Dim
-    from transformers import DistilBertConfig, DistilBertForSequenceClassification
-
     from tightfit.integrations import plan_trainer
 
-    longest = {"small": 32, "reduced": 128, "full": 512}[scale]
-    layers, width = {"small": (1, 32), "reduced": (3, 64), "full": (6, 384)}[scale]
+    longest = {"small": 32, "narrow": 512, "full": 512}[scale]
+    layers, width = {"small": (1, 32), "narrow": (2, 32), "full": (6, 384)}[scale]
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"n_layers": layers, "dim": width, "hidden_dim": 4 * width}
-    sizes |= {"vocab_size": 1000, "n_heads": 2, "num_labels": 3}
-    config = DistilBertConfig(**sizes)
-    model = DistilBertForSequenceClassification(config)
+    model = distilbert(layers, width)
     data = RandomTexts(24 * _BATCH + 3, longest)
-    batch = Dim("batch", max=_BATCH)
-    texts = {0: batch, 1: Dim("tokens", max=longest)}
-    axes = {"input_ids": texts, "attention_mask": texts, "labels": {0: batch}}
     found, padding = [], _Padding()
     with tempfile.TemporaryDirectory() as folder:
         for planned in (False, True):
             trainer = _trainer(copy.deepcopy(model), data, padding, Path(folder))
             if planned:
-                options: dict[str, Any] = {"store": Path(folder) / "store", "progress": False}
-                plan = plan_trainer(trainer, budget="50%", dynamic_shapes=axes, **options)
+                store = Path(folder) / "store"
+                plan = plan_trainer(trainer, budget="50%", store=store, progress=False)
+            padding.shapes.clear()
             trainer.train()
             losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
             found.append((losses, [*trainer.model.state_dict().values()]))
     (losses, weights), (others, planned_weights) = found
     equal = losses == others and all(map(torch.equal, weights, planned_weights))
+    sizes = plan.dynamic.describe() if plan.dynamic else "one size"
     return (
         f"DistilBERT, {layers} layers, Trainer: {len(losses)} batches of {len(padding.shapes)} "
-        f"shapes, {len(plan.plans)} plans, losses and weights {'equal' if equal else 'NOT EQUAL'}"
+        f"shapes, {len(plan.plans)} plans, of which {len(plan.replans)} were made on the way, of "
+        f"{sizes}; losses and weights {'equal' if equal else 'NOT EQUAL'}"
     )
 
 

@@ -283,9 +283,10 @@ def _skip_operator_dispatch(watch: ProfileHook) -> Iterator[None]:
     from torch._subclasses.functional_tensor import FunctionalTensorMode
     from torch.fx.experimental.sym_node import SymNode
 
-    places: list[tuple[Any, str]] = [
-        (mode, "__torch_dispatch__") for mode in (FunctionalTensorMode, FakeTensorMode)
-    ]
+    from tightfit.stages.trace.forward_operators import ForwardOperatorsMode
+
+    modes = (ForwardOperatorsMode, FunctionalTensorMode, FakeTensorMode)
+    places: list[tuple[Any, str]] = [(mode, "__torch_dispatch__") for mode in modes]
     # Operators ask for sizes outside of the modes, too, which are symbols in some captures.
     places += [
         (SymNode, name)
@@ -314,3 +315,7 @@ def _without_profiler(dispatch: Callable[..., Any], watch: ProfileHook) -> Calla
             sys.setprofile(watch)
 
     return unwatched
+
+
+UNWATCHED_CODE = _without_profiler(len, lambda *_: None).__code__
+"""The code that stands for what a profiler does not see; it asks nothing itself."""

@@ -35,7 +35,11 @@ from tightfit.stages.trace.guards.attribute_recorder import (
     record_decorator_settings,
 )
 from tightfit.stages.trace.guards.effect_recorder import EffectRecorder
-from tightfit.stages.trace.guards.global_state import GlobalStateMonitor, install_profiler
+from tightfit.stages.trace.guards.global_state import (
+    UNWATCHED_CODE,
+    GlobalStateMonitor,
+    install_profiler,
+)
 from tightfit.stages.trace.guards.guard_source import (
     INTERNAL_FIELDS,
     UNREACHABLE,
@@ -249,7 +253,7 @@ class GuardRecorder:
             self._check_changes()
 
     def _profile(self, frame: types.FrameType, event: str, argument: Any) -> None:
-        if self._reader.busy:
+        if self._reader.busy or frame.f_code is UNWATCHED_CODE:
             return
         self._reader.busy = True
         try:

@@ -47,6 +47,19 @@ class Perceptron(nn.Module):
         return out
 
 
+class Pointwise(nn.Module):
+    """Convolutions of single pixels, for which PyTorch has other kernels below 16 images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 1)
+        self.last = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.first(x).tanh())
+        return out
+
+
 class Convolutions(nn.Module):
     """A small residual network on images of one size."""
 

@@ -29,6 +29,10 @@ MODELS: dict[str, Callable[[], BuiltModel]] = {
     "convolutions": lambda: dynamic.built_dynamic(
         (dynamic.Convolutions().train(), ((torch.randn(3, 3, 8, 8),), {})), dynamic.BATCH
     ),
+    "pointwise": lambda: dynamic.built_dynamic(
+        (dynamic.Pointwise().train(), ((torch.randn(3, 3, 8, 8),), {})),
+        (replace(dynamic.BATCH[0], largest=20),),
+    ),
     "scaled": lambda: dynamic.built_dynamic(dynamic.tokens(dynamic.Scaled)),
     "gpt2": lambda: dynamic.built_dynamic(models.gpt2(1, 32, 2, 50, 2, 24, dropout=0.1)),
     "bert": lambda: dynamic.built_dynamic(models.bert(1, 32, 2, 50, 2, 24)),
@@ -159,21 +163,40 @@ def test_small_ranges_have_sizes_that_tell_dimensions_apart() -> None:
     assert trace_dynamic(built, "model").dynamic is not None
 
 
-def test_dimensions_that_have_to_be_equal_are_told() -> None:
-    class Sum(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(4, 4)
+class Sum(torch.nn.Module):
+    """A layer and another tensor, which may be one of its own for four rows."""
 
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return self.layer(x) + y
+    table: torch.Tensor
 
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.register_buffer("table", torch.ones(4, 4))
+        self.how = how
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.layer(x)
+        if self.how == "view":
+            return made.view(2, -1, 4) + y.sum()
+        return made + (self.table if self.how == "table" else y)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("sum", r"tensor a \(batch\) must match the size of tensor b \(others\) at .* 0 \(with "),
+        ("sum", "; dimensions that have to be equal need one name"),
+        ("table", "leave batch out of dynamic_shapes, which the model fixes to be 4, or give"),
+        ("view", r"of size 4\*batch \(.*; leave a dimension that the model fixes out of"),
+    ],
+)
+def test_sizes_that_do_not_go_together_are_told(how: str, said: str) -> None:
     dimensions = (dynamic.TEXT[0], replace(dynamic.TEXT[0], name="others"))
-    given: Any = Sum(), ((torch.randn(4, 4), torch.randn(4, 4)), {})
+    given: Any = Sum(how), ((torch.randn(4, 4), torch.randn(4, 4)), {})
     built = dynamic.built_dynamic(given, dimensions[:1])
     assert built.dynamic is not None
     apart = replace(built.dynamic, dimensions=dimensions, axes={0: {0: "batch"}, 1: {0: "others"}})
-    with pytest.raises(ModelError, match="dimensions that have to be equal need one name"):
+    with pytest.raises(ModelError, match=said):
         trace_dynamic(replace(built, dynamic=apart), "model")
 
 
