@@ -20,6 +20,8 @@ from tightfit.integrations import plan_at_first_call
 
 pytest.importorskip("accelerate")
 
+from transformers import Trainer
+
 
 def fit_in(store: Path, **options: Any) -> Any:
     settings = {"budget": "90%", "store": store, "progress": False, **SETTINGS, **options}
@@ -53,6 +55,29 @@ def test_a_trainer_trains_as_without_a_plan(way: str, store: Path, tmp_path: Pat
         assert len(fit.plan.replans) == 2  # the smaller batch, with a mask of ones and with others
 
 
+class LogitsLoss(Trainer):
+    """Computes a loss of its own from the logits."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        outputs = model(**inputs)
+        loss = outputs.loss + outputs.logits.square().mean()
+        return (loss, outputs) if return_outputs else loss
+
+
+def test_a_trainer_with_a_loss_of_its_own(store: Path, tmp_path: Path) -> None:
+    found = []
+    for callbacks in ([], [fit_in(store, assume_all_ones_masks=True)]):
+        trainer = trainer_of(gpt2(), tmp_path, callbacks=callbacks, kind=LogitsLoss)
+        trainer.train()
+        found.append(weights(trainer))
+    assert equal(*found) and callbacks[0].plan.feasible
+
+
+def test_a_callback_that_no_trainer_calls() -> None:
+    with pytest.raises(tightfit.ConfigError, match="no transformers Trainer calls it"):
+        fit_in(Path()).on_train_begin(None, None, None, gpt2())
+
+
 def test_a_callback_that_is_added_later(store: Path, tmp_path: Path) -> None:
     trainer = trainer_of(gpt2(), tmp_path, max_steps=1)
     fit = fit_in(store)
@@ -62,7 +87,7 @@ def test_a_callback_that_is_added_later(store: Path, tmp_path: Path) -> None:
 
 
 def test_what_does_not_go_with_a_callback_is_told_when_the_trainer_is_made(tmp_path: Path) -> None:
-    with pytest.raises(tightfit.ConfigError, match="torch_compile=True"):
+    with pytest.raises(tightfit.ConfigError, match="torch_compile=True.*leave it out.*compile_budget"):
         trainer_of(gpt2(), tmp_path, callbacks=[fit_in(tmp_path)], torch_compile=True)
     with pytest.raises(tightfit.ConfigError, match="Fit: optimizer: the optimizer of the loop"):
         fit_in(tmp_path, optimizer=torch.optim.SGD([torch.ones(1, requires_grad=True)]))
