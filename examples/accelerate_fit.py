@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 from accelerate import Accelerator
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import tightfit
@@ -46,9 +46,10 @@ def train(
             model, budget=budget, loss=tightfit.integrations.model_output_loss, progress=False
         )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(rows, batch_size=4))
+    batches = DataLoader(TensorDataset(rows), batch_size=4)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, batches)
     losses = []
-    for batch in loader:
+    for (batch,) in loader:
         with accelerator.accumulate(model):
             loss = model(input_ids=batch, labels=batch).loss
             accelerator.backward(loss)

@@ -140,7 +140,12 @@ def _describe_limits(card: CardFit) -> list[str]:
 
 
 def _list_notes(fit: ModelFit) -> list[str]:
+    breaks = "; ".join(f"{place}: {assumed}" for place, assumed in fit.assumptions.items())
     notes = [
+        "The graph breaks where data decide what runs, and all figures, certified ones too, are of "
+        f"one path ({breaks})."
+    ] * bool(breaks)
+    notes += [
         "Bytes of the card are what PyTorch's allocator reserves for parameters, states and the "
         "step, with offload what is requested. Workspaces of libraries and CUDA's context come on "
         "top. Where a way does not fit, they are the least known for it.",
