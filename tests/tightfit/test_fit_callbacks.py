@@ -7,6 +7,7 @@ import copy
 import pickle
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -183,6 +184,10 @@ def test_lightning(store: Path, tmp_path: Path) -> None:
     assert fit.plan is not None and fit.plan.feasible and len(fit.plan.replans) == 1
     with pytest.raises(tightfit.ConfigError, match="no submodule 'model', but net"):
         trained([tightfit.integrations.LightningFit(module="model", **options)])
+    two = lightning.LightningModule()
+    two.generator, two.critic = Net(), Net()
+    with pytest.raises(tightfit.ConfigError, match=r'LightningFit for each.*module="generator"'):
+        tightfit.integrations.LightningFit().setup(SimpleNamespace(strategy=None), two, "fit")  # type: ignore[arg-type]
 
 
 def test_a_loop_of_ones_own_plans_in_its_first_training_call(store: Path) -> None:
@@ -211,8 +216,16 @@ def test_a_loop_of_ones_own_plans_in_its_first_training_call(store: Path) -> Non
         results.append([parameter.grad for parameter in model.parameters()])
     assert fit.plan is not None and fit.plan.feasible
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    again = plan_at_first_call(model, budget="95%", store=store, progress=False, **SETTINGS)
     with pytest.raises(tightfit.ConfigError, match="is planned already"):
         plan_at_first_call(model)
+    model.zero_grad()
+    torch.manual_seed(1)
+    for _ in range(2):
+        model(sample).square().mean().backward()
+    assert again.plan is not None and again.plan.feasible
+    for parameter, gradient in zip(model.parameters(), results[0], strict=True):
+        assert torch.equal(parameter.grad, gradient)  # type: ignore[arg-type]
 
 
 class Locked(nn.Linear):
