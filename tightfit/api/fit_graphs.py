@@ -104,14 +104,15 @@ class FactoryModel:
 
 
 def _register_tensor_attributes(model: nn.Module) -> None:
-    """Makes buffers of the tensors that modules have as plain attributes: without memory these
-    could be no constants of a graph."""
-    import torch
+    """Makes buffers of the tensors without memory that modules have as plain attributes, since
+    these can be no constants of a graph."""
+    from torch._subclasses.fake_tensor import FakeTensor
 
     for module in model.modules():
-        plain = [name for name, each in vars(module).items() if isinstance(each, torch.Tensor)]
+        plain = [name for name, each in vars(module).items() if isinstance(each, FakeTensor)]
         for name in plain:
-            module.register_buffer(name, vars(module).pop(name), persistent=False)
+            if not hasattr(type(module), name):
+                module.register_buffer(name, vars(module).pop(name), persistent=False)
 
 
 @dataclass(frozen=True)
