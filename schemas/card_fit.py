@@ -77,7 +77,8 @@ class CardFit:
 class ModelFit:
     """A model and its step on several cards; bytes of all parameters, of their gradients and of the
     states of the optimizer. Where it has equal `layers`, 0 for none, its graph was found from
-    traces with `traced_layers` of them."""
+    traces with `traced_layers` of them. `assumptions` have, by "file:line", what was assumed where
+    the forward asks for the data of a tensor, which a graph does not hold."""
 
     model: str
     batch: int
@@ -89,6 +90,7 @@ class ModelFit:
     state_bytes: int
     layers: int
     traced_layers: list[int]
+    assumptions: dict[str, str]
     seconds: float
     cards: list[CardFit]
 

@@ -21,6 +21,10 @@ SMALL = {
         "equal to SFTTrainer",
     ),
     "lightning_fit": (["--width", "32", "--layers", "4"], "equal to Lightning"),
+    "accelerate_fit": (
+        ["--width", "32", "--layers", "2", "--tokens", "16", "--budget", "min"],
+        "equal to accelerate",
+    ),
     "optimizer_on_disk": (["--layers", "4"], "equal to torch.optim"),
     "pipeline_three_ranks": (["--width", "64"], "equal to one process"),
     "resnet_sweep": (

@@ -62,6 +62,9 @@ def count_flops(graph: Graph, op: Op) -> float:
         left = values[_MATRIX_PRODUCTS[name]]
         batches = left.shape[0] if name == "addbmm" else 1
         work = 2.0 * batches * prod(_first_output(graph, op).shape) * left.shape[-1]
+    elif "grouped_mm" in name:
+        work = _grouped_flops(values[0].shape, values[1].shape)
+        work *= 2.0 if name.endswith("backward") else 1.0
     elif name in ("convolution", "convolution_backward"):
         work = _convolution_flops(graph, op, name.endswith("backward"))
     elif name.startswith(_ATTENTION_PREFIX):
@@ -69,6 +72,13 @@ def count_flops(graph: Graph, op: Op) -> float:
     else:
         return 0.0
     return work * (4.0 if any(value.dtype in _COMPLEX_PARTS for value in values.values()) else 1.0)
+
+
+def _grouped_flops(left: list[int], right: list[int]) -> float:
+    """Operations of a product whose rows, or whose sums, are those of groups one after the other:
+    each row of one factor meets one matrix of the other."""
+    groups = left[0] if len(left) == len(right) == 3 else 1
+    return 2.0 * groups * prod(left[-2:]) * right[-1]
 
 
 def compute_dtype(graph: Graph, op: Op) -> str:

@@ -56,12 +56,16 @@ def build_fit_page(fit: ModelFit) -> FitPage:
         )
         for card in fit.cards
     ]
-    return FitPage(fit.model, _describe_model(fit), _list_notes(fit), list(_HEADS[1:]), panels)
+    about = [*_describe_model(fit), *_describe_breaks(fit)]
+    return FitPage(fit.model, about, _list_notes(fit), list(_HEADS[1:]), panels)
 
 
 def format_fit(fit: ModelFit) -> str:
     """How a model fits on cards, as text of at most `TABLE_COLUMNS` columns."""
-    lines = [fit.model, *(f"  {line}" for line in _describe_model(fit)), ""]
+    lines = [fit.model, *(f"  {line}" for line in _describe_model(fit))]
+    for text in _describe_breaks(fit):
+        lines += _wrap_text(text, 2)
+    lines.append("")
     rows = [[card.card if not place else "", *_way_cells(way)]
             for card in fit.cards for place, way in enumerate(card.ways)]  # fmt: skip
     widths = [max(map(len, column)) for column in zip(_HEADS, *rows, strict=True)]
@@ -105,6 +109,15 @@ def _describe_model(fit: ModelFit) -> list[str]:
         f"{format_bytes(fit.gradient_bytes)}, states of {fit.optimizer} "
         f"{format_bytes(fit.state_bytes)}",
     ]
+
+
+def _describe_breaks(fit: ModelFit) -> list[str]:
+    """Where the graph breaks, and what all figures rest on there."""
+    if not fit.assumptions:
+        return []
+    places = "; ".join(f"{place}: {assumed}" for place, assumed in fit.assumptions.items())
+    said = "The graph breaks where data decide what runs, and all figures, certified ones too, are"
+    return [f"{said} of one path ({places})."]
 
 
 def _format_status(card: CardFit) -> str:

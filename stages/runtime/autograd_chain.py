@@ -207,7 +207,8 @@ class _ReturnOutputs(torch.autograd.Function):
             if expected[number] is None and tangent is not None:
                 raise RuntimeError(
                     f"output {number} receives a gradient, but the plan was made for a loss that "
-                    f"does not use it: plan without loss=, or with a loss that uses it, too"
+                    f"does not use it: give loss=None, or a loss that uses it, too, to what made "
+                    "the plan (Fit, LightningFit, plan_trainer, plan_at_first_call, plan)"
                 )
             if (
                 expected[number] is not None

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -26,6 +26,9 @@ from tightfit.stages.torch_utils.devices import parse_device
 from tightfit.stages.torch_utils.devices import require_device as require_device
 from tightfit.util.errors import ModelError
 from tightfit.util.tracebacks import describe_error_location, format_last_calls
+
+if TYPE_CHECKING:
+    from tightfit.stages.trace.assumed_data import AssumedData
 
 
 @contextlib.contextmanager
@@ -96,7 +99,7 @@ class BuiltModel:
     takes no call where they hold only ones. `numbers` are leaves, tensors of float64 without
     dimensions, in whose places the model is given floats. Calls may have other sizes on the
     `dynamic` dimensions, of which the samples have the largest. A `symbolic` capture has symbols
-    there.
+    there. With `assumed` data the capture is of the path that these choose, for what nobody runs.
     """
 
     model: nn.Module
@@ -109,6 +112,7 @@ class BuiltModel:
     numbers: tuple[int, ...] = ()
     dynamic: DynamicInputs | None = None
     symbolic: bool = False
+    assumed: AssumedData | None = None
 
 
 def load_factory(spec: str, search_path: Sequence[Path | str] = ()) -> Callable[..., Any]:

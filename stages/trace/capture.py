@@ -439,10 +439,10 @@ def _translate_errors(built: BuiltModel) -> Iterator[None]:
     except Exception as error:
         if "Unexpected fake buffer" in str(error):
             raise FakeConstantError(fake_constants_message(built)) from error
-        if built.fake_mode is not None and is_data_dependent(error) and [*built.model.buffers()]:
+        fake = built.fake_mode and not built.assumed and [*built.model.buffers()]
+        if fake and is_data_dependent(error):
             raise FakeConstantError("the forward asks for values, perhaps of buffers") from error
-        where = error_location(error)
-        place = f" at {where}" if where else ""
+        place = f" at {where}" if (where := error_location(error)) else ""
         why = f"{capture_failure_reason(built.model, error)}{all_ones_hint(built, error)}"
         raise ModelError(f"{built.label}: the model cannot be captured{place}: {why}") from error
     finally:

@@ -391,7 +391,7 @@ def fake_constants_message(built: BuiltModel) -> str:
         if isinstance(value, FakeTensor)
     ]
     named = f" ({', '.join(names)})" if names else ""
-    return f"a tensor of the model{named} has no data under fake tensors"
+    return f"a tensor of the model{named} has no data under fake tensors: make it a buffer"
 
 
 def submodule_hook_message(path: str, field: str, hook: Any) -> str:

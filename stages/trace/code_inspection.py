@@ -63,13 +63,19 @@ def is_external_code(file: str) -> bool:
 
 def caller_location() -> str:
     """The "file:line" of the innermost frame outside PyTorch, tightfit and Python's own library."""
-    frame = sys._getframe(2)
+    frame = caller_frame()
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def caller_frame() -> types.FrameType | None:
+    """The innermost frame outside PyTorch, tightfit and Python's own library."""
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if is_external_code(file) and not _is_stdlib_file(file):
-            return f"{file}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
+            return frame
+        frame = frame.f_back
+    return None
 
 
 def _is_stdlib_file(file: str) -> bool:

@@ -119,7 +119,7 @@ class FunctionalForward:
         """Autograd's `grad`, within which the Python of a backward is watched, too."""
 
         def watching(*args: Any, **kwargs: Any) -> Any:
-            mode = ForwardOperatorsMode(self.follower.known, self.random)
+            mode = ForwardOperatorsMode(self.follower.known, self.random, self.built.assumed)
             if self.state.inside:
                 with self.running(), mode:
                     return grad(*args, **kwargs)
@@ -219,7 +219,7 @@ class FunctionalForward:
         needing += [(f"input {self.path(i)}", x, x.requires_grad) for i, x in enumerate(tensors)]
         known = self.follower.known
         self.random.begin()
-        mode = ForwardOperatorsMode(known, self.random)
+        mode = ForwardOperatorsMode(known, self.random, self.built.assumed)
         with self.follower.follow_calls(), self.tied(), mode:
             self.follower.name((f"input {i}", tensor) for i, tensor in enumerate(tensors))
             self.follower.numbers.begin(given[place] for place in self.built.numbers)

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tightfit.stages.torch_utils.operators import draws_random_numbers
+from tightfit.stages.trace.assumed_data import AssumedData
 from tightfit.stages.trace.constant_folding import ConstantFolder, nested_tensors
 from tightfit.stages.trace.random_states import RandomStates
 
@@ -41,12 +42,16 @@ class ForwardOperatorsMode(TorchDispatchMode):
 
     Random numbers are drawn from the states that the forward takes and puts back (`states`).
     An operator whose result has a shape by data, and hangs on no input, has a constant as result.
+    Where data are `assumed`, all that is asked of them is answered.
     """
 
-    def __init__(self, known: ConstantFolder, states: RandomStates) -> None:
+    def __init__(
+        self, known: ConstantFolder, states: RandomStates, assumed: AssumedData | None = None
+    ) -> None:
         super().__init__()
         self.known = known
         self.states = states
+        self.assumed = assumed
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -54,6 +59,8 @@ class ForwardOperatorsMode(TorchDispatchMode):
         named = kwargs or {}
         if func in _READS:
             found = self.known.answer(*args[: _READS[func]])
+            if found is None and self.assumed is not None:
+                return self.assumed.read(func, args[0])
             if found is None:
                 raise DataDependentOutputException(func)
             return self.known.compute(func, args, named)
@@ -62,6 +69,8 @@ class ForwardOperatorsMode(TorchDispatchMode):
             args = (args[0], self._whole_indices(args[1]), *args[2:])
         if _SHAPED_BY_DATA in getattr(func, "tags", ()):
             folded = self._fold(func, args, named)
+            if folded is None and self.assumed is not None:
+                folded = self.assumed.select(func, args)
             if folded is not None:
                 return folded
         if isinstance(func, torch._ops.OpOverload) and draws_random_numbers(func, args):
@@ -92,6 +101,8 @@ class ForwardOperatorsMode(TorchDispatchMode):
         for index in indices:
             masks = isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
             places = self._fold(aten.nonzero.default, (index,), {}) if masks else None
+            if masks and places is None and self.assumed is not None:
+                places = self.assumed.nonzero(index)
             if places is None:
                 found.append(index)
             else:

@@ -7,6 +7,7 @@ import copy
 import pickle
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from tests.tightfit.test_integrations import TOKENS, Texts, equal, gpt2, trainer
 from tightfit.integrations import plan_at_first_call
 
 pytest.importorskip("accelerate")
+
+from transformers import Trainer
 
 
 def fit_in(store: Path, **options: Any) -> Any:
@@ -53,6 +56,28 @@ def test_a_trainer_trains_as_without_a_plan(way: str, store: Path, tmp_path: Pat
         assert len(fit.plan.replans) == 2  # the smaller batch, with a mask of ones and with others
 
 
+class LogitsLoss(Trainer):
+    """Computes a loss of its own from the logits."""
+
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **given: Any) -> Any:
+        outputs = model(**inputs)
+        return outputs.loss + outputs.logits.square().mean()
+
+
+def test_a_trainer_with_a_loss_of_its_own(store: Path, tmp_path: Path) -> None:
+    found = []
+    for callbacks in ([], [fit_in(store, assume_all_ones_masks=True)]):
+        trainer = trainer_of(gpt2(), tmp_path, callbacks=callbacks, kind=LogitsLoss)
+        trainer.train()
+        found.append(weights(trainer))
+    assert equal(*found) and callbacks[0].plan.feasible
+
+
+def test_a_callback_that_no_trainer_calls() -> None:
+    with pytest.raises(tightfit.ConfigError, match="no transformers Trainer calls it"):
+        fit_in(Path()).on_train_begin(None, None, None, gpt2())
+
+
 def test_a_callback_that_is_added_later(store: Path, tmp_path: Path) -> None:
     trainer = trainer_of(gpt2(), tmp_path, max_steps=1)
     fit = fit_in(store)
@@ -62,7 +87,7 @@ def test_a_callback_that_is_added_later(store: Path, tmp_path: Path) -> None:
 
 
 def test_what_does_not_go_with_a_callback_is_told_when_the_trainer_is_made(tmp_path: Path) -> None:
-    with pytest.raises(tightfit.ConfigError, match="torch_compile=True"):
+    with pytest.raises(tightfit.ConfigError, match=r"torch_compile=True.*: leave it out"):
         trainer_of(gpt2(), tmp_path, callbacks=[fit_in(tmp_path)], torch_compile=True)
     with pytest.raises(tightfit.ConfigError, match="Fit: optimizer: the optimizer of the loop"):
         fit_in(tmp_path, optimizer=torch.optim.SGD([torch.ones(1, requires_grad=True)]))
@@ -159,6 +184,10 @@ def test_lightning(store: Path, tmp_path: Path) -> None:
     assert fit.plan is not None and fit.plan.feasible and len(fit.plan.replans) == 1
     with pytest.raises(tightfit.ConfigError, match="no submodule 'model', but net"):
         trained([tightfit.integrations.LightningFit(module="model", **options)])
+    two = lightning.LightningModule()
+    two.generator, two.critic = Net(), Net()
+    with pytest.raises(tightfit.ConfigError, match=r'LightningFit for each.*module="generator"'):
+        tightfit.integrations.LightningFit().setup(SimpleNamespace(strategy=None), two, "fit")  # type: ignore[arg-type]
 
 
 def test_a_loop_of_ones_own_plans_in_its_first_training_call(store: Path) -> None:
@@ -187,8 +216,16 @@ def test_a_loop_of_ones_own_plans_in_its_first_training_call(store: Path) -> Non
         results.append([parameter.grad for parameter in model.parameters()])
     assert fit.plan is not None and fit.plan.feasible
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    again = plan_at_first_call(model, budget="95%", store=store, progress=False, **SETTINGS)
     with pytest.raises(tightfit.ConfigError, match="is planned already"):
         plan_at_first_call(model)
+    model.zero_grad()
+    torch.manual_seed(1)
+    for _ in range(2):
+        model(sample).square().mean().backward()
+    assert again.plan is not None and again.plan.feasible
+    for parameter, gradient in zip(model.parameters(), results[0], strict=True):
+        assert torch.equal(parameter.grad, gradient)  # type: ignore[arg-type]
 
 
 class Locked(nn.Linear):

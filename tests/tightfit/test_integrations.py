@@ -86,6 +86,7 @@ def trainer_of(
     classes: int = 0,
     count: int = 12,
     callbacks: Sequence[Any] = (),
+    kind: type[Trainer] = Trainer,
     **given: Any,
 ) -> Any:
     settings: dict[str, Any] = {
@@ -102,7 +103,7 @@ def trainer_of(
     }
     data = Texts(count, classes)
     arguments = TrainingArguments(**settings)
-    return Trainer(model=model, args=arguments, train_dataset=data, callbacks=[*callbacks])
+    return kind(model=model, args=arguments, train_dataset=data, callbacks=[*callbacks])
 
 
 def weights(trainer: Any) -> dict[str, torch.Tensor]:

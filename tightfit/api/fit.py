@@ -167,6 +167,7 @@ def _model_fit(
         state_bytes=trained_bytes * count_optimizer_states(optimizer, {}),
         layers=graphs.layers,
         traced_layers=graphs.traced_layers,
+        assumptions=dict(graphs.assumptions),
         seconds=perf_counter() - begun,
         cards=fits,
     )

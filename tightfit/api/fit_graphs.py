@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +16,8 @@ from tightfit.util.child_process import call_in_parallel
 from tightfit.util.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from tightfit.schemas.graph.training_graph import Graph
     from tightfit.stages.torch_utils.model_factory import BuiltModel
     from tightfit.stages.trace.layer_list import LayerList
@@ -85,7 +87,10 @@ class FactoryModel:
                 raise ConfigError(f"--tokens: the factory {self.name!r} takes no tokens")
             own["tokens"] = self.tokens
         path = [str(path) for path in self.search_path]
-        return build_from_factory(self.name, {**self.arguments, **own}, True, path)
+        built = build_from_factory(self.name, {**self.arguments, **own}, True, path)
+        if built.fake_mode is not None:
+            _register_tensor_attributes(built.model)
+        return built
 
     def _parameters(self) -> set[str]:
         """The names of the arguments that the factory takes."""
@@ -96,6 +101,18 @@ class FactoryModel:
             return set(inspect.signature(factory).parameters)
         except (TypeError, ValueError):
             return set()
+
+
+def _register_tensor_attributes(model: nn.Module) -> None:
+    """Makes buffers of the tensors without memory that modules have as plain attributes, since
+    these can be no constants of a graph."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    for module in model.modules():
+        plain = [name for name, each in vars(module).items() if isinstance(each, FakeTensor)]
+        for name in plain:
+            if not hasattr(type(module), name):
+                module.register_buffer(name, vars(module).pop(name), persistent=False)
 
 
 @dataclass(frozen=True)
@@ -110,6 +127,16 @@ class StepGraphs:
     layer_path: str
     layers: int
     traced_layers: list[int]
+    assumptions: Mapping[str, str] = field(default_factory=dict)
+    """By "file:line" what was assumed where the forward asks for the data of a tensor."""
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """A graph with its assumptions."""
+
+    graph: Graph
+    assumptions: Mapping[str, str]
 
 
 def trace_step(source: FitModel, batch: int, workers: int) -> StepGraphs:
@@ -129,24 +156,25 @@ def trace_step(source: FitModel, batch: int, workers: int) -> StepGraphs:
     layers = find_layer_list(built.model)
     single = max(batch, MIN_PAIR_BATCH)
     batches = list(dict.fromkeys([batch, single, 2 * single])) if source.varies_batch() else [batch]
-    graphs: list[Graph | None] = []
+    traces: list[_Trace | None] = []
     if layers is not None:
         calls = [partial(_trace_layers, source, each, layers, each == batch) for each in batches]
-        graphs = call_in_parallel(calls, workers)
-    numbers = [FEW_LAYERS, MORE_LAYERS] if graphs and graphs[0] else []
+        traces = call_in_parallel(calls, workers)
+    numbers = [FEW_LAYERS, MORE_LAYERS] if traces and traces[0] else []
     if not numbers:
         whole = [partial(_trace_whole, source, each, each == batch) for each in batches]
-        graphs = call_in_parallel(whole, workers)
-    known = dict(zip(batches, graphs, strict=True))
-    graph, one, two = (known.get(each) for each in (batch, single, 2 * single))
-    assert graph is not None
-    pair = None if one is None or two is None else (one, two)
+        traces = call_in_parallel(whole, workers)
+    known = dict(zip(batches, traces, strict=True))
+    traced, one, two = (known.get(each) for each in (batch, single, 2 * single))
+    assert traced is not None
+    pair = None if one is None or two is None else (one.graph, two.graph)
     count = layers.layers if layers and numbers else 0
-    return StepGraphs(graph, pair, single, layers.path if layers else "", count, numbers)
+    path = layers.path if layers else ""
+    return StepGraphs(traced.graph, pair, single, path, count, numbers, traced.assumptions)
 
 
-def _trace_layers(source: FitModel, batch: int, layers: LayerList, profiled: bool) -> Graph | None:
-    """The graph of all layers by traces with few of them, None if there is none."""
+def _trace_layers(source: FitModel, batch: int, layers: LayerList, profiled: bool) -> _Trace | None:
+    """The trace of all layers by those with few of them, None if there is none."""
     from tightfit.stages.trace.layer_extrapolation import (
         FEW_LAYERS,
         MORE_LAYERS,
@@ -155,28 +183,51 @@ def _trace_layers(source: FitModel, batch: int, layers: LayerList, profiled: boo
     )
     from tightfit.stages.trace.layer_list import keep_layers
 
-    traces: list[Graph] = []
+    traces: list[_Trace] = []
     with contextlib.suppress(IrregularLayersError, ModelError):
         for count in (FEW_LAYERS, MORE_LAYERS):
-            built = source.build(batch)
-            keep_layers(built.model, layers.path, count)
-            traces.append(_trace(built, source, profiled and not traces))
+
+            def build(count: int = count) -> BuiltModel:
+                built = source.build(batch)
+                keep_layers(built.model, layers.path, count)
+                return built
+
+            traces.append(_trace(build, source, profiled and not traces))
         few, more = traces
-        return extrapolate_layers(few, more, layers.layers)
+        graph = extrapolate_layers(few.graph, more.graph, layers.layers)
+        return _Trace(graph, more.assumptions)
     return None
 
 
-def _trace_whole(source: FitModel, batch: int, needed: bool) -> Graph | None:
-    """The graph of all layers by a trace with all; None if there is none and it is not `needed`."""
+def _trace_whole(source: FitModel, batch: int, needed: bool) -> _Trace | None:
+    """The trace with all layers; None if there is none and it is not `needed`."""
     try:
-        return _trace(source.build(batch), source, needed)
+        return _trace(partial(source.build, batch), source, needed)
     except ModelError:
         if needed:
             raise
         return None
 
 
-def _trace(built: BuiltModel, source: FitModel, profiled: bool) -> Graph:
+def _trace(build: Callable[[], BuiltModel], source: FitModel, profiled: bool) -> _Trace:
+    """The trace of a model. Where the data of tensors decide what its forward runs, that is the
+    path where all conditions hold, else that where none does."""
+    from tightfit.stages.torch_utils.custom_operators import allow_all_operators
+    from tightfit.stages.trace.assumed_data import AssumedData, hangs_on_data
     from tightfit.stages.trace.trace import trace
 
-    return trace(built, source.name, loss_room=None, probe_bytes=PROBE_BYTES, profiled=profiled)
+    refusals: list[ModelError] = []
+    for assumed in (None, AssumedData(truth=True), AssumedData(truth=False)):
+        built = replace(build(), assumed=assumed)
+        try:
+            with allow_all_operators():
+                graph = trace(
+                    built, source.name, loss_room=None, probe_bytes=PROBE_BYTES, profiled=profiled
+                )
+        except ModelError as error:
+            refusals.append(error)
+            if not hangs_on_data(refusals[0]):
+                raise
+        else:
+            return _Trace(graph, {} if assumed is None else assumed.places)
+    raise refusals[-1]

@@ -9,6 +9,7 @@ import inspect
 import random
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ CallOptions = Callable[[tuple[Any, ...], dict[str, Any]], Mapping[str, Any]]
 _WITHOUT_REPLANS = ("cuda_graphs", "dynamic_shapes")
 """Options of `tightfit.plan` that exclude plans for further calls."""
 _EXCLUDED = ("args", "kwargs", "samples", "optimizer")
+_PLANNED = weakref.WeakSet[Any]()
+"""The models that have planned their first training call."""
 
 
 @dataclass
@@ -47,11 +50,17 @@ class FirstCallPlan:
     plan: ChosenPlan | None = None
 
     def install(self, model: nn.Module) -> None:
-        """Has a model plan its first training call."""
+        """Has a model plan its first training call; anew where it has done so before."""
         from tightfit.stages.runtime.guards.encode import original_class
 
         if original_class(model) is not type(model):
-            raise ConfigError(f"the model, a {type(model).__name__}, is planned already")
+            if model not in _PLANNED:
+                raise ConfigError(
+                    f"the model, a {type(model).__name__}, is planned already: plan it once, "
+                    "either by a callback or by a function"
+                )
+            _PLANNED.discard(model)
+            object.__setattr__(model, "__class__", original_class(model))
         object.__setattr__(model, "__class__", _first_call_class(self, _forward_class(model)))
 
     def make(self, model: Any, base: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -72,6 +81,7 @@ class FirstCallPlan:
             if around is not None:
                 vars(model)["forward"] = around
         object.__setattr__(model, "__class__", type(fitted))
+        _PLANNED.add(model)
 
 
 def plan_at_first_call(model: nn.Module, **options: Any) -> FirstCallPlan:

@@ -101,6 +101,7 @@ class LightningFit(Callback):
             raise ConfigError(
                 f"LightningFit: {type(owner).__name__} has no forward, and "
                 f"{len(children)} submodules with parameters ({', '.join(children) or 'none'}): "
-                'name the one that its training_step calls, as in module="model"'
+                "name the one that its training_step calls, with a LightningFit for each, as in "
+                f'module="{next(iter(children), "model")}"'
             )
         return next(iter(children.values()))

@@ -67,7 +67,7 @@ def plan_trainer(trainer: Any, *, batches: int | None = None, **options: Any) ->
     _check(trainer, batches)
     with _preserve_state(trainer):
         data = trainer.get_train_dataloader()
-        if "loss" not in options and _takes_the_models_loss(trainer):
+        if "loss" not in options and takes_model_loss(trainer):
             options["loss"] = model_output_loss
         if options.get("optimizer") is not None:
             several = trainer.args.gradient_accumulation_steps > 1
@@ -133,7 +133,10 @@ def _check(trainer: Any, batches: int | None) -> None:
 def check_trainer_arguments(arguments: Any) -> None:
     """Raises ConfigError for arguments of a trainer that do not go with a plan."""
     if arguments.torch_compile:
-        raise ConfigError("the trainer has torch_compile=True, which cannot go through a plan")
+        raise ConfigError(
+            "the trainer has torch_compile=True, which cannot go through a plan: leave it out, or "
+            "keep it and call train() within tightfit.compile_budget in place of a plan"
+        )
     if getattr(arguments, "fsdp", None) or getattr(arguments, "deepspeed", None):
         raise ConfigError(
             "the trainer shards its model (fsdp or deepspeed), and a plan is for whole parameters: "
@@ -146,11 +149,12 @@ def check_trainer_arguments(arguments: Any) -> None:
         )
 
 
-def _takes_the_models_loss(trainer: Any) -> bool:
+def takes_model_loss(trainer: Any) -> bool:
     """Whether the loss is that in the model's output, so that nothing else receives gradients."""
     from transformers import Trainer
 
-    plain = type(trainer).compute_loss is Trainer.compute_loss
+    own = vars(trainer).get("compute_loss", type(trainer).compute_loss)
+    plain = own is Trainer.compute_loss
     return plain and trainer.label_smoother is None and trainer.compute_loss_func is None
 
 

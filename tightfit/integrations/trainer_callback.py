@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from tightfit.integrations.first_call import (
     FirstCallPlan,
     check_first_call_options,
     warn_of_missing_plan,
 )
-from tightfit.integrations.trainer import check_trainer_arguments, model_output_loss
+from tightfit.integrations.trainer import (
+    check_trainer_arguments,
+    model_output_loss,
+    takes_model_loss,
+)
 from tightfit.util.budget import DEFAULT_BUDGET
+from tightfit.util.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,9 +29,11 @@ if TYPE_CHECKING:
 
 def log_probability_loss(output: Any) -> Tensor:
     """A loss in place of those of trl's trainers. Like these it gives a contiguous gradient to the
-    log probabilities of trl's fused head of language models, and none to other outputs."""
+    log probabilities of trl's fused head of language models, and none to other outputs but the
+    auxiliary loss of a router."""
     loss: Tensor = output.log_probs.square().sum()
-    return loss
+    aux_loss = getattr(output, "aux_loss", None)
+    return loss if aux_loss is None else loss + aux_loss
 
 
 class Fit(TrainerCallback):
@@ -40,8 +48,8 @@ class Fit(TrainerCallback):
     Args:
         budget: Budget as `tightfit.plan` takes it, such as "20GiB" or "50%".
         **options: Further options of `tightfit.plan` except samples and `optimizer`. The `loss` is
-            by default that in the model's output where a batch has labels, which the trainer then
-            takes; give `loss=None` to a trainer that computes one from other outputs.
+            by default that in the model's output where the trainer takes that, and None for one
+            with a `compute_loss` of its own or label smoothing, which may use all outputs.
 
     Raises:
         ConfigError: An argument of the trainer does not go with a plan, such as
@@ -74,22 +82,33 @@ class Fit(TrainerCallback):
     ) -> None:
         """Has the trainer's model plan its first training step."""
         if model is not self._model:
-            self._install(args, model)
+            self._install(model)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Warns if nothing was planned."""
         if self.plan is None:
             warn_of_missing_plan("Fit", "tightfit.integrations.plan_at_first_call")
 
-    def _install(self, arguments: Any, model: Any) -> None:
-        smoothed = arguments.label_smoothing_factor != 0
+    def _install(self, model: Any) -> None:
+        model_loss = takes_model_loss(_calling_trainer())
 
         def loss_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any]:
             if kwargs.get("fused_lm_head"):
                 return {"loss": log_probability_loss}
-            has_loss = kwargs.get("labels") is not None and not smoothed
+            has_loss = kwargs.get("labels") is not None and model_loss
             return {"loss": model_output_loss} if has_loss else {}
 
         first = FirstCallPlan(self.options, loss_of_call)
         first.install(model)
         self._first, self._model = first, model
+
+
+def _calling_trainer() -> Trainer:
+    """The trainer that calls its callbacks, to which it does not give itself."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, Trainer):
+            return owner
+        frame = frame.f_back
+    raise ConfigError("Fit: no transformers Trainer calls it: give it to one as a callback")
