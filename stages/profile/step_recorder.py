@@ -51,11 +51,13 @@ class RecordedCall:
 @dataclass
 class BlockCalls:
     """The ops of one block, by number: those of its forward and of its recomputation; how many
-    forwards there were, and the position at which what the checkpoint holds was freed."""
+    forwards there were, the position at which its recomputation began (None without a backward),
+    and the one at which what the checkpoint holds was freed."""
 
     forward: list[int] = field(default_factory=list)
     recomputation: list[int] = field(default_factory=list)
     forwards: int = 0
+    recomputation_start: int | None = None
     frame_end: int = NEVER
 
 
@@ -98,11 +100,17 @@ class StepRecorder(TorchDispatchMode):
 
         def contexts() -> tuple[Any, Any]:
             block.forwards += 1
-            again = self._within(block.recomputation)
+            again = self._recomputation_of(block)
             weakref.finalize(again, end_frame)
             return self._within(block.forward), again
 
         return contexts
+
+    @contextlib.contextmanager
+    def _recomputation_of(self, block: BlockCalls) -> Iterator[None]:
+        block.recomputation_start = 2 * len(self.calls) - 1
+        with self._within(block.recomputation):
+            yield
 
     @contextlib.contextmanager
     def _within(self, numbers: list[int]) -> Iterator[None]:
