@@ -108,14 +108,15 @@ def _add_decisions(
 
 def saved_peak(recording: CheckpointRecording, keys: Iterable[Key]) -> int:
     """The most bytes of the step with ops saved, beyond those that were there before it."""
-    levels = np.array(recording.levels, np.int64)
+    recorded = np.array(recording.levels, np.int64)
+    levels = recorded.copy()
     for index, number in keys:
         block = recording.blocks[index]
         for begin, end, size in _byte_intervals(recording, index, number):
             levels[begin:end] += size
         if number == WHOLE_BLOCK:
             begin, last = block.recomputation
-            levels[begin:last] += recording.levels[last] - np.array(recording.levels[begin:last])
+            levels[begin:last] += recorded[last] - recorded[begin:last]
     return int(levels.max())
 
 

@@ -275,7 +275,14 @@ def _recorded_block(
     for place, number in enumerate(calls.forward):
         call = recorder.calls[number]
         if place >= len(calls.recomputation):
-            ops.append(BlockOp(call.name, random=call.random, objection=NOT_RECOMPUTED))
+            ops.append(
+                BlockOp(
+                    call.name,
+                    random=call.random,
+                    collective=call.collective,
+                    objection=NOT_RECOMPUTED,
+                )
+            )
             continue
         second = calls.recomputation[place]
         outputs = call.outputs + recorder.calls[second].outputs
@@ -287,6 +294,9 @@ def _recorded_block(
             for each in call.outputs
             if each.size and each.freed < 2 * second
         )
+        if awaited := recorder.calls[second].awaited_bytes:
+            # If it does not run again, the next to wait is the backward.
+            storages += (SavedStorage(awaited, 2 * second, calls.frame_end),)
         ops.append(
             BlockOp(
                 call.name,
@@ -294,6 +304,7 @@ def _recorded_block(
                 2 * second,
                 levels.most[2 * second] - levels.ends[2 * second],
                 call.random,
+                call.collective,
                 objection,
                 storages,
             )
