@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import distributed
 
@@ -34,7 +34,7 @@ class SharedRecording:
         """What the first of the ranks makes; all ranks have to call this."""
         if not self.ranks:
             return make()
-        made = make() if distributed.get_rank() == self.ranks[0] else None
+        made: Any = make() if distributed.get_rank() == self.ranks[0] else None
         return _gather(made)[self.ranks[0]]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +68,7 @@ def parallelize_blocks(model: nn.Module, ranks: int, shards_rows: bool) -> nn.Mo
     from torch.distributed.tensor import Replicate, Shard, parallel
 
     mesh = init_device_mesh("cpu", (ranks,))
-    rows = {"input_layouts": Shard(0)} if shards_rows else {}
+    rows: dict[str, Any] = {"input_layouts": Shard(0)} if shards_rows else {}
     styles: dict[str, parallel.ParallelStyle] = {
         "layers.*.up": parallel.ColwiseParallel(**rows),
         "layers.*.down": parallel.RowwiseParallel(),
