@@ -59,11 +59,15 @@ def build_model(device: str) -> Any:
 
 
 def start_weights(model: Any) -> nn.Module:
-    """A model on the CPU with torchtitan's weights."""
+    """A model on the CPU with the same weights in each mode: torchtitan draws them in another order
+    if some blocks are wrapped and others are not."""
     model.to_empty(device="cpu")
-    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         model.init_weights(buffer_device=None)
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.to_local().normal_(0.0, 0.02, generator=generator)
     return model.train()
 
 
