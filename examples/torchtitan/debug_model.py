@@ -4,9 +4,9 @@ and bytes of a rank with torchtitan's `selective` and `full` checkpointing, and 
     pip install torchtitan==0.3.0 triton
     python examples/torchtitan/debug_model.py
 
-torchtitan's Trainer needs an accelerator, and so does the backward of the attention that its
-language models have. This calls what the Trainer calls: the model's configuration, with another
-attention of torchtitan, and `parallelize_llama` with FSDP2 and an activation checkpointing.
+torchtitan's Trainer takes a host without an accelerator for one with CUDA. This calls what the
+Trainer calls: the model's configuration, with PyTorch's attention in the place of the compiled
+FlexAttention, and `parallelize_llama` with FSDP2 and an activation checkpointing.
 """
 
 from __future__ import annotations
