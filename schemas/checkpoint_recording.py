@@ -37,6 +37,7 @@ class BlockOp:
         recomputation: Position of its recomputation; -1 without one.
         temporary: Bytes that its recomputation takes while it runs, beside its outputs.
         random: Whether it draws random numbers.
+        collective: Whether several ranks may have to run it together.
         objection: Why it cannot be saved; "" if it can.
         storages: Those of its outputs.
     """
@@ -46,6 +47,7 @@ class BlockOp:
     recomputation: int = -1
     temporary: int = 0
     random: bool = False
+    collective: bool = False
     objection: str = ""
     storages: tuple[SavedStorage, ...] = ()
 

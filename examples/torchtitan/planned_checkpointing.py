@@ -1,6 +1,7 @@
 """A checkpoint policy of tightfit as an activation checkpointing of torchtitan 0.3.
 
-Write the policy once, for the model on one device with the tokens that a rank has:
+Write the policy once, on all ranks, for the model as torchtitan has parallelized it with `FullAC`,
+so that what FSDP2 gathers is counted (`debug_model.py` beside this does so):
 
     policy = tightfit.checkpoint_policy(model, (tokens,), budget="40GiB", loss=loss_function)
     Path("policy.pickle").write_bytes(pickle.dumps(policy))

@@ -58,7 +58,10 @@ class SavedOps:
 
 
 def fastest_policy(
-    recording: CheckpointRecording, peak_limit: int, uniform: bool = False
+    recording: CheckpointRecording,
+    peak_limit: int,
+    uniform: bool = False,
+    limits: SolverLimits = MILP_LIMITS,
 ) -> SavedOps | None:
     """The saved ops with which the step takes least time.
 
@@ -66,6 +69,7 @@ def fastest_policy(
         recording: Step with nothing saved.
         peak_limit: Most bytes of the step beyond those before it.
         uniform: Whether blocks of the same operators have to save the same ones.
+        limits: When the integer program ends.
 
     Returns:
         The policy; None if none is known that is within the limit.
@@ -77,7 +81,7 @@ def fastest_policy(
     terms = _add_decisions(builder, recording, uniform)
     _add_memory_rows(builder, recording, terms, peak_limit)
     _add_order_rows(builder, recording, terms)
-    found = solve_milp(builder.sparse(), MILP_LIMITS)
+    found = solve_milp(builder.sparse(), limits)
     if not len(found.values) and saved_peak(recording, []) > peak_limit:
         return None
     keys = [
@@ -104,14 +108,15 @@ def _add_decisions(
 
 def saved_peak(recording: CheckpointRecording, keys: Iterable[Key]) -> int:
     """The most bytes of the step with ops saved, beyond those that were there before it."""
-    levels = np.array(recording.levels, np.int64)
+    recorded = np.array(recording.levels, np.int64)
+    levels = recorded.copy()
     for index, number in keys:
         block = recording.blocks[index]
         for begin, end, size in _byte_intervals(recording, index, number):
             levels[begin:end] += size
         if number == WHOLE_BLOCK:
             begin, last = block.recomputation
-            levels[begin:last] += recording.levels[last] - np.array(recording.levels[begin:last])
+            levels[begin:last] += recorded[last] - recorded[begin:last]
     return int(levels.max())
 
 

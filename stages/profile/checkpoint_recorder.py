@@ -242,7 +242,7 @@ def _median_seconds(calls: Sequence[RecordedCall]) -> dict[tuple[Any, ...], floa
 
 
 def _check_calls(recorder: StepRecorder, paths: Sequence[str]) -> None:
-    trained = [path for path in paths if recorder.blocks[path].recomputation]
+    trained = [path for path in paths if recorder.blocks[path].recomputation_start is not None]
     for path in paths:
         block = recorder.blocks[path]
         if block.forwards != 1:
@@ -253,7 +253,7 @@ def _check_calls(recorder: StepRecorder, paths: Sequence[str]) -> None:
         names = [
             [recorder.calls[n].name for n in part] for part in (block.forward, block.recomputation)
         ]
-        if not names[1]:
+        if block.recomputation_start is None:
             raise ModelError(
                 f"block {path!r} has no backward (frozen, or its output is not in the loss): name "
                 f"the blocks that have one, blocks={trained}"
@@ -275,7 +275,14 @@ def _recorded_block(
     for place, number in enumerate(calls.forward):
         call = recorder.calls[number]
         if place >= len(calls.recomputation):
-            ops.append(BlockOp(call.name, random=call.random, objection=NOT_RECOMPUTED))
+            ops.append(
+                BlockOp(
+                    call.name,
+                    random=call.random,
+                    collective=call.collective,
+                    objection=NOT_RECOMPUTED,
+                )
+            )
             continue
         second = calls.recomputation[place]
         outputs = call.outputs + recorder.calls[second].outputs
@@ -287,6 +294,9 @@ def _recorded_block(
             for each in call.outputs
             if each.size and each.freed < 2 * second
         )
+        if awaited := recorder.calls[second].awaited_bytes:
+            # If it does not run again, the next to wait is the backward.
+            storages += (SavedStorage(awaited, 2 * second, calls.frame_end),)
         ops.append(
             BlockOp(
                 call.name,
@@ -294,28 +304,33 @@ def _recorded_block(
                 2 * second,
                 levels.most[2 * second] - levels.ends[2 * second],
                 call.random,
+                call.collective,
                 objection,
                 storages,
             )
         )
     block = inner_block(model.get_submodule(path))
     size = _storage_bytes([x for x in block.parameters() if x.requires_grad])
-    end = 2 * calls.recomputation[-1] + 1
+    again = calls.recomputation
+    # A block that keeps only its inputs, as one convolution, recomputes nothing.
+    start = 2 * again[0] if again else calls.recomputation_start
+    end = 2 * again[-1] + 1 if again else start
+    assert start is not None and end is not None
     return RecordedBlock(
         path,
         tuple(ops),
         size,
         (2 * calls.forward[0], 2 * calls.forward[-1] + 1),
-        (2 * calls.recomputation[0], end),
+        (start, end),
         tuple(_kept_storages(recorder, calls, end)),
         calls.frame_end,
-        _bias_bytes(recorder, calls),
+        _bias_bytes(recorder, calls, end),
     )
 
 
-def _bias_bytes(recorder: StepRecorder, block: BlockCalls) -> int:
+def _bias_bytes(recorder: StepRecorder, block: BlockCalls, end: int) -> int:
     """The most bytes that a sum over rows makes in the backward of a block."""
-    behind = recorder.calls[block.recomputation[-1] + 1 : block.frame_end // 2 + 1]
+    behind = recorder.calls[(end + 1) // 2 : block.frame_end // 2 + 1]
     sums = [call for call in behind if call.name == _BIAS_GRADIENT]
     return max((each.size for call in sums for each in call.outputs), default=0)
 

@@ -190,9 +190,10 @@ def _repeated_children(model: nn.Module) -> list[str]:
         children = list(module.children())
         if any(path.startswith(f"{other}.") for other in outer) or len(children) < 2:
             continue
-        if len({type(inner_block(child)) for child in children}) > 1 or not [
-            *children[0].parameters()
-        ]:
+        kinds = {type(inner_block(child)) for child in children}
+        if len(kinds) > 1 or not [*children[0].parameters()]:
+            continue
+        if kinds <= {nn.ModuleList, nn.ModuleDict}:  # which have no forward
             continue
         if path and not isinstance(children[0], nn.Linear):
             outer.append(path)

@@ -1,32 +1,35 @@
 """What PyTorch's selective checkpointing loses by greedy choices and by equal layers.
 
-    python -m tests.benchmarks.checkpoint_policies
+    python -m tests.benchmarks.checkpoint_policies > policies.md
+    python -m tests.benchmarks.plot_checkpoint_policies policies.md
 
 For each architecture, card and budget: the time of a step relative to that without checkpointing,
 with what a greedy choice saves (most seconds for their bytes first, the better of two orders: ops
 and whole blocks mixed, or whole blocks first), with the best program that saves the same in all
 layers, with the best policy, and the proven bound. Budgets are shares of what the peak without
-checkpointing is above that with nothing saved. Bytes are those of the CPU; times are measured
-there, or those of a card's roofline.
+checkpointing is above that with nothing saved. Bytes are those of the CPU; times are those of a
+card's roofline, or measured on the CPU.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
+from tests.benchmarks.checkpoint_architectures import ARCHITECTURES, BenchmarkModel
 from tightfit.schemas.checkpoint_recording import CheckpointRecording
 from tightfit.schemas.machine import MachineDevice, read_machine
 from tightfit.stages.combine.checkpoint_program import (
+    MILP_LIMITS,
     WHOLE_BLOCK,
     Key,
     fastest_policy,
@@ -35,126 +38,100 @@ from tightfit.stages.combine.checkpoint_program import (
 from tightfit.stages.profile.checkpoint_recorder import record_checkpointed_step
 from tightfit.stages.torch_utils.selective_checkpoint import IGNORED_OPS, find_blocks
 
-TOKENS, BATCH, WIDTH, LAYERS = 128, 4, 256, 6
 BUDGETS = (0.1, 0.3, 0.5, 0.7, 0.9)
-CARDS = ("", "rtx4090", "a100", "h100")
-"""Described cards; "" for measured times."""
+CARDS = ("rtx4090", "a100", "h100")
+MEASURED = "measured"
+"""Stands for times that are measured, in the place of a card."""
+LIMITS = replace(MILP_LIMITS, seconds=10.0)
 MACHINES = Path(__file__).parents[2] / "schemas" / "machines"
+CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
-def gpt2() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
+@dataclass(frozen=True)
+class OpWork:
+    """What an op does: floating-point operations, bytes that it reads and writes, and whether it
+    only makes a view."""
 
-    none: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    sizes: dict[str, Any] = {"n_layer": LAYERS, "n_embd": WIDTH, "n_head": 4, "vocab_size": 1000}
-    return GPT2LMHeadModel(GPT2Config(**sizes, **none, use_cache=False))
+    flops: int
+    traffic: int
+    view: bool
 
-
-def llama() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    sizes: dict[str, Any] = {
-        "hidden_size": WIDTH,
-        "intermediate_size": 688,
-        "num_hidden_layers": LAYERS,
-    }
-    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, vocab_size=1000, use_cache=False))
+    def seconds(self, device: MachineDevice) -> float:
+        """Its time by the roofline of a device."""
+        if self.view:
+            return 0.0
+        computing = self.flops / device.speed("float32")
+        return device.latency + max(computing, self.traffic / (device.bandwidth or 1.0))
 
 
-def bert() -> nn.Module:
-    from transformers import BertConfig, BertForMaskedLM
+class WorkCounter(TorchDispatchMode):
+    """Notes the work of the ops that run."""
 
-    none: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    sizes: dict[str, Any] = {
-        "hidden_size": WIDTH,
-        "intermediate_size": 4 * WIDTH,
-        "num_hidden_layers": LAYERS,
-    }
-    return BertForMaskedLM(BertConfig(**sizes, **none, num_attention_heads=4, vocab_size=1000))
-
-
-def gemma() -> nn.Module:
-    from transformers import Gemma2Config, Gemma2ForCausalLM
-
-    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
-    sizes: dict[str, Any] = {
-        "hidden_size": WIDTH,
-        "intermediate_size": 688,
-        "num_hidden_layers": LAYERS,
-    }
-    return Gemma2ForCausalLM(Gemma2Config(**sizes, **heads, vocab_size=1000, use_cache=False))
-
-
-ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
-    "gpt2": gpt2,
-    "llama": llama,
-    "bert": bert,
-    "gemma2": gemma,
-}
-
-
-def squared_logits(output: Any) -> Tensor:
-    """A loss of the logits."""
-    return (output.logits**2).mean()
-
-
-class RooflineMode(TorchDispatchMode):
-    """The seconds of the ops that run, by the roofline of a device."""
-
-    def __init__(self, device: MachineDevice) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.device = device
-        self.seconds: list[float] = []
+        self.works: list[OpWork] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func in IGNORED_OPS:
             return out
-        work = flop_registry.get(func.overloadpacket)
-        flops = work(*args, **(kwargs or {}), out_val=out) if work else 0
         tensors = [x for x in pytree.tree_leaves((args, kwargs, out)) if isinstance(x, Tensor)]
         traffic = sum(x.numel() * x.element_size() for x in tensors)
         view = any(x.alias_info and not x.alias_info.is_write for x in func._schema.returns)
-        busy = max(flops / self.device.speed("float32"), traffic / (self.device.bandwidth or 1.0))
-        self.seconds.append(0.0 if view else self.device.latency + busy)
+        self.works.append(OpWork(self._flops(func, args, kwargs or {}, out), traffic, view))
         return out
 
+    def _flops(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> int:
+        if func.overloadpacket is CPU_ATTENTION:
+            return sdpa_flop_count(*(x.shape for x in args[:3]))
+        count = flop_registry.get(func.overloadpacket)
+        return int(count(*args, **kwargs, out_val=out)) if count else 0
 
-def on_card(
-    recording: CheckpointRecording, model: nn.Module, tokens: Tensor, card: str
-) -> CheckpointRecording:
-    """A recording with the times of a card's roofline."""
-    path = MACHINES / f"{card}.json"
-    mode = RooflineMode(read_machine(path).single_device(path))
+
+@dataclass(frozen=True)
+class StepWork:
+    """The work of a step without checkpointing, and which ops are those of each block."""
+
+    works: Sequence[OpWork]
+    spans: dict[str, list[int]]
+
+
+def count_work(recording: CheckpointRecording, model: BenchmarkModel) -> StepWork:
+    """Runs one step and notes its work."""
+    mode = WorkCounter()
     spans: dict[str, list[int]] = {block.path: [] for block in recording.blocks}
 
     def note(path: str) -> Callable[..., None]:
-        return lambda *hook_arguments: spans[path].append(len(mode.seconds))
+        return lambda *hook_arguments: spans[path].append(len(mode.works))
 
     handles = []
-    for block in recording.blocks:
-        module = model.get_submodule(block.path)
+    for path in spans:
+        module = model.module.get_submodule(path)
         handles += [
-            module.register_forward_pre_hook(note(block.path)),
-            module.register_forward_hook(note(block.path)),
+            module.register_forward_pre_hook(note(path)),
+            module.register_forward_hook(note(path)),
         ]
     with mode:
-        squared_logits(model(tokens)).backward()
-    model.zero_grad()
+        model.loss(model.module(**model.kwargs)).backward()
     for handle in handles:
         handle.remove()
+    return StepWork(mode.works, spans)
+
+
+def on_card(recording: CheckpointRecording, step: StepWork, card: str) -> CheckpointRecording:
+    """A recording with the times of a card's roofline."""
+    path = MACHINES / f"{card}.json"
+    device = read_machine(path).single_device(path)
+    times = [work.seconds(device) for work in step.works]
     blocks = []
     for block in recording.blocks:
-        first, last = spans[block.path]
-        times = mode.seconds[first:last]
-        assert len(times) == len(block.ops)
+        first, last = step.spans[block.path]
         ops = [
             replace(op, seconds=seconds if op.recomputation >= 0 else 0.0)
-            for op, seconds in zip(block.ops, times, strict=True)
+            for op, seconds in zip(block.ops, times[first:last], strict=True)
         ]
         blocks.append(replace(block, ops=tuple(ops)))
-    total = sum(mode.seconds) + sum(block.seconds for block in blocks)
+    total = sum(times) + sum(block.seconds for block in blocks)
     return replace(recording, blocks=tuple(blocks), seconds=total)
 
 
@@ -196,32 +173,38 @@ def table_rows(names: Sequence[str], cards: Sequence[str]) -> Iterator[str]:
     """A row for each architecture, card and budget."""
     for name in names:
         torch.manual_seed(0)
-        model = ARCHITECTURES[name]().train()
-        tokens = torch.randint(1000, (BATCH, TOKENS))
-        paths = find_blocks(model, None)
-        measured = record_checkpointed_step(model, (tokens,), {}, squared_logits, paths)
+        model = ARCHITECTURES[name]()
+        paths = find_blocks(model.module, None)
+        measured = record_checkpointed_step(model.module, (), model.kwargs, model.loss, paths)
+        step = count_work(measured, model)
         for card in cards:
-            recording = on_card(measured, model, tokens, card) if card else measured
-            least = saved_peak(recording, [])
-            most = saved_peak(recording, [(n, WHOLE_BLOCK) for n in range(len(paths))])
-            plain = recording.seconds - sum(block.seconds for block in recording.blocks)
+            recording = measured if card == MEASURED else on_card(measured, step, card)
             for share in BUDGETS:
-                limit = int(least + share * (most - least))
-                uniform = fastest_policy(recording, limit, uniform=True)
-                best = fastest_policy(recording, limit)
-                assert uniform is not None and best is not None
-                seconds = (greedy_seconds(recording, limit), uniform.seconds, best.seconds)
-                cells = [f"{value / plain:.4f}" for value in (*seconds, best.bound)]
-                head = f"| {name} | {card or 'measured'} | {share:.0%} | {limit / 1e6:.1f}"
-                yield f"{head} | {' | '.join(cells)} |"
+                yield f"| {name} | {card} | {share:.0%} | {' | '.join(_cells(recording, share))} |"
+
+
+def _cells(recording: CheckpointRecording, share: float) -> Iterator[str]:
+    """The megabytes of a budget, and the times of greedy, equal layers, the best, and its bound,
+    relative to that without checkpointing."""
+    least = saved_peak(recording, [])
+    most = saved_peak(recording, [(n, WHOLE_BLOCK) for n in range(len(recording.blocks))])
+    limit = int(least + share * (most - least))
+    yield f"{limit / 1e6:.1f}"
+    plain = recording.seconds - sum(block.seconds for block in recording.blocks)
+    uniform = fastest_policy(recording, limit, uniform=True, limits=LIMITS)
+    best = fastest_policy(recording, limit, limits=LIMITS)
+    assert uniform is not None and best is not None
+    greedy = greedy_seconds(recording, limit)
+    for seconds in (greedy, uniform.seconds, best.seconds, best.bound):
+        yield f"{seconds / plain:.5f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--architectures", nargs="*", default=list(ARCHITECTURES))
-    parser.add_argument("--cards", nargs="*", default=list(CARDS))
+    parser.add_argument("--cards", nargs="*", default=list(CARDS), help=f"or {MEASURED}")
     options = parser.parse_args()
-    print("| architecture | times | budget | MB | greedy | equal layers | best | bound |")
+    print("| architecture | card | budget | MB | greedy | equal layers | best | bound |")
     print("|---|---|---|---|---|---|---|---|")
     for row in table_rows(options.architectures, options.cards):
         print(row, flush=True)

@@ -8,7 +8,7 @@ import random
 import threading
 from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -98,6 +98,38 @@ def test_other_shapes_keep_their_bits() -> None:
     planned = with_policy(model, policy_of(model, "40%"))
     for rows in (3, 300):
         assert equal_bits(step_bits(planned, sample(rows)), step_bits(model, sample(rows)))
+
+
+class StagedModel(nn.Module):
+    """Convolutions in a list, which recompute nothing, and blocks in lists within a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.enter = nn.ModuleList([nn.Conv1d(16, 32, 1), nn.Conv1d(32, 32, 1)])
+        self.stages = nn.ModuleList([BlockModel().layers, BlockModel().layers])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.T[None]
+        for layer in self.enter:
+            x = layer(x)
+        x = x[0].T
+        for stage in self.stages:
+            for block in cast(nn.ModuleList, stage):
+                x = block(x)
+        return x
+
+
+def test_lists_of_lists_and_blocks_that_recompute_nothing() -> None:
+    model = StagedModel()
+    lists = [f"stages.{stage}.{block}" for stage in range(2) for block in range(4)]
+    for budget in ("min", "50%"):
+        policy = policy_of(model, budget)
+        assert [block.path for block in policy.blocks] == ["enter.0", "enter.1", *lists]
+        planned = with_policy(model, policy)
+        assert equal_bits(step_bits(planned, sample()), step_bits(model, sample()))
+        measured = step_peak(planned, sample())
+        assert measured <= policy.peak <= 1.02 * measured
 
 
 def test_hooks_run_as_without_a_policy() -> None:

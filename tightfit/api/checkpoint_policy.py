@@ -201,6 +201,7 @@ def checkpoint_policy(
         saved_peak,
     )
     from tightfit.stages.profile.checkpoint_recorder import record_checkpointed_step
+    from tightfit.stages.profile.shared_recording import share_recording
     from tightfit.stages.torch_utils.selective_checkpoint import (
         check_checkpoints,
         find_blocks,
@@ -213,7 +214,8 @@ def checkpoint_policy(
     wanted = parse_plan_budget(budget, "checkpoint_policy: budget")
     paths = find_blocks(model, blocks)
     check_checkpoints(model, paths)
-    recording = record_checkpointed_step(model, args, kwargs or {}, loss, paths)
+    shared = share_recording(record_checkpointed_step(model, args, kwargs or {}, loss, paths))
+    recording = shared.recording
     least, before = saved_peak(recording, []), recording.bytes_before
     if wanted.is_min:
         limit = least
@@ -222,7 +224,7 @@ def checkpoint_policy(
     else:
         whole = [(index, WHOLE_BLOCK) for index in range(len(paths))]
         limit = wanted.total(least, saved_peak(recording, whole))
-    found = fastest_policy(recording, limit)
+    found = shared.first_of_ranks(lambda: fastest_policy(recording, limit))
     if found is None:
         raise ConfigError(
             f"checkpoint_policy: budget: {budget} is below what the step takes with nothing saved, "
