@@ -44,8 +44,8 @@ def make_recording(seed: int) -> CheckpointRecording:
                     position,
                     draw.randrange(0, 9),
                     draw.random() < 0.4,
-                    objection,
-                    (storage,),
+                    objection=objection,
+                    storages=(storage,),
                 )
             )
         first = 2 * again[index]

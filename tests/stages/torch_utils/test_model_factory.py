@@ -18,13 +18,13 @@ HERE = "tests.stages.torch_utils.test_model_factory"
 X = torch.ones(2, 3)
 
 
-class Wordless(Exception):
+class WordlessError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
 
 def raises_without_text() -> object:
-    raise Wordless
+    raise WordlessError
 
 
 def good(width: int = 3) -> object:
@@ -158,7 +158,7 @@ def test_the_search_path_is_searched(tmp_path: Path) -> None:
         ("no_such_package.models:make", "there is no module 'no_such_package'"),
         ("no colon", "not of the form 'package.module:function'"),
         (f"{HERE}:raises", "raises ValueError: no luck"),
-        (f"{HERE}:raises_without_text", "raises Wordless: an exception without a text ("),
+        (f"{HERE}:raises_without_text", "raises WordlessError: an exception without a text ("),
         (f"{HERE}:exits", "raises SystemExit: 0 (tests/stages/torch_utils/test_model_factory.py, "),
         (f"{HERE}:returns_none", "returns a NoneType instead of"),
         (f"{HERE}:no_module", "returns an int as its model"),
