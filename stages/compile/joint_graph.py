@@ -20,6 +20,8 @@ from tightfit.stages.compile.partition_memory import JointArrays
 _RANDOM = torch.Tag.nondeterministic_seeded
 _PURE_NAMESPACES = ("aten", "prims", "inductor_prims")
 """Those whose operators tell by tags and schemas whether they are random or change something."""
+_TANGENTS_STAY = not hasattr(torch.autograd.Function, "boxed_grads_call")
+"""Before PyTorch 2.13, autograd holds the gradients that it gives a compiled backward."""
 
 
 class JointNodes:
@@ -176,6 +178,7 @@ class JointNodes:
             backward_outputs=numbers(backward),
             tangents=numbers([n for n in self.nodes if _is_tangent(n)]),
             backward_start=min(readers, default=len(self.nodes)),
+            tangents_stay=_TANGENTS_STAY,
         )
 
     def _candidates(self) -> Iterator[int]:

@@ -22,6 +22,8 @@ _POOL_WORKSPACE = {
     "_low_memory_max_pool_offsets_to_indices": 48,
 }
 """Bytes for each item of their output that operators of inductor take if they run as they are."""
+_NUMBER_BYTES = 16
+"""A number among the operands is made a tensor of 8 bytes, then one of their type."""
 _FUSED_SHARE = 0.25
 """The part of its reads and writes that a pointwise operator takes in a fused kernel."""
 
@@ -76,7 +78,8 @@ def count_flops(target: Any, args: Any, kwargs: Any, value: Any) -> int:
 
 def workspace_bytes(node: fx.Node, fuses: bool) -> int:
     """Bytes that an operator takes on the CPU beside its outputs while it runs: of convolutions, of
-    the backward of attention and, if no backend fuses it, of max pooling, as measured."""
+    the backward of attention and, if no backend fuses them, of max pooling and numbers, as
+    measured."""
     name = getattr(getattr(node.target, "_overloadpacket", None), "__name__", "")
     if name in ("convolution", "convolution_backward"):
         return _convolution_workspace(node, name == "convolution_backward")
@@ -85,7 +88,8 @@ def workspace_bytes(node: fx.Node, fuses: bool) -> int:
         return _POOL_WORKSPACE[name] * (hinted_bytes(first) // first.dtype.itemsize)
     if "attention" in name and "cpu_backward" in name:
         return int(_ATTENTION_WORKSPACE * hinted_bytes(_values(node.args[1:2])[0]))
-    return 0
+    numbers = any(isinstance(each, int | float) for each in node.args)
+    return _NUMBER_BYTES if numbers and not fuses else 0
 
 
 def _convolution_workspace(node: fx.Node, backward: bool) -> int:

@@ -35,6 +35,7 @@ class JointArrays(NamedTuple):
         backward_outputs: Nodes that the backward returns: gradients.
         tangents: Placeholders of the gradients of outputs.
         backward_start: The first node that reads a tangent.
+        tangents_stay: Whether the tangents are not freed before the backward ends.
     """
 
     input_starts: NDArray[np.int64]
@@ -52,6 +53,7 @@ class JointArrays(NamedTuple):
     backward_outputs: NDArray[np.int64]
     tangents: NDArray[np.int64]
     backward_start: int
+    tangents_stay: bool
 
 
 @njit(cache=True, nogil=True)
@@ -91,6 +93,8 @@ def simulate_partition(
     stay[:] = False
     stay[graph.backward_outputs] = True
     order = _backward_order(graph, in_backward)
+    if graph.tangents_stay:
+        _mark_storages(graph, returned, graph.tangents)
     backward_peak = _peak_of(graph, order, alive, returned & alive, stay, at_end + tangent_bytes)
     peak = max(backward_peak, forward_peak, at_end + max(between, tangent_bytes))
     return peak, backward_peak, at_end, seconds, wrong

@@ -70,6 +70,11 @@ class SelectiveContexts:
     ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """The contexts of one forward of the block, and of its recomputation. `counts` counts the
         operators of this forward at False, and those of its recomputation at True."""
+        if self.random and _is_compiled():
+            raise PlanMismatch(
+                f"block {self.path!r} draws random numbers, and a compiled recomputation may draw "
+                "others: leave torch.compile out, or dropout"
+            )
         counts = Counter() if counts is None else counts
 
         def decide(
@@ -97,11 +102,6 @@ class SelectiveContexts:
             )
 
     def _check_operator(self, number: int, operator: str) -> None:
-        if self.random and torch.compiler.is_compiling():
-            raise PlanMismatch(
-                f"block {self.path!r} draws random numbers, and a compiled recomputation may draw "
-                "others: leave torch.compile out, or dropout"
-            )
         if number >= len(self.operators):
             expected = "its end"
         elif operator != self.operators[number]:
@@ -112,6 +112,12 @@ class SelectiveContexts:
             f"operator {number} of block {self.path!r} is {operator}, and the policy was made for "
             f"{expected}: {_REMEDY}"
         )
+
+
+def _is_compiled() -> bool:
+    """Whether torch.compile runs this. Before PyTorch 2.13, only Dynamo knows `is_compiling`, not
+    the backends."""
+    return torch.compiler.is_compiling() or torch._guards.TracingContext.try_get() is not None
 
 
 def selective_contexts(

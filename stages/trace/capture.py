@@ -40,7 +40,6 @@ from tightfit.stages.trace.capture_errors import (
     tensor_constant,
 )
 from tightfit.stages.trace.capture_patches import (
-    RECURRENT_OPERATORS,
     PythonBackwardDetector,
     all_ones_hint,
     disable_associative_scans,
@@ -285,7 +284,7 @@ def _fake_execution(built: BuiltModel, forward: FunctionalForward) -> Iterator[F
         sizes,
         use_real_norm_layouts(mode),
         torch.enable_grad(),
-        disable_python_decompositions(RECURRENT_OPERATORS if _is_on_gpu(built) else ()),
+        disable_python_decompositions(_is_on_gpu(built), built.symbolic),
         forward.checkpoints.disable_checkpointing(),
         forward.random.follow_states(),
         patch_packed_sequence_masks(forward.follower.known.counts_up),

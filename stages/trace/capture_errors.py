@@ -61,6 +61,12 @@ _NO_FAKE_KERNEL_ERROR = re.compile(
 )
 _TENSOR_CLASS_ERROR = re.compile(r"<class '[\w.]*\.(FunctionalTensor|FakeTensor)'>")
 _GROUPED_MM_ERROR = "Expected inputs of BF16 type"
+_UNHASHABLE_SIZE = "unhashable type: non-nested SymInt"
+_GENERATOR_ERROR = "argument of type: <class 'torch._C.Generator'>"  # before PyTorch 2.13
+_OWN_GENERATOR = (
+    "draws from a torch.Generator of its own, which a plan cannot draw from again: let it draw "
+    "from PyTorch's default generator"
+)
 NO_DERIVATIVE_WARNING = r"(?!aten::)([\w:.]+): an autograd kernel was not registered"
 """How PyTorch's warning begins of an operator without a derivative that autograd meets."""
 _NO_DERIVATIVE_ERROR = re.compile(r"backward through ([\w:.]+) but no autograd formula")
@@ -131,9 +137,6 @@ def check_forward(label: str, model: nn.Module) -> None:
     )
 
 
-_UNHASHABLE_SIZE = "unhashable type: non-nested SymInt"
-
-
 def capture_failure_reason(model: nn.Module, error: BaseException) -> str:
     """Why the capture of a model raised an error."""
     text = str(error).strip()
@@ -156,6 +159,8 @@ def capture_failure_reason(model: nn.Module, error: BaseException) -> str:
             "it keeps something by a dynamic size, as in a dictionary or a cache of lengths, of "
             "which a plan has none: make it anew in each forward, or leave the dimension out"
         )
+    if _GENERATOR_ERROR in said:
+        return f"it {_OWN_GENERATOR}"
     if "shape_env" in said:
         return (
             "it makes a nested tensor (torch.nested), whose shape depends on the data of a tensor, "
@@ -372,10 +377,7 @@ def tensor_constant(label: str, value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, torch.Generator) or "Generator" in type(value).__name__:
-        raise ModelError(
-            f"{label}: the model draws from a torch.Generator of its own, which a plan cannot "
-            "draw from again: let it draw from PyTorch's default generator"
-        )
+        raise ModelError(f"{label}: the model {_OWN_GENERATOR}")
     raise ModelError(
         f"{label}: the model uses a {type(value).__name__} inside an operator, which a plan "
         "cannot keep: let it use tensors"

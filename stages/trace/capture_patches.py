@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._C import DispatchKey
+from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import collect_metadata_analysis
 from torch.autograd.function import BackwardCFunction
@@ -28,11 +29,14 @@ from tightfit.stages.torch_utils.input_masks import all_ones_leaves
 from tightfit.stages.torch_utils.model_factory import BuiltModel
 from tightfit.stages.trace.capture_errors import is_data_dependent
 from tightfit.stages.trace.code_inspection import short_path
+from tightfit.util.torch_version import release_of
 
 _DECOMPOSED_IN_EAGER = ("dropout", "native_batch_norm", "cudnn_batch_norm")
 RECURRENT_OPERATORS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Operators that eager runs by cuDNN on a GPU, with the addresses of the weights, which tensors
 without memory do not have."""
+_OPERATORS_WITHOUT_SYMBOLS = ("matmul",) if release_of(torch.__version__) < (2, 13) else ()
+"""Operators whose kernels of eager take no sizes that are symbols."""
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 _BACKWARD = "backward_pass_autocast"
 _MIRROR = "_mirror_autograd_meta_to"
@@ -42,17 +46,23 @@ _PACKED = "find_packed_sequence_indices"
 
 
 @contextlib.contextmanager
-def disable_python_decompositions(kept: Sequence[str] = ()) -> Iterator[None]:
-    """Within it PyTorch's operators, but for those that are `kept`, run the kernels that eager
-    runs, not Python in their place, autocast casts a leaf once for all its uses and leaves the
-    backward alone."""
+def disable_python_decompositions(on_gpu: bool = False, symbolic: bool = False) -> Iterator[None]:
+    """Within it PyTorch's operators run the kernels that eager runs, not Python in their place, but
+    for recurrent layers on a GPU, and with sizes that are symbols where kernels take none; autocast
+    casts a leaf once for all its uses and leaves the backward alone."""
     hidden = []
+    without_symbols = _OPERATORS_WITHOUT_SYMBOLS if symbolic else ()
+    kept = (*(RECURRENT_OPERATORS if on_gpu else ()), *without_symbols)
     for overload in _python_decomposed_overloads((*_DECOMPOSED_IN_EAGER, *kept)):
         kernels = overload.py_kernels
         hidden.append((overload, {key: kernels.pop(key) for key in _KEYS if key in kernels}))
         _clear_dispatch_cache(overload)
     try:
-        with _enable_autocast_cache(), _disable_backward_autocast():
+        with (
+            enable_python_dispatcher() if without_symbols else contextlib.nullcontext(),
+            _enable_autocast_cache(),
+            _disable_backward_autocast(),
+        ):
             yield
     finally:
         for overload, kernels in hidden:

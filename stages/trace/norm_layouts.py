@@ -1,4 +1,5 @@
-"""How the results of normalizations really lie in memory, while a model is captured.
+"""How the results of normalizations really lie in memory, while a model is captured, and of which
+type those of recurrent layers are.
 
 Batch normalization of a transposed tensor gives a contiguous one on the CPU, and its fake version
 one with the strides of its operand. What runs behind it chooses by strides: a linear layer with a
@@ -23,6 +24,8 @@ _NORMS = frozenset(
     "_native_batch_norm_legit_no_training native_batch_norm_backward native_group_norm "
     "native_group_norm_backward native_layer_norm native_layer_norm_backward".split()
 )
+_FLOAT32_RESULTS = "mkldnn_rnn_layer_backward"
+"""An operator whose fake version gives other types before PyTorch 2.13, those of its operands."""
 _PROBE_SIZE = 3
 """The size of a dimension of an operand on which an operator is run, unless it has less."""
 
@@ -30,12 +33,16 @@ _PROBE_SIZE = 3
 @contextlib.contextmanager
 def use_real_norm_layouts(mode: FakeTensorMode) -> Iterator[None]:
     """Within it the results of normalizations on the CPU have the order of strides under a fake
-    mode that they have when really run."""
+    mode that they have when really run, and those of the backward of an LSTM their type."""
     dispatch = mode.dispatch
 
     def dispatch_norm(call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = dispatch(call, types, args, kwargs or {})
-        if call._schema.name.removeprefix("aten::") in _NORMS and _has_other_order(args):
+        name = call._schema.name.removeprefix("aten::")
+        if name == _FLOAT32_RESULTS:
+            with mode:
+                return pytree.tree_map_only(torch.Tensor, torch.Tensor.float, results)
+        if name in _NORMS and _has_other_order(args):
             return _reorder_results(call, args, kwargs or {}, results, mode)
         return results
 

@@ -11,6 +11,17 @@ LAST_TESTED = (2, 13)
 _warned: set[str] = set()
 
 
+def release_of(version: str) -> tuple[int, ...]:
+    """The major and minor number of a release, the last tested for what names none.
+
+    Example:
+        >>> release_of("2.12.1+cpu")
+        (2, 12)
+    """
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return tuple(map(int, found.groups())) if found else LAST_TESTED
+
+
 def warn_of_untested_version(version: str) -> None:
     """Warns once, in a sentence, of a release of PyTorch that no test has run with.
 
@@ -20,9 +31,7 @@ def warn_of_untested_version(version: str) -> None:
     Example:
         >>> warn_of_untested_version("2.13.0+cpu")
     """
-    found = re.match(r"(\d+)\.(\d+)", version)
-    release = tuple(map(int, found.groups())) if found else LAST_TESTED
-    if FIRST_TESTED <= release <= LAST_TESTED or version in _warned:
+    if FIRST_TESTED <= release_of(version) <= LAST_TESTED or version in _warned:
         return
     _warned.add(version)
     tested = " to ".join(".".join(map(str, each)) for each in (FIRST_TESTED, LAST_TESTED))

@@ -210,9 +210,11 @@ def _count_identity_operands(frame: types.FrameType) -> int:
     loops = any(one.opname in _LOOP_OPCODES for one in known)
     least = 0
     for at, one in enumerate(known):
+        if one.opname != "IS_OP":
+            continue
         right, left = known[at - 1], known[at - 2]
         simple = right.opname in _LOAD_OPCODES
-        if one.opname != "IS_OP" or _is_plain(right, frame) or (simple and _is_plain(left, frame)):
+        if _is_plain(right, frame) or (simple and _is_plain(left, frame)):
             continue
         names = all(part.opname == "LOAD_FAST" and part.argval in given for part in (left, right))
         if loops or not names:

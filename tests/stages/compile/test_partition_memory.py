@@ -101,9 +101,9 @@ def liveness(graph: fx.Graph, live: dict[int, int], stay: set[int], external: se
 
 
 def peak_by_pytorch(
-    joint: JointNodes, node_info: Any, graph: fx.Graph, saved: list[fx.Node]
+    joint: JointNodes, node_info: Any, graph: fx.Graph, saved: list[fx.Node], tangents_stay: bool
 ) -> int:
-    """The peak by the modules that PyTorch extracts, reorders, and runs."""
+    """The peak by the modules that PyTorch extracts, reorders, and runs, of values alone."""
     module: Any = graph.owning_module
     forward, backward = partitioners._extract_fwd_bwd_modules(
         module, [*node_info.inputs, *saved], [], num_fwd_outputs=len(joint.forward_outputs)
@@ -125,12 +125,17 @@ def peak_by_pytorch(
     live = {key: sizes[key] for key in kept | tangents}
     [output] = backward.graph.find_nodes(op="output")
     gradients = {key for node in output.all_input_nodes for key in storages_of(node)}
-    return max(peak, liveness(backward.graph, live, returned | gradients, external))
+    stay = returned | gradients | (tangents if tangents_stay else set())
+    return max(peak, liveness(backward.graph, live, stay, external))
 
 
+@pytest.mark.parametrize("tangents_stay", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_peaks_are_those_of_the_graphs_that_pytorch_makes(seed: int) -> None:
+def test_peaks_are_those_of_the_graphs_that_pytorch_makes(seed: int, tangents_stay: bool) -> None:
     joint, node_info, graph, usual = collect_joint_graph(Mixed())
+    arrays = joint.arrays._replace(
+        tangents_stay=tangents_stay, workspace=np.zeros_like(joint.arrays.workspace)
+    )
     draw = np.random.default_rng(seed)
     mask = np.zeros(len(joint.nodes), np.bool_)
     mask[joint.candidates] = draw.random(len(joint.candidates)) < draw.random()
@@ -140,10 +145,10 @@ def test_peaks_are_those_of_the_graphs_that_pytorch_makes(seed: int) -> None:
         if joint.arrays.never_again[number] and joint.is_forward[number]:
             mask[[number, *(joint.index[user] for user in node.users)]] = True
             mask &= joint.is_forward
-    peak, _, _, _, wrong = simulate_partition(joint.arrays, mask, 0)
+    peak, _, _, _, wrong = simulate_partition(arrays, mask, 0)
     assert not wrong
     saved = [joint.nodes[at] for at in np.flatnonzero(mask)]
-    assert peak == peak_by_pytorch(joint, node_info, graph, saved)
+    assert peak == peak_by_pytorch(joint, node_info, graph, saved, tangents_stay)
     first = simulate_set(joint.arrays, joint.mask_of(usual), 0)
     assert first.end_bytes > 0
 

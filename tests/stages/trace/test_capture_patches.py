@@ -14,7 +14,6 @@ from data.models import gpt2
 from tests.stages.trace.eager_comparison import check_against_eager
 from tightfit.stages.torch_utils.model_factory import BuiltModel
 from tightfit.stages.trace.capture_patches import (
-    RECURRENT_OPERATORS,
     disable_python_decompositions,
     patch_packed_sequence_masks,
 )
@@ -109,7 +108,7 @@ def test_where_there_is_nothing_to_replace_all_stays(monkeypatch: Any, missing: 
 
 def test_recurrent_layers_of_a_gpu_are_captured_without_cudnn() -> None:
     before = kernels()
-    with disable_python_decompositions(RECURRENT_OPERATORS):
+    with disable_python_decompositions(on_gpu=True):
         within = kernels()
     with disable_python_decompositions():
         assert kernels()["aten.lstm.input"] != before["aten.lstm.input"]

@@ -202,3 +202,21 @@ def test_attention_to_itself(tmp_path: Path) -> None:
     assert all(same(*pair) for pair in zip(*given, strict=True))
     with pytest.raises(package.PlanMismatch, match=r"^key is not the same object as query"):
         planned(x, x.clone(), x)
+
+
+def do_nothing() -> None:
+    """One instruction, from Python 3.12 on."""
+
+
+class Calling(nn.Module):
+    """Calls a function that does nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        do_nothing()
+        return x.sin()
+
+
+def test_a_forward_may_call_what_does_nothing(tmp_path: Path) -> None:
+    x = torch.randn(2, 3, requires_grad=True)
+    graph, built = traced((Calling(), ((x,), {})))
+    assert same(generated(graph, tmp_path / "plan").load(built.model)(x), x.sin())
