@@ -35,7 +35,7 @@ class SharedRecording:
         if not self.ranks:
             return make()
         made: Any = make() if distributed.get_rank() == self.ranks[0] else None
-        return _gather(made)[self.ranks[0]]
+        return _gather_objects(made)[self.ranks[0]]
 
 
 def share_recording(recording: CheckpointRecording) -> SharedRecording:
@@ -43,26 +43,26 @@ def share_recording(recording: CheckpointRecording) -> SharedRecording:
     collective; all ranks have to call this then."""
     if not any(op.collective for block in recording.blocks for op in block.ops):
         return SharedRecording(recording, ())
-    found = _gather(recording)
-    kind = _kind(recording)
-    ranks = tuple(rank for rank, other in enumerate(found) if _kind(other) == kind)
-    return SharedRecording(_merge([found[rank] for rank in ranks]), ranks)
+    found = _gather_objects(recording)
+    kind = _operator_names(recording)
+    ranks = tuple(rank for rank, other in enumerate(found) if _operator_names(other) == kind)
+    return SharedRecording(_merge_recordings([found[rank] for rank in ranks]), ranks)
 
 
-def _gather(value: T) -> list[T]:
+def _gather_objects(value: T) -> list[T]:
     """The values of all ranks."""
     values: list[T] = [value] * distributed.get_world_size()
     distributed.all_gather_object(values, value)
     return values
 
 
-def _kind(recording: CheckpointRecording) -> tuple[object, ...]:
+def _operator_names(recording: CheckpointRecording) -> tuple[object, ...]:
     """What is equal on ranks that run the same operators."""
     ops = [(block.path, *(op.name for op in block.ops)) for block in recording.blocks]
     return len(recording.levels), *ops
 
 
-def _merge(recordings: list[CheckpointRecording]) -> CheckpointRecording:
+def _merge_recordings(recordings: list[CheckpointRecording]) -> CheckpointRecording:
     first = recordings[0]
     blocks = []
     for at, block in enumerate(first.blocks):
