@@ -211,7 +211,7 @@ def test_a_thread_that_a_factory_leaves_holds_no_job(
 
 
 def test_a_module_that_a_user_changes_is_seen(folder: Path, variables: dict[str, str]) -> None:
-    for said in ("one", "two"):
+    for said in ("one", "another"):
         (folder / "towers.py").write_text(FACTORIES.replace("a tower", said))
         assert run_job(tracing("tower"), folder, variables).stdout == f"{said}\n"
 
