@@ -128,7 +128,9 @@ def without_refused_values(document: Any, errors: list[Any]) -> Any:
 
 
 def _remove_value(document: Any, path: list[str | int]) -> None:
-    """Removes the value of a path, or its nearest list, so that no other element moves."""
+    """Removes the value of a path, or its nearest list, so that no other element moves, and the
+    mapping that it leaves empty."""
+    whole = document
     for depth, part in enumerate(path):
         inside = isinstance(document, list) and isinstance(part, int)
         if not (inside or (isinstance(document, dict) and part in document)):
@@ -137,5 +139,7 @@ def _remove_value(document: Any, path: list[str | int]) -> None:
         if not following or isinstance(following[0], int):
             if isinstance(document, dict):
                 del document[part]
+                if not document and depth:
+                    _remove_value(whole, path[:depth])
             return
         document = document[part]

@@ -78,6 +78,14 @@ def test_a_model_is_named_as_nothing_of_the_results(name: str) -> None:
     ]
 
 
+def test_faults_of_one_matrix_are_told_beside_another_of_a_wrong_type() -> None:
+    twice = {"factory": "a:b", "arguments": {"x": 1}, "matrix": {"x": [1, 2]}}
+    wrong = {"factory": "a:b", "matrix": {"x": 1}}
+    said = problems({"models": {"twice": twice, "wrong": wrong}})
+    assert any("is also in arguments" in each for each in said), said
+    assert any(each.startswith("models.wrong.matrix.x: 1 was found") for each in said), said
+
+
 def test_a_name_of_a_matrix_may_be_too_long() -> None:
     model = {"factory": "a:b", "matrix": {"text": ["x" * 300]}}
     [said] = problems({"models": {"m": model}})
