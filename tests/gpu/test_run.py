@@ -102,8 +102,16 @@ def planned(folder: Path, size: str = "tiny") -> Asked:
 
 @pytest.mark.usefixtures("brief_search")
 def test_one_model_from_trace_to_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Path
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    programs: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
+    asks = [str(programs / "python"), "-c", "import torch; print(torch.get_num_threads())"]
+    threads = int(subprocess.run(asks, capture_output=True, text=True, check=True).stdout)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)  # a plan holds for as many as its contestants have
+    request.addfinalizer(lambda: torch.set_num_threads(before))
     monkeypatch.setattr(prepare, "ran", run_here)
     monkeypatch.setattr(sys, "executable", str(programs / "python"))
     monkeypatch.setattr(command, "machine", lambda device: {"device": device})
