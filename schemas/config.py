@@ -270,27 +270,20 @@ def require_folders(
     problems = []
     for key, path in (("results", config.results), ("store", config.store)):
         try:
-            there = next(place for place in (Path(path), *Path(path).parents) if place.exists())
-            link = next(
-                (each for each in (Path(path), *Path(path).parents) if _is_broken(each)), None
-            )
+            places = (Path(path), *Path(path).parents)
+            there = next(place for place in places if place.exists() or place.is_symlink())
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             problems.append(f"{key}: {path} cannot be a folder ({reason})")
             continue
-        if link is not None:
-            problems.append(f"{key}: {link} is a link to what is not there, expected a folder")
-            continue
-        if not there.is_dir():
+        if not there.exists():
+            problems.append(f"{key}: {there} is a link to what is not there, expected a folder")
+        elif not there.is_dir():
             problems.append(f"{key}: {there} is a file, expected a folder")
         elif key == "results" and writable_results and not os.access(there, os.W_OK):
             problems.append(f"{key}: {there} is read-only, expected a folder to write to")
     if problems:
         raise ConfigError(format_config_errors(source, problems))
-
-
-def _is_broken(path: Path) -> bool:
-    return path.is_symlink() and not path.exists()
 
 
 def require_disks(config: Config, source: str = "config.yaml") -> None:

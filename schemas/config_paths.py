@@ -50,9 +50,9 @@ def shortest_path(path: str) -> str:
         >>> shortest_path("./runs/../results")
         'results'
     """
-    relative = os.path.relpath(path)
-    below = Path(relative).parts[:1] not in ((), (os.pardir,))
-    return relative if below else os.path.normpath(Path.cwd() / path)
+    here = Path.cwd()
+    whole = Path(os.path.normpath(here / path))
+    return str(whole.relative_to(here) if here in whole.parents else whole)
 
 
 def _is_path(value: Any, kind: str | None) -> bool:

@@ -31,6 +31,7 @@ def run(options: argparse.Namespace) -> None:
     from tightfit.schemas.measurement import FAILED_STATUS
     from tightfit.stages.audit.audit import audit
     from tightfit.stages.audit.stale_results import find_stale_results
+    from tightfit.util.command_line import format_count
     from tightfit.util.errors import ArtifactError
 
     left: list[Path] = []
@@ -49,9 +50,7 @@ def run(options: argparse.Namespace) -> None:
     failed = f"{len(found.failed)} of its plans failed"
     if found.failed and FAILED_STATUS in fail_on:
         raise ArtifactError(f"{options.folder}: {failed}")
-    counts = ", ".join(
-        f"{count} {what if count == 1 else what + 's'}" for what, count in found.counts.items()
-    )
+    counts = ", ".join(format_count(count, what) for what, count in found.counts.items())
     gaps = "" if found.gap is None else f"; no plan could save more than {_format_gap(found.gap)}"
     unfit = f"; {found.infeasible} of the plans are infeasible" if found.infeasible else ""
     well = f"all files are right, and {failed}" if found.failed else "all is well"

@@ -32,13 +32,10 @@ from tightfit.stages.profile.step_recorder import (
     StepRecorder,
     local_tensor,
 )
-from tightfit.stages.torch_utils.checkpoint_checks import (
-    RecordedInputs,
-    preserve_host_random_states,
-)
+from tightfit.stages.torch_utils.checkpoint_checks import RecordedInputs
 from tightfit.stages.torch_utils.devices import (
     device_of_tensors,
-    preserve_random_states,
+    preserve_all_random_states,
 )
 from tightfit.stages.torch_utils.memory_meter import MemorySession, memory_session
 from tightfit.stages.torch_utils.selective_checkpoint import (
@@ -80,8 +77,7 @@ def record_checkpointed_step(
     with (
         _preserve_gradients(leaves),
         _preserve_buffers(model, paths),
-        preserve_random_states(),
-        preserve_host_random_states(),
+        preserve_all_random_states(),
     ):
         timed = _run_recorded(model, (args, kwargs), loss, paths, StepRecorder(None, device))
         recordings = []

@@ -9,6 +9,7 @@ from tightfit.schemas.graph.fused_groups import is_fused_group, read_group_body
 from tightfit.schemas.graph.training_graph import Graph, Op
 from tightfit.schemas.measurement import Measurement
 from tightfit.util.command_line import format_bytes as format_bytes
+from tightfit.util.command_line import format_count as format_count
 from tightfit.util.command_line import format_duration as format_duration
 
 
@@ -69,11 +70,6 @@ def format_ratio(value: float, scattered: bool = False, as_planned: bool = False
 def format_percent(share: float) -> str:
     """A share of one: "4.9%"."""
     return f"{100 * share:.1f}%"
-
-
-def format_count(number: int, noun: str) -> str:
-    """A number of things: "1 op", "12 ops"."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def format_list(items: Sequence[str], most: int = 4) -> str:

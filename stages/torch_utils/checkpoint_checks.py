@@ -6,7 +6,6 @@ arguments and within lists it does not, nor the random states of Python and NumP
 
 from __future__ import annotations
 
-import contextlib
 import random
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -132,17 +131,6 @@ class RecordedInputs:
                 f"{', '.join(self._changed.values())}: {_REMEDY}, or leave these blocks out "
                 "(blocks=[...])"
             )
-
-
-@contextlib.contextmanager
-def preserve_host_random_states() -> Iterator[None]:
-    """The random states of Python and NumPy come back at its end."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
 
 
 def _numpy_state() -> tuple[Any, ...]:

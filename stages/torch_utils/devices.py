@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import platform
+import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -146,6 +148,18 @@ def preserve_random_states() -> Iterator[None]:
     used = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=used):
         yield
+
+
+@contextlib.contextmanager
+def preserve_all_random_states() -> Iterator[None]:
+    """The random states of Python, NumPy and PyTorch come back at its end."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with preserve_random_states():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def describe_device(device: torch.device | str) -> ProfileDevice:

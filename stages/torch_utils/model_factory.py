@@ -25,7 +25,7 @@ from tightfit.stages.runtime.pytree import flatten, read_tree
 from tightfit.stages.torch_utils.devices import parse_device
 from tightfit.stages.torch_utils.devices import require_device as require_device
 from tightfit.util.errors import ModelError
-from tightfit.util.tracebacks import describe_error_location, format_last_calls
+from tightfit.util.tracebacks import describe_error, describe_error_location, format_last_calls
 
 if TYPE_CHECKING:
     from tightfit.stages.trace.assumed_data import AssumedData
@@ -324,14 +324,6 @@ def _describe_type(thing: Any) -> str:
 def _factory_error(spec: str, verb: str, error: BaseException) -> ModelError:
     """What is said of an exception in the code of a factory: where it is, and how it came there."""
     location = describe_error_location(error)
-    message = f"the factory {spec!r} {verb} {_describe_error(error)}"
+    message = f"the factory {spec!r} {verb} {describe_error(error)}"
     message += f" ({location})" if location else ""
     return ModelError(message, details=format_last_calls(error))
-
-
-def _describe_error(error: BaseException) -> str:
-    try:
-        lines = str(error).strip().splitlines()
-    except Exception:
-        lines = ["an exception without a text"]
-    return type(error).__name__ + (f": {lines[0]}" if lines else "")

@@ -63,7 +63,7 @@ class AssumedData:
             self.places.setdefault(f"{short_path(file)}:{line}", assumed)
 
 
-def hangs_on_data(error: BaseException | None) -> bool:
+def depends_on_data(error: BaseException | None) -> bool:
     """Whether an error of the capture, or one that it is from, says that the forward asks for the
     data of a tensor, or for a shape that depends on it."""
     while error is not None:

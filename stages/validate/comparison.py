@@ -25,7 +25,6 @@ from tightfit.stages.validate.difference_causes import (
     find_difference_cause,
     find_missing_library_kernels,
 )
-from tightfit.stages.validate.load import describe_error
 from tightfit.stages.validate.scenarios import (
     LOSS_ONLY_SCENARIO,
     SCENARIOS,
@@ -44,6 +43,7 @@ from tightfit.stages.validate.step_results import (
 from tightfit.stages.validate.training_step import StepRunner, copy_sample
 from tightfit.util.errors import ModelError
 from tightfit.util.progress import LabeledProgressCounter
+from tightfit.util.tracebacks import describe_error
 
 SEED = 20
 REPEATS = 3

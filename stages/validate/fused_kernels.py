@@ -17,9 +17,9 @@ from tightfit.schemas.graph.training_graph import Graph
 from tightfit.stages.torch_utils.devices import is_out_of_memory, preserve_random_states
 from tightfit.stages.torch_utils.model_factory import BuiltModel, Sample, map_leaves
 from tightfit.stages.validate.comparison import SEED, copy_model
-from tightfit.stages.validate.load import describe_error
 from tightfit.stages.validate.step_results import StepResults, record_steps
 from tightfit.stages.validate.training_step import StepRunner
+from tightfit.util.tracebacks import describe_error
 
 _CHANNELS_LAST_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """The form by the number of dimensions."""

@@ -23,6 +23,7 @@ from tightfit.schemas.package_manifest import check_package_files, content_diges
 from tightfit.stages.runtime.offload.disk_target import DISK_VARIABLE
 from tightfit.util.code_cache import compile_cached
 from tightfit.util.errors import ArtifactError, TightfitError
+from tightfit.util.tracebacks import describe_error
 
 _MAX_SOURCE_BYTES = 2**28
 _DATA_SUFFIXES = (".bin", ".pt2")
@@ -96,12 +97,6 @@ def load_offloaded_module(
     except Exception as error:
         raise ArtifactError(f"{directory}: load refuses, {describe_error(error)}") from error
     return planned, stepping
-
-
-def describe_error(error: BaseException) -> str:
-    """An error's type and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    return type(error).__name__ + (f": {lines[0]}" if lines else "")
 
 
 def package_files(directory: Path | str) -> dict[str, bytes]:

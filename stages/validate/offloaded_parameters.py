@@ -25,7 +25,7 @@ from tightfit.stages.torch_utils.devices import preserve_random_states
 from tightfit.stages.torch_utils.memory_meter import MemoryUsage, memory_session
 from tightfit.stages.torch_utils.model_factory import BuiltModel, Sample, structure_leaves
 from tightfit.stages.validate.comparison import SEED, format_sentence
-from tightfit.stages.validate.load import describe_error, load_offloaded_module, load_package
+from tightfit.stages.validate.load import load_offloaded_module, load_package
 from tightfit.stages.validate.optimizer_steps import (
     OptimizerSteps,
     accumulate_gradients,
@@ -43,6 +43,7 @@ from tightfit.stages.validate.validate import Validation
 from tightfit.util.command_line import format_duration
 from tightfit.util.errors import ConfigError, ModelError
 from tightfit.util.progress import LabeledProgressCounter, ProgressCallback
+from tightfit.util.tracebacks import describe_error
 
 STEPS = 3
 PLAIN_OPTIMIZER_STEP, PLANNED_OPTIMIZER_STEP = (

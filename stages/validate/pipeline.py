@@ -30,7 +30,7 @@ from tightfit.schemas.store import write_bytes
 from tightfit.stages.runtime.pytree import flatten
 from tightfit.stages.torch_utils.memory_meter import memory_session
 from tightfit.stages.torch_utils.model_factory import BuiltModel, Sample, build_from_factory
-from tightfit.stages.validate.load import describe_error, load_package
+from tightfit.stages.validate.load import load_package
 from tightfit.stages.validate.measure import restore_buffers
 from tightfit.stages.validate.step_results import max_abs_difference, same_bits
 from tightfit.stages.validate.training_step import copy_sample, randomize_sample
@@ -38,6 +38,7 @@ from tightfit.util.command_line import format_duration
 from tightfit.util.errors import ModelError
 from tightfit.util.processes import usable_cores
 from tightfit.util.progress import LabeledProgressCounter, ProgressCallback
+from tightfit.util.tracebacks import describe_error
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tightfit.stages.runtime.pytree import flatten
-from tightfit.stages.torch_utils.devices import preserve_random_states
+from tightfit.stages.torch_utils.devices import preserve_all_random_states
 from tightfit.stages.torch_utils.model_factory import Sample
 from tightfit.stages.validate.step_results import StepResults, add_step_results, record_steps
 from tightfit.stages.validate.training_step import (
@@ -134,15 +134,10 @@ def _run_first_output_only(
 def seed_host_random(seed: int) -> Iterator[None]:
     """Within it Python's and NumPy's random numbers begin at a seed; all random states, PyTorch's
     too, are put back afterwards."""
-    python, numpy = random.getstate(), np.random.get_state()
-    with preserve_random_states():
+    with preserve_all_random_states():
         random.seed(seed)
         np.random.seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
+        yield
 
 
 SCENARIOS = (

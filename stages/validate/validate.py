@@ -49,7 +49,7 @@ from tightfit.stages.validate.comparison import (
     freeze_garbage_collector,
 )
 from tightfit.stages.validate.fused_kernels import try_compare_with_eager
-from tightfit.stages.validate.load import describe_error, load_planned_module
+from tightfit.stages.validate.load import load_planned_module
 from tightfit.stages.validate.measure import (
     OriginalMeasurement,
     StepTimes,
@@ -80,6 +80,7 @@ from tightfit.stages.validate.transfer_check import (
 )
 from tightfit.util.errors import ArtifactError, ModelError
 from tightfit.util.progress import LabeledProgressCounter, ProgressCallback
+from tightfit.util.tracebacks import describe_error
 
 PAIRS = 15
 ORIGINAL_MODEL = "the original model"

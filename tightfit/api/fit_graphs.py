@@ -213,7 +213,7 @@ def _trace(build: Callable[[], BuiltModel], source: FitModel, profiled: bool) ->
     """The trace of a model. Where the data of tensors decide what its forward runs, that is the
     path where all conditions hold, else that where none does."""
     from tightfit.stages.torch_utils.custom_operators import allow_all_operators
-    from tightfit.stages.trace.assumed_data import AssumedData, hangs_on_data
+    from tightfit.stages.trace.assumed_data import AssumedData, depends_on_data
     from tightfit.stages.trace.trace import trace
 
     refusals: list[ModelError] = []
@@ -226,7 +226,7 @@ def _trace(build: Callable[[], BuiltModel], source: FitModel, profiled: bool) ->
                 )
         except ModelError as error:
             refusals.append(error)
-            if not hangs_on_data(refusals[0]):
+            if not depends_on_data(refusals[0]):
                 raise
         else:
             return _Trace(graph, {} if assumed is None else assumed.places)

@@ -251,7 +251,8 @@ def load_pipeline(
         >>> losses = pipeline.step([((x,), {}) for x in microbatches], loss)
         >>> optimizer.step()
     """
-    from tightfit.stages.validate.load import describe_error, load_package, require_plan
+    from tightfit.stages.validate.load import load_package, require_plan
+    from tightfit.util.tracebacks import describe_error
 
     found = load_package(package)
     require_plan(found, package)

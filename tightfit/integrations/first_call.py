@@ -6,7 +6,6 @@ import contextlib
 import copyreg
 import functools
 import inspect
-import random
 import types
 import warnings
 import weakref
@@ -66,13 +65,15 @@ class FirstCallPlan:
     def make(self, model: Any, base: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Plans a call of a model of the class `base`, which runs its plan from then on. What a
         wrapper has put around the forward on the model itself stays around it."""
+        from tightfit.stages.torch_utils.devices import preserve_all_random_states
+
         further = {} if self.call_options is None else self.call_options(args, kwargs)
         options = {**further, **self.options}
         if not any(options.get(name) for name in _WITHOUT_REPLANS):
             options.setdefault("on_mismatch", REPLAN)
         around = vars(model).pop("forward", None)
         try:
-            with preserve_host_random(), _without_hooks(model):
+            with preserve_all_random_states(), _without_hooks(model):
                 original = module_with_state(base, vars(model))
                 fitted, self.plan = plan(
                     original, samples=[detach_inputs((args, kwargs))], **options
@@ -141,22 +142,6 @@ def warn_of_missing_plan(caller: str, remedy: str) -> None:
         f"in training mode: plan the module that the training step calls, by {remedy}",
         stacklevel=2,
     )
-
-
-@contextlib.contextmanager
-def preserve_host_random() -> Iterator[None]:
-    """Afterwards the random states of Python, NumPy and PyTorch are as they were."""
-    import numpy as np
-
-    from tightfit.stages.torch_utils.devices import preserve_random_states
-
-    states = random.getstate(), np.random.get_state()
-    try:
-        with preserve_random_states():
-            yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
 
 
 @contextlib.contextmanager

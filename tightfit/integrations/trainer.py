@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from tightfit.api.plan_options import REPLAN, GradientOptions
 from tightfit.api.planning import plan
-from tightfit.integrations.first_call import preserve_host_random
 from tightfit.integrations.padded_batches import PaddedBatches, find_padded_batches
 from tightfit.util.errors import ConfigError, ModelError
 from tightfit.util.strategies import STRATEGIES
@@ -268,11 +267,13 @@ def _capture_call(trainer: Any, batch: Any, items: Any) -> Sample:
 def _preserve_state(trainer: Any) -> Iterator[None]:
     """Afterwards random numbers, and what the trainer knows of its data, are as they were: also
     attributes and generators of its dataset and its collator, of which some have their own."""
+    from tightfit.stages.torch_utils.devices import preserve_all_random_states
+
     loaders = getattr(trainer.accelerator, "_dataloaders", [])
     kept = list(loaders)
     owners = [trainer.train_dataset, trainer.data_collator]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(preserve_host_random())
+        stack.enter_context(preserve_all_random_states())
         for owner in owners:
             if hasattr(owner, "__dict__") and not isinstance(owner, FunctionType):
                 stack.enter_context(_preserve_attributes(owner))

@@ -91,6 +91,11 @@ def format_bytes(amount: float) -> str:
     return f"{amount:.0f} B"
 
 
+def format_count(number: int, noun: str) -> str:
+    """A number of things: "1 op", "12 ops"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def to_single_line(text: str, kept: str = "") -> str:
     """A text on one line whatever files it quotes: a space for each character that does not print,
     but for those of `kept`."""

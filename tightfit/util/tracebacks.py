@@ -1,4 +1,4 @@
-"""Calls that led to an exception in code of a user, as text."""
+"""Exceptions in code of a user, and the calls that led to them, as text."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ from pathlib import Path
 
 MAX_CALLS = 5
 """The calls that are shown of those that led to an exception."""
+
+
+def describe_error(error: BaseException) -> str:
+    """An error's type and the first line of its message, which may be one that cannot be made."""
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:
+        lines = ["an exception without a text"]
+    return type(error).__name__ + (f": {lines[0]}" if lines else "")
 
 
 def describe_error_location(error: BaseException) -> str:
