@@ -277,7 +277,7 @@ def require_folders(
             problems.append(f"{key}: {path} cannot be a folder ({reason})")
             continue
         if not there.exists():
-            problems.append(f"{key}: {there} is a link to what is not there, expected a folder")
+            problems.append(f"{key}: {there} is a link that leads nowhere, expected a folder")
         elif not there.is_dir():
             problems.append(f"{key}: {there} is a file, expected a folder")
         elif key == "results" and writable_results and not os.access(there, os.W_OK):

@@ -29,8 +29,6 @@ DEFAULT_PROFILE = "default"
 LOGGER_FOLDER = PACKAGE / "workflow" / "progress"
 """The folder of the module that tells the progress of a run."""
 
-CONFIGURATION_FOLDER_FILE = ".configuration_folder"
-"""In the results, where the folder is whose configurations they are of, from there."""
 LOCK_FILE = Path(".snakemake", "plan.lock")
 """The lock of a folder in which a run is. Unlike Snakemake's own, which --nolock leaves out, it
 ends with its processes: a run that was killed does not stop the next one."""
@@ -80,6 +78,7 @@ def run(options: argparse.Namespace) -> int:
     number of the signal that ended the run.
     """
     from tightfit.schemas.config import read_config, require_disks, require_folders
+    from tightfit.schemas.results_claim import claim_results
 
     _require_snakemake()
     here = options.profile == DEFAULT_PROFILE  # disks and modules of a cluster are its nodes' own
@@ -87,13 +86,12 @@ def run(options: argparse.Namespace) -> int:
     require_folders(config, str(options.configuration), not options.dry_run)
     if here:
         require_disks(config, str(options.configuration))
+    folder = options.configuration.absolute().parent
     with (
-        lock_run_folder(options.configuration.absolute().parent, not options.dry_run) as lock,
+        lock_run_folder(folder, not options.dry_run) as lock,
         offer_job_servers() as (variables, pipe),
     ):
-        claim_results(
-            Path(config.results), options.configuration.absolute().parent, options.dry_run
-        )
+        claim_results(Path(config.results), folder, options.dry_run)
         workflow = _build_workflow_run(options, variables, [lock, pipe])
         todo, code = workflow.explain(None if options.dry_run else _load_summary)
         if is_interrupted(code):
@@ -146,27 +144,6 @@ def lock_run_folder(folder: Path, wait: bool = True) -> Iterator[int]:
             print("Waiting for another run in this folder to end ...", flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()
-
-
-def claim_results(results: Path, folder: Path, dry_run: bool) -> None:
-    """Notes that results are those of configurations in a folder, where Snakemake's notes on how
-    they were made are, unless the run is dry.
-
-    Raises ConfigError if they are those of another folder, which is there and has such notes.
-    """
-    note = results / CONFIGURATION_FOLDER_FILE
-    try:
-        owner = results / note.read_text().strip()
-    except (OSError, ValueError):
-        owner = folder
-    if owner.joinpath(LOCK_FILE).is_file() and owner.resolve() != folder.resolve():
-        raise ConfigError(
-            f"results: {results} holds the results of configurations in {owner.resolve()}: name "
-            f"another folder, or remove {note} if these are not needed any more"
-        )
-    if not dry_run:
-        results.mkdir(parents=True, exist_ok=True)
-        note.write_text(os.path.relpath(folder.resolve(), results.resolve()) + "\n")
 
 
 @dataclass(frozen=True)

@@ -95,13 +95,17 @@ def read_file_lineage(path: Path) -> FileLineage:
         except ArtifactError as error:
             errors.append(str(error))
     else:
-        errors.append(f"{path}: is gone")
+        errors.append(f"{path}: {_describe_absence(path)}")
     if lineage_path(path).exists():
         try:
             record = read_lineage(path)
         except ArtifactError as error:
             errors.append(str(error))
     return FileLineage(path, digest, says, record, "; ".join(errors))
+
+
+def _describe_absence(path: Path) -> str:
+    return "is a link that leads nowhere" if path.is_symlink() else "is gone"
 
 
 def _own_facts(path: Path) -> dict[str, Any]:
@@ -181,7 +185,7 @@ def _describe_file(each: FileLineage, read: str | None) -> str:
     """A file with its digest, and what is wrong with it."""
     place = relative_path(each.path)
     if not each.path.exists():
-        return f"{place}  {read or ''}  (not there any more)"
+        return f"{place}  {read or ''}  ({_describe_absence(each.path)})"
     if each.error:
         return f"{place}  {each.digest or read or ''}  (damaged: {each.error})"
     note = "" if read in (None, each.digest) else f"  (was {read} when it was read)"
@@ -207,7 +211,8 @@ def _describe_origin(each: FileLineage) -> Iterator[str]:
 
 
 def _artifact_root(path: Path) -> Path:
-    """The module that a file is in, or the file itself."""
+    """The module that a file is in, or the file itself: what a link to it leads to."""
+    path = path.resolve() if path.is_symlink() and path.exists() else path
     return path.parent if (path.parent / MANIFEST_NAME).is_file() else path
 
 

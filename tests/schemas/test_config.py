@@ -281,7 +281,7 @@ def test_folders_that_cannot_be_are_told_at_once(
         "  store: notes.txt is a file, expected a folder",
     ]
     Path("link").symlink_to("nowhere")
-    with pytest.raises(ConfigError, match="results: link is a link to what is not there"):
+    with pytest.raises(ConfigError, match="results: link is a link that leads nowhere"):
         require_folders(parse_config(minimal(results="link/results")))
 
 

@@ -21,6 +21,7 @@ import yaml
 
 from tests.workflow.conftest import Workplace
 from tightfit.schemas.machine import MACHINES
+from tightfit.schemas.results_claim import CLAIM_FILE, claim_results
 
 ROOT = Path(__file__).parents[2]
 
@@ -166,6 +167,26 @@ def test_results_of_a_run_elsewhere_are_made_again_or_refused(
     shutil.rmtree(notes)
     (place.folder / "notes").rename(notes)
     assert "tower-depth1, up to 9 steps: no run of this folder is known to have" in told.stdout
+
+
+def test_results_that_another_folder_took_over_are_made_again(
+    anywhere: tuple[Workplace, Run],
+) -> None:
+    place, _ = anywhere
+    project = place.folder / "my project"
+    claim = project / "results" / CLAIM_FILE
+    kept = claim.read_text()
+    claim.unlink()
+    other = place.folder / "taken"
+    (other / ".snakemake").mkdir(parents=True)
+    claim_results(project / "results", other, dry_run=False)
+    told = run_project(place, "--dry-run")
+    assert told.returncode == 1 and "holds the results of configurations in" in told.stderr
+    claim.unlink()
+    told = run_project(place, "--dry-run")
+    claim.write_text(kept)
+    assert "tower-depth1, up to 9 steps: no run of this folder is known to have" in told.stdout
+    assert "tower-" not in run_project(place, "--dry-run").stdout
 
 
 def test_a_profile_that_is_not_there_is_told(anywhere: tuple[Workplace, Run]) -> None:

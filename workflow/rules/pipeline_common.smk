@@ -5,6 +5,7 @@ from snakemake.io import IOFile
 
 from tightfit.schemas.lost_files import find_lost_outputs
 from tightfit.schemas.plan_folders import plan_folders
+from tightfit.schemas.results_claim import find_claim_time
 
 PIPELINE = f"{MODEL}/{PIPELINE_FOLDER}/{{allocator}}"
 PLAN_FOLDERS = [folder.path(SETTINGS.results) for folder in plan_folders(SETTINGS)]
@@ -147,8 +148,15 @@ def lost_files():
 
 
 def has_notes(path):
-    """Whether Snakemake has notes on how a file was made."""
-    return workflow.persistence.metadata(IOFile(str(path))) is not None
+    """Whether Snakemake has notes on how a file was made, since these results are of this folder's
+    configurations."""
+    notes = workflow.persistence.metadata(IOFile(str(path)))
+    return notes is not None and (notes["starttime"] or 0) >= results_claim_time()
+
+
+@cache
+def results_claim_time():
+    return find_claim_time(Path(SETTINGS.results), Path.cwd())
 
 
 @cache

@@ -84,16 +84,23 @@ def test_what_was_changed_or_removed_since_is_said(
     [gone] = [each["error"] for each in files if not each["exists"]]
     assert gone == f"{POINT}/schedule.arrow: is gone"
     assert re.search(r"plan\.json  \w{64}  \(was \w{64} when it was read\)", text)
-    assert re.search(r"schedule\.arrow  \w{64}  \(not there any more\)", text)
+    assert re.search(r"schedule\.arrow  \w{64}  \(is gone\)", text)
 
 
-def test_a_loop_of_links_is_told_as_gone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_link_to_a_file_stands_for_the_file(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("latest.json").symlink_to(Path(POINT, "plan.json"))
+    assert lineage(capsys, "latest.json") == lineage(capsys, f"{POINT}/plan.json")
+
+
+def test_a_loop_of_links_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loop = Path(MODEL, "graph.arrow")
     loop.unlink()
     loop.symlink_to(loop.name)
-    assert any("(not there any more)" in line for line in lineage(capsys, f"{POINT}/module"))
+    assert any("(is a link that leads nowhere)" in line for line in lineage(capsys, f"{POINT}/module"))
     files = json.loads("\n".join(lineage(capsys, f"{POINT}/module", "--json")))["files"]
-    assert f"{loop}: is gone" in [each["error"] for each in files]
+    assert f"{loop}: is a link that leads nowhere" in [each["error"] for each in files]
 
 
 def test_a_file_without_a_record_is_an_error(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
