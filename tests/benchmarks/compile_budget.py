@@ -40,7 +40,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "dropout": 0.1},
     ),
     "vit": ("data.zoo_vision:vit", {"layers": 6, "width": 192, "batch": 16, "size": 96}),
-    "resnet": ("data.models:resnet", {"name": "resnet26", "batch": 8, "size": 128}),
+    "resnet50": ("data.models:resnet50", {"batch": 8, "size": 128}),
 }  # fmt: skip
 
 
