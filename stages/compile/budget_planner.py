@@ -85,6 +85,13 @@ class BudgetPlanner:
     graphs: dict[str, PartitionedGraph] = field(default_factory=dict)
     _parts: dict[int, _StepPart] = field(default_factory=dict)
     _plans: dict[str, str] = field(default_factory=dict)
+    _peak_limits: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def peak_limit(self, is_backward: bool) -> int | None:
+        """Bytes that the forward or backward of the graph that is compiled may take beside
+        parameters and what its caller holds; None if it saves what it would without a budget."""
+        limits = self._peak_limits.get(_compiled_frame()[1])
+        return limits[is_backward] if limits else None
 
     def digest(self) -> str:
         """The digest of code, ask and plans so far."""
@@ -121,6 +128,9 @@ class BudgetPlanner:
             fits = [each for each in frontier if each.peak + beside <= self.budget]
             chosen = fits[-1] if fits else frontier[0]
             answer = _saved_nodes(nodes, node_info, chosen)
+            room = max(self.budget - beside, chosen.peak)
+            forward, backward = nodes.bytes_beside_kernels(chosen.saved)
+            self._peak_limits[name] = (room - forward, room - backward)
         known = frame in self._parts
         self._parts[frame] = _part_of(name, nodes, chosen, beside)
         names = ",".join(node.name for node in answer)

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from tightfit.stages.compile.input_mutations import written_nodes
 from tightfit.stages.compile.node_costs import estimate_seconds, hinted_bytes, workspace_bytes
-from tightfit.stages.compile.partition_memory import JointArrays
+from tightfit.stages.compile.partition_memory import JointArrays, backward_nodes
 
 _RANDOM = torch.Tag.nondeterministic_seeded
 _PURE_NAMESPACES = ("aten", "prims", "inductor_prims")
@@ -64,6 +64,20 @@ class JointNodes:
             base = self._storages[number]
             mask[self._owners.get(base[0], number) if len(base) == 1 else number] = True
         return mask
+
+    def bytes_beside_kernels(self, saved: NDArray[np.bool_]) -> tuple[int, int]:
+        """What there is at most beside what inductor's kernels read and make in the forward and in
+        the backward of a saved set: what operators take inside, and what the caller holds of
+        outputs."""
+        in_backward, kept, _ = backward_nodes(self.arrays, saved)
+        inside = self.arrays.workspace
+        numbers = [self.index[node] for node in self.tensor_outputs]
+        numbers += [self.index[node] for node in self.tangents if _TANGENTS_STAY]
+        outputs = {storage for number in numbers for storage in self._storages[number]}
+        read = (self._storages[number] for number in np.flatnonzero(kept))
+        held = sum(self._bytes[each] for each in outputs.difference(*read))
+        most = int(inside[in_backward].max(initial=0))
+        return int(inside[self.is_forward].max(initial=0)), most + held
 
     def with_readers(self, saved: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """A saved set with what reads memory that is written later (of tuples, their items)."""

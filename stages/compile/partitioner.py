@@ -66,6 +66,12 @@ def _ask_planner(original: Callable[..., list[fx.Node]]) -> Callable[..., list[f
     return choose_saved_values_set
 
 
+def _peak_limit(is_backward: bool) -> int | None:
+    """What the planner lets the graph take that is compiled."""
+    planner = _planner.get()
+    return planner.peak_limit(is_backward) if planner else None
+
+
 def start_planning(planner: BudgetPlanner | None) -> Callable[[], None]:
     """Lets a planner, or none, choose what `torch.compile` saves from now on in this thread; the
     function that is returned ends it.
@@ -82,13 +88,12 @@ def start_planning(planner: BudgetPlanner | None) -> Callable[[], None]:
         )
     if not hasattr(partitioners.choose_saved_values_set, "of_tightfit"):
         partitioners.choose_saved_values_set = _ask_planner(partitioners.choose_saved_values_set)
+    limit_fusion(_peak_limit)
     ends = contextlib.ExitStack()
     ends.callback(_planner.set, _planner.get())
     _planner.set(planner)
     own = {"custom_partitioner_fn": BudgetPartitioner(planner) if planner else None}
     ends.enter_context(inductor.patch(**own))
-    if planner:
-        ends.enter_context(limit_fusion())
     # A hit of AOTAutograd's cache would pass the planner by, which then knows less of the step.
     ends.enter_context(autograd.patch(enable_autograd_cache=planner is None))
     return ends.close

@@ -8,6 +8,7 @@ import random
 import threading
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +16,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import tightfit
 from tests.tightfit.checkpoint_models import (
@@ -394,3 +400,28 @@ def test_messages_name_what_to_type() -> None:
     words = r"block 'layers\.0' has no backward .*blocks=\['layers\.1', 'layers\.2', 'layers\.3'\]"
     with pytest.raises(tightfit.ModelError, match=words):
         policy_of(model, "min")
+
+
+@pytest.mark.skipif(
+    not hasattr(CheckpointPolicy, "MUST_CPU_OFFLOAD"), reason="this PyTorch has no name for it"
+)
+def test_pytorch_recomputes_what_a_policy_would_offload() -> None:
+    runs = 0
+
+    @torch.library.custom_op("tightfit_tests::count_run", mutates_args=())
+    def count_run(x: torch.Tensor) -> torch.Tensor:
+        nonlocal runs
+        runs += 1
+        return x * 2
+
+    count_run.register_fake(torch.empty_like)
+    count_run.register_autograd(lambda context, gradient: gradient * 2)
+
+    def offload(*_: Any, **__: Any) -> CheckpointPolicy:
+        return CheckpointPolicy["MUST_CPU_OFFLOAD"]
+
+    contexts = partial(create_selective_checkpoint_contexts, offload)
+    x = torch.ones(3, requires_grad=True)
+    y = checkpoint(lambda x: count_run(x).sin(), x, use_reentrant=False, context_fn=contexts)
+    y.sum().backward()
+    assert runs == 2
