@@ -93,6 +93,18 @@ class BudgetPlanner:
         limits = self._peak_limits.get(_compiled_frame()[1])
         return limits[is_backward] if limits else None
 
+    def note_excess(self, excess: int) -> None:
+        """Notes what the kernels of the graph that is compiled take beyond its `peak_limit`, and
+        warns of it."""
+        name = _compiled_frame()[1]
+        graph = self.graphs[name]
+        peak = max(graph.peak, self.budget + excess if graph.fits else graph.peak + excess)
+        self.graphs[name] = replace(graph, peak=peak, fits=False)
+        self._warn(
+            f"inductor's kernels of graph {name} take {peak:,} bytes by its own estimate",
+            f"lower the budget by {peak - self.budget:,} bytes",
+        )
+
     def digest(self) -> str:
         """The digest of code, ask and plans so far."""
         asked = [code_digest(), str(self.budget), str(self.reserve)]

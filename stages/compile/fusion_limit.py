@@ -45,7 +45,9 @@ class NearFusion:
         return bool(last.min_order - first.max_order <= self.distance)
 
 
-def limit_fusion(peak_limit: Callable[[bool], int | None]) -> None:
+def limit_fusion(
+    peak_limit: Callable[[bool], int | None], note_excess: Callable[[int], None]
+) -> None:
     """Lets the kernels that inductor makes keep to a limit, where it is not below what they take
     without fusion, from now on.
 
@@ -53,6 +55,7 @@ def limit_fusion(peak_limit: Callable[[bool], int | None]) -> None:
         peak_limit: Gives the bytes that the graph being compiled may take at most, as inductor
             counts them: with the inputs that are freed within it, without parameters. It is called
             with whether that graph is a backward. None leaves the graph as it is.
+        note_excess: Is told by how many bytes a graph is above its limit.
     """
     lowering = import_module("torch._inductor.graph").GraphLowering
     if hasattr(lowering.codegen, "of_tightfit"):
@@ -61,7 +64,9 @@ def limit_fusion(peak_limit: Callable[[bool], int | None]) -> None:
 
     def codegen_within_limit(graph: Any) -> Any:
         limit = peak_limit(graph.is_backward)
-        with contextlib.nullcontext() if limit is None else _within_limit(graph, limit):
+        if limit is None:
+            return codegen(graph)
+        with _within_limit(graph, limit, note_excess):
             return codegen(graph)
 
     codegen_within_limit.of_tightfit = True  # type: ignore[attr-defined]
@@ -69,7 +74,7 @@ def limit_fusion(peak_limit: Callable[[bool], int | None]) -> None:
 
 
 @contextlib.contextmanager
-def _within_limit(graph: Any, limit: int) -> Iterator[None]:
+def _within_limit(graph: Any, limit: int, note_excess: Callable[[int], None]) -> Iterator[None]:
     """Within it the kernels of a graph keep to a limit."""
     virtualized = import_module("torch._inductor.virtualized").V
     config = import_module("torch._inductor.config")
@@ -87,6 +92,7 @@ def _within_limit(graph: Any, limit: int) -> Iterator[None]:
                 return
         choices.distance = min(peaks, key=lambda distance: peaks[distance])
         update()
+        note_excess(peaks[choices.distance] - limit)
 
     graph._update_scheduler = update_within_limit
     # A buffer that is kept for another one of its size lives longer than is estimated.

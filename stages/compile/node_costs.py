@@ -82,7 +82,7 @@ def workspace_bytes(node: fx.Node, fuses: bool) -> int:
     measured."""
     name = getattr(getattr(node.target, "_overloadpacket", None), "__name__", "")
     if name in ("convolution", "convolution_backward"):
-        return _convolution_workspace(node, name == "convolution_backward")
+        return _convolution_workspace(node, name == "convolution_backward", fuses)
     if name in _POOL_WORKSPACE and not fuses:
         first = pytree.tree_leaves(node.meta["val"])[0]
         return _POOL_WORKSPACE[name] * (hinted_bytes(first) // first.dtype.itemsize)
@@ -92,13 +92,15 @@ def workspace_bytes(node: fx.Node, fuses: bool) -> int:
     return _NUMBER_BYTES if numbers and not fuses else 0
 
 
-def _convolution_workspace(node: fx.Node, backward: bool) -> int:
-    """What oneDNN's copies of input, weight and output take; none of what is a matrix product."""
+def _convolution_workspace(node: fx.Node, backward: bool, channels_last: bool) -> int:
+    """What oneDNN's copies of input, weight and output take; none of what is a matrix product,
+    unless images are given with channels last, as inductor does."""
     tensors = _values(node.args[1:3] if backward else node.args[:2])
     sizes: tuple[Any, ...] = node.args[4 if backward else 3 :]
     strides, padding = sizes[:2]
     extents = [*map(size_hint, tensors[1].shape[2:]), *(each + 1 for each in padding)]
-    if tensors[1].device.type != "cpu" or all(extent == 1 for extent in (*extents, *strides)):
+    is_product = all(extent == 1 for extent in (*extents, *strides)) and not channels_last
+    if tensors[1].device.type != "cpu" or is_product:
         return 0
     given, weight = map(hinted_bytes, tensors)
     if not backward:

@@ -72,6 +72,12 @@ def _peak_limit(is_backward: bool) -> int | None:
     return planner.peak_limit(is_backward) if planner else None
 
 
+def _note_excess(excess: int) -> None:
+    """Tells the planner what the kernels of the graph that is compiled take beyond its limit."""
+    if planner := _planner.get():
+        planner.note_excess(excess)
+
+
 def start_planning(planner: BudgetPlanner | None) -> Callable[[], None]:
     """Lets a planner, or none, choose what `torch.compile` saves from now on in this thread; the
     function that is returned ends it.
@@ -88,7 +94,7 @@ def start_planning(planner: BudgetPlanner | None) -> Callable[[], None]:
         )
     if not hasattr(partitioners.choose_saved_values_set, "of_tightfit"):
         partitioners.choose_saved_values_set = _ask_planner(partitioners.choose_saved_values_set)
-    limit_fusion(_peak_limit)
+    limit_fusion(_peak_limit, _note_excess)
     ends = contextlib.ExitStack()
     ends.callback(_planner.set, _planner.get())
     _planner.set(planner)
