@@ -21,7 +21,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.nn.functional import cross_entropy
 
 import tightfit
-from tightfit.stages.compile.budget_planner import BudgetPlanner
+from tightfit.stages.compile.budget_planner import BudgetPlanner, PartitionedGraph
 from tightfit.stages.compile.partitioner import BudgetPartitioner, _planner
 from tightfit.stages.torch_utils.memory_meter import memory_session
 
@@ -433,3 +433,11 @@ def test_inductor_stays_within_the_budget(build_model: Callable[[], nn.Module]) 
     assert least < 0.8 * plain.graphs["0/0"].peak
     assert measured_peak(model, compiled) <= 1.02 * least
     assert all(map(torch.equal, found, expected))
+
+
+def test_what_kernels_take_beyond_the_budget_is_told() -> None:
+    planner = BudgetPlanner(1000)
+    planner.graphs["0/0"] = PartitionedGraph("0/0", 900, 0, 1.0, True, 1, 0.0)
+    with pytest.warns(UserWarning, match=r"take 1,250 bytes.*lower the budget by 250 bytes"):
+        planner.note_excess(250)
+    assert planner.graphs["0/0"].peak == 1250 and not planner.graphs["0/0"].fits
