@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.stages.validate.test_validate import PLAN, net, validate_command, written
 from tightfit.schemas.graph.training_graph import Graph
-from tightfit.schemas.measurement import read_measurement, read_memory_timeline
+from tightfit.schemas.measurement import CPU_APART, read_measurement, read_memory_timeline
 from tightfit.schemas.reference import ReferenceMeasurement, read_reference, write_reference
 from tightfit.stages.torch_utils.devices import describe_device
 from tightfit.stages.torch_utils.model_factory import BuiltModel, check_factory_result
@@ -81,10 +82,44 @@ def test_the_model_is_not_run_beside_a_plan_that_gives_the_same(
     assert measurement.original_resident_peak == original.reference.resident_peak is not None
     assert measurement.resident_peak is not None and measurement.allocator
     assert measurement.pairs == 3 and len(original.reference.seconds) == 3
+    assert measurement.timing == CPU_APART and measurement.preemption_fraction is None
     ratios = (measurement.time_ratio_first_quartile, measurement.time_ratio)
     assert 0 < ratios[0] <= ratios[1] <= measurement.time_ratio_third_quartile
     assert [point for point in found.line if point.run == "original"] == list(original.line)
     assert original.line
+
+
+def test_a_validation_takes_seven_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that are compared, of which the second tells its memory, two at the same time, and three
+    that are timed and of which the RSS is measured. The model takes as many."""
+    steps: list[nn.Module] = []
+    forward = Layers.forward
+
+    def counted(self: Layers, x: torch.Tensor) -> torch.Tensor:
+        steps.append(self)
+        return forward(self, x)
+
+    built = check_factory_result((Layers(), ((torch.randn(4, 8),), {})), "layers")
+    graph = trace(built, "layers")
+    monkeypatch.setattr(Layers, "forward", counted)
+    found = measure_original(graph, "0" * 64, built, 3, "cpu")
+    assert len(steps) == 7
+    measurement = measured(graph, built, tmp_path, "return model", found)[0].measurement
+    assert len(steps) == 14
+    assert measurement.status == "feasible" and measurement.bits_equal
+    assert measurement.accumulate_peak == found.reference.accumulate_peak is not None
+    assert measurement.resident_peak is not None and measurement.time_ratio is not None
+
+
+class Layers(nn.Module):
+    """Its input gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).relu()
 
 
 @pytest.mark.parametrize(
