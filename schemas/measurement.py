@@ -24,7 +24,8 @@ from tightfit.util.errors import ArtifactError
 FAILED_STATUS = "failed"
 """The status of a plan whose measurement contradicts it; `message` says how."""
 
-CPU_IN_TURNS, CPU_APART, CPU_ONE_PROCESS = "CPU in turns", "CPU apart", "CPU one process"
+CPU = "CPU"
+CPU_IN_TURNS, CPU_APART, CPU_ONE_PROCESS = f"{CPU} in turns", f"{CPU} apart", f"{CPU} one process"
 APART, ONE_PROCESS = "apart", "one process"
 STEP_TIMINGS = {
     CPU_IN_TURNS: "CPU time of steps in turns, each model in a process of its own",
