@@ -207,9 +207,9 @@ def time_steps(
     told: LabeledProgressCounter | None = None,
     original: Sequence[float] = (),
 ) -> StepTimes:
-    """Times steps of one module that has run, each of which is `told`. The ratio is that to the
-    steps of the other one in a process of its own, where these are known: all quotients of one of
-    its steps and one of `original`."""
+    """Times further steps of one module that has run, each of which is `told`. The ratio is that to
+    the steps of the other one in a process of its own, where these are known: all quotients of one
+    of its steps and one of `original`."""
     told = told or LabeledProgressCounter()
     gc.collect()
     for _ in range(runs):
@@ -222,7 +222,7 @@ def time_steps(
     return replace(
         found,
         original=summarize_timings(list(original)),
-        ratio=replace(summarize_timings(quotients), repeats=runs),
+        ratio=replace(summarize_timings(quotients), repeats=len(timer.seconds)),
         timing=CPU_APART if timer.on_cpu else APART,
     )
 
@@ -233,13 +233,17 @@ def time_with_resident_peak(
     told: LabeledProgressCounter | None = None,
     original: Sequence[float] = (),
 ) -> tuple[StepTimes, int | None]:
-    """`time_steps`, and the RSS of these steps, where the system counts it."""
+    """`time_steps`, and the RSS of the first `RESIDENT_STEPS` of them, where the system counts
+    it."""
+    told = told or LabeledProgressCounter()
     clear_gradients(timer.module, timer.sample)
     resident = ResidentMemory(timer.device)
-    times = time_steps(timer, runs, told, original)
-    for _ in range(runs, RESIDENT_STEPS):
+    for _ in range(RESIDENT_STEPS):
+        told(TIMED_STEP)
         timer.time_step()
-    return times, resident.peak()
+    peak = resident.peak()
+    del timer.seconds[runs:]
+    return time_steps(timer, max(runs - RESIDENT_STEPS, 0), told, original), peak
 
 
 def time_beside(

@@ -11,8 +11,7 @@ from tightfit.schemas.reference import ReferenceMeasurement
 from tightfit.util.allocators import release_free_memory, running_allocator
 
 RESIDENT_STEPS = 2
-"""Steps that tell the RSS of steps at least: pages that the first one leaves are there in the next.
-"""
+"""Steps that tell the RSS of steps: pages that the first one leaves are there in the next."""
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _MEMORY = Path("/proc/meminfo")
 _RESET_PEAK = "5"
