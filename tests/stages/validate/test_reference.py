@@ -14,12 +14,17 @@ from torch import nn
 
 from tests.stages.validate.test_validate import PLAN, net, validate_command, written
 from tightfit.schemas.graph.training_graph import Graph
-from tightfit.schemas.measurement import CPU_APART, read_measurement, read_memory_timeline
+from tightfit.schemas.measurement import (
+    CPU_APART,
+    CPU_IN_TURNS,
+    read_measurement,
+    read_memory_timeline,
+)
 from tightfit.schemas.reference import ReferenceMeasurement, read_reference, write_reference
 from tightfit.stages.torch_utils.devices import describe_device
 from tightfit.stages.torch_utils.model_factory import BuiltModel, check_factory_result
 from tightfit.stages.trace.trace import trace
-from tightfit.stages.validate import command, reference_command
+from tightfit.stages.validate import command, measure, reference_command
 from tightfit.stages.validate.comparison import ORIGINAL_STEP, SEED
 from tightfit.stages.validate.measure import OriginalMeasurement, measure_original
 from tightfit.stages.validate.scenarios import SCENARIOS
@@ -30,6 +35,7 @@ from tightfit.stages.validate.step_results import (
     same_bits,
 )
 from tightfit.stages.validate.validate import validate
+from tightfit.util import child_process
 from tightfit.util.errors import ArtifactError, ConfigError
 
 torch.set_num_threads(1)
@@ -232,6 +238,21 @@ def test_the_commands_share_one_reference(
     assert [point for point in lines if point.run == "original"] == read_memory_timeline(
         tmp_path / "own/memory_timeline.arrow"
     )
+
+
+def test_the_command_times_the_model_in_a_process_of_its_own(
+    commands: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where other work goes on."""
+    monkeypatch.setattr(measure, "BUSY_FRACTION", 0.0)
+    monkeypatch.setattr(child_process, "USE_CHILD_PROCESSES", True)
+    torch.set_num_threads(1)
+    run([*commands, "--reference", str(tmp_path / "own/reference.arrow")], capsys)
+    found = read_measurement(tmp_path / "measurement.arrow")
+    assert found.timing == CPU_IN_TURNS and found.time_ratio is not None
 
 
 def test_a_reference_of_other_threads_is_not_used(

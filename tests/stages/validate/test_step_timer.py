@@ -17,6 +17,7 @@ from tightfit.schemas.costs import ProfileDevice
 from tightfit.schemas.measurement import CPU_APART, CPU_IN_TURNS
 from tightfit.schemas.reference import ReferenceMeasurement
 from tightfit.stages.validate import measure
+from tightfit.stages.validate.command import wait_passively
 from tightfit.stages.validate.measure import BUSY_FRACTION, OriginalMeasurement, time_beside
 from tightfit.stages.validate.step_timer import RemoteStepTimer, StepTimer
 from tightfit.stages.validate.training_step import StepRunner
@@ -119,3 +120,14 @@ def test_a_model_is_not_timed_beside_a_plan_where_both_do_not_fit(
     unused: Any = None
     beside = replace(known(unused, 1.0), timer=RemoteStepTimer.__new__(RemoteStepTimer))
     assert time_beside(timer(), 2, beside)[0].timing == CPU_APART
+
+
+def test_threads_that_wait_sleep_unless_the_environment_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    wait_passively()
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    wait_passively()
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
