@@ -142,7 +142,8 @@ def training_allocator(wildcards):
 
 def step_settings(wildcards):
     """The settings of a process that compares steps of a plan and of its model: those of training,
-    and threads that sleep while they wait for others, as `validate` sets them by itself."""
+    and threads that sleep while they wait for others, as `validate` sets them by itself.
+    """
     if model_of(wildcards).device != "cpu":
         return ""
     waiting = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
