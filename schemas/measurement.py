@@ -1,4 +1,4 @@
-"""`tightfit.measurement/7`: what a planned module did on the device, beside what was promised.
+"""`tightfit.measurement/8`: what a planned module did on the device, beside what was promised.
 
 Next to it stands `tightfit.memory_timeline/2`, the live bytes of a measured step over time.
 """
@@ -23,6 +23,18 @@ from tightfit.util.errors import ArtifactError
 
 FAILED_STATUS = "failed"
 """The status of a plan whose measurement contradicts it; `message` says how."""
+
+CPU = "CPU"
+CPU_IN_TURNS, CPU_APART, CPU_ONE_PROCESS = f"{CPU} in turns", f"{CPU} apart", f"{CPU} one process"
+APART, ONE_PROCESS = "apart", "one process"
+STEP_TIMINGS = {
+    CPU_IN_TURNS: "CPU time of steps in turns, each model in a process of its own",
+    CPU_APART: "CPU time of steps, each model in a process of its own",
+    CPU_ONE_PROCESS: "CPU time of steps in turns, in one process",
+    APART: "steps, each model in a process of its own",
+    ONE_PROCESS: "steps in turns, in one process",
+}
+"""How steps of a plan and of its model were timed, in words."""
 
 SCATTER_THRESHOLD = 1.5
 """Quartiles of the time ratio further apart than this factor say that other work disturbed it."""
@@ -49,9 +61,10 @@ class Measurement:
     `gradient_difference` and `buffer_difference` are the largest absolute differences over all
     samples and steps, where NaN equals NaN; `bits_equal` says whether not one bit differed.
     `time_ratio` is the median of planned over original time, with its quartiles: of `pairs`
-    alternating runs, or, where the original was measured in a process of its own, of all quotients
-    of `pairs` runs of each. Times are without the part `preemption_fraction` that other work on the
-    machine took of them. `plan_seconds` is how long planning took. Of a plan that sends to another
+    alternating runs, or, where these were not in turns, of all quotients of `pairs` runs of each;
+    `timing` says how they were timed (`STEP_TIMINGS`). Times by the clock are without the part
+    `preemption_fraction` that other work on the machine took of them. `plan_seconds` is how long
+    planning took. Of a plan that sends to another
     memory, which is called `offload_target` ("disk" or "host", "" for none),
     `predicted_offload_peak` and `offload_peak` are the most bytes there; `predicted_wait_seconds`
     is how long a step waits for transfers by the plan, and `wait_seconds` the median of what it
@@ -86,6 +99,7 @@ class Measurement:
     time_ratio_first_quartile: float | None = None
     time_ratio_third_quartile: float | None = None
     pairs: int = 0
+    timing: str = ""
     output_difference: float | None = None
     gradient_difference: float | None = None
     buffer_difference: float | None = None
@@ -142,7 +156,7 @@ _ARROW = {
 
 MEASUREMENT = store.ArtifactType(
     "tightfit.measurement",
-    7,
+    8,
     pa.schema(
         [
             _ARROW[str(field.type)](field.name)

@@ -99,6 +99,16 @@ class PlanResult:
             return None
         return self.pace * self.plan.time / self.plan.keep_all.time
 
+    @property
+    def slower_than_predicted(self) -> float | None:
+        """The measured time beside the original's where it shows as more than what was predicted,
+        else None."""
+        found, predicted = self.measurement, self.relative
+        ratio = None if found is None else found.time_ratio
+        if ratio is None or predicted is None or round(ratio, 2) <= round(predicted, 2):
+            return None
+        return ratio
+
 
 @dataclass(frozen=True)
 class ModelResults:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tightfit.schemas.measurement import Measurement
+from tightfit.schemas.measurement import STEP_TIMINGS, Measurement
 from tightfit.stages.report.formatting import (
     format_count,
     format_duration,
@@ -57,6 +57,8 @@ def measured_facts(found: Measurement | None, fused: bool) -> list[Fact]:
         low, high = found.time_ratio_first_quartile, found.time_ratio_third_quartile
         if low is not None and high is not None:
             words += f", quartiles {low:.3f} to {high:.3f}"
+        if found.timing:
+            words += f"; {STEP_TIMINGS[found.timing]}"
         facts.append(("Time ratio", words))
     facts.append(("Same results", _describe_equality(found, fused)))
     if found.plan_seconds is not None:

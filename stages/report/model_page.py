@@ -222,11 +222,13 @@ def _plan_facts(result: PlanResult) -> list[Fact]:
             step += f", shared by {plan.joint_samples} samples"
         facts.append(("Budget", f"{format_bytes(plan.budget_total)} in all, {step}"))
     if plan.time is not None and plan.peak is not None:
+        ratio, more = format_ratio(result.relative or 1.0), result.slower_than_predicted
+        ratio += "" if more is None else f", measured {format_ratio(more)}"
         facts.append(
             (
                 "Predicted",
                 f"{format_exact_bytes(plan.peak)} beyond parameters and inputs, "
-                f"{format_duration(plan.time)} ({format_ratio(result.relative or 1.0)})",
+                f"{format_duration(plan.time)} ({ratio})",
             )
         )
     if plan.transfers is not None and plan.feasible:

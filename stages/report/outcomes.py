@@ -98,6 +98,8 @@ def _classify_plan(result: PlanResult) -> PlanOutcome:
         peak, relative = found.measured_peak, found.time_ratio or relative
     fits = peak is not None and _fits_budget(plan, found, peak)
     figures = _describe_figures(peak or 0, relative, measured, measured and _is_scattered(found))
+    if result.slower_than_predicted is not None and result.relative is not None:
+        figures += f", where {format_ratio(result.relative)} was predicted"
     if found is not None and found.status == FAILED_STATUS:
         message = f"Failed: {found.message or figures}"
         return PlanOutcome("bad", "failed", message, peak, relative, measured, fits)

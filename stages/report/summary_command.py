@@ -14,6 +14,7 @@ from tightfit.schemas.error_logs import (
     read_error,
     upstream_error_log,
 )
+from tightfit.schemas.measurement import STEP_TIMINGS
 from tightfit.schemas.plan import Plan, label_budget
 from tightfit.schemas.plan_folders import plan_folders
 from tightfit.stages.report.chain_results import NOT_RUN, ChainPlanResult, find_chain_plans
@@ -60,7 +61,7 @@ class SummaryRow:
     """One line of the table, as text; `gap` is that of the plan to its bound, `state` is "good",
     "warning" or "bad", `note` a message that belongs below the table. `kernels` are told where a
     model's are fused, `microbatches` of a whole step where any step has several, and `plan_status`
-    is the status of the plan itself, as it was measured."""
+    is the status of the plan itself, as it was measured, and `timing` says how its time was."""
 
     model: str
     strategy: str
@@ -78,6 +79,7 @@ class SummaryRow:
     kernels: str = ""
     plan_status: str = ""
     microbatches: str = ""
+    timing: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -159,6 +161,9 @@ def print_summary(lines: list[SummaryRow], folder: Path) -> None:
         before = line.model
         shown.add(line.report)
     console.print(table)
+    for timing in sorted({line.timing for line in lines} - {""}):
+        note = f"time: {STEP_TIMINGS[timing]}"
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
     for mark, note in RATIO_MARKS.items():
         if any(line.time.endswith(mark) for line in lines):
             console.print(f"{mark}: {note}", markup=False, highlight=False, soft_wrap=True)
@@ -328,6 +333,7 @@ def _plan_summary(folder: Path, result: PlanResult, report: str) -> SummaryRow:
         _kernel_kind(plan),
         plan.status if validated is None else validated.status,
         str(plan.microbatches or ""),
+        "" if validated is None or runs else validated.timing,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tightfit.schemas.pipeline_plan import PipelinePlan
     from tightfit.stages.torch_utils.model_factory import BuiltModel
     from tightfit.stages.validate.measure import OriginalMeasurement
+    from tightfit.stages.validate.step_timer import RemoteStepTimer
     from tightfit.stages.validate.validate import Validation
 
 
@@ -68,6 +70,12 @@ def lineage_settings(options: argparse.Namespace) -> dict[str, Any]:
         **operators_setting(options.operators),
         **({} if options.threads is None else {"threads": options.threads}),
     }
+
+
+def wait_passively() -> None:
+    """Threads that wait for others sleep, unless PyTorch is loaded or the environment says
+    otherwise: they would take processor time that is none of a step."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @contextlib.contextmanager
@@ -154,6 +162,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.pipeline is not None:
         return _run_pipeline(options)
+    wait_passively()
     path = find_package_graph(options.module, options.graph)
     _take_sample_arguments(options, path)
     graph, plan = read_graph(path), read_predictions(options.plan)
@@ -214,7 +223,11 @@ def _run_validation(
     _set_plan_threads(options, plan)
     asked = "" if plan["budget"] == NO_BUDGET else f" {plan['budget']}"
     printer = ProgressPrinter(f"{graph.model}: running {plan['strategy']}{asked}", "steps at most")
-    with prepare_model(options, graph) as built, use_disk_folder(options.disk):
+    with (
+        _start_original_timer(options, graph) as timer,
+        prepare_model(options, graph) as built,
+        use_disk_folder(options.disk),
+    ):
         if has_offloaded_parameters(options.module):
             return validate_offloaded_step(
                 graph,
@@ -236,7 +249,7 @@ def _run_validation(
             options.device,
             options.keep_all if has_fused_kernels(path) else None,
             printer.report,
-            _load_original(options),
+            _load_original(options, timer),
         )
         result = _add_sizes(options, graph, built, plan, result, printer.report)
         return _add_eager_fallback(options, built, result)
@@ -255,10 +268,37 @@ def _set_plan_threads(options: argparse.Namespace, plan: Mapping[str, Any]) -> N
     options.threads = threads if options.threads is None else options.threads
 
 
-def _load_original(options: argparse.Namespace) -> OriginalMeasurement | None:
-    """What was measured of the model's own step, None where nothing is given, or where it was
-    measured on another device, with another build of PyTorch or other threads. Raises ConfigError
-    where it is another model's."""
+@contextlib.contextmanager
+def _start_original_timer(
+    options: argparse.Namespace, graph: Graph
+) -> Iterator[RemoteStepTimer | None]:
+    """Within it a process of its own can time steps of the model beside those of a plan, on the CPU
+    and where its own step was measured before. It is forked from one whose threads have not begun,
+    and has no model until it is asked for a step."""
+    from tightfit.stages.validate.step_timer import RemoteStepTimer, StepTimer
+    from tightfit.stages.validate.training_step import StepRunner, detach_sample
+    from tightfit.util.child_process import can_fork
+
+    if options.reference is None or not options.pairs or graph.device != "cpu" or not can_fork():
+        yield None
+        return
+    prepared = contextlib.ExitStack()
+
+    def make() -> StepTimer:
+        built = prepared.enter_context(prepare_model(options, graph))
+        sample = detach_sample(built.samples[0])
+        return StepTimer(built.model, StepRunner.of(graph, built), sample, options.device)
+
+    with contextlib.closing(RemoteStepTimer(make)) as timer:
+        yield timer
+
+
+def _load_original(
+    options: argparse.Namespace, timer: RemoteStepTimer | None
+) -> OriginalMeasurement | None:
+    """What was measured of the model's own step, with what times it again, None where nothing is
+    given, or where it was measured on another device, with another build of PyTorch or other
+    threads. Raises ConfigError where it is another model's."""
     from tightfit.schemas.measurement import read_memory_timeline
     from tightfit.schemas.reference import read_reference
     from tightfit.stages.validate.measure import OriginalMeasurement
@@ -272,7 +312,9 @@ def _load_original(options: argparse.Namespace) -> OriginalMeasurement | None:
             f"{options.graph[0]}, measure it again with `tightfit reference`"
         )
     found = OriginalMeasurement(
-        reference, read_memory_timeline(options.reference.with_name("memory_timeline.arrow"))
+        reference,
+        read_memory_timeline(options.reference.with_name("memory_timeline.arrow")),
+        timer,
     )
     return found if found.matches_device(options.device) else None
 

@@ -32,6 +32,7 @@ from tightfit.stages.validate.scenarios import (
     Scenario,
     quick_scenario,
 )
+from tightfit.stages.validate.step_memory import StepMemory
 from tightfit.stages.validate.step_results import (
     ResultDifference,
     StepResults,
@@ -97,6 +98,8 @@ class Comparer:
     device: torch.device
     graph: Graph
     known: Mapping[str, ResultDigests] = field(default_factory=dict)
+    planned_memory: StepMemory | None = None
+    original_memory: StepMemory | None = None
 
     @classmethod
     def of(
@@ -171,7 +174,8 @@ class Comparer:
                     continue
             told(f"{PLANNED_STEP} {one.name}".strip())
             try:
-                mine = self.run(one, given if itself and not one.name else copy_model(planned))
+                module = given if itself and not one.name else copy_model(planned)
+                mine = self.run(one, module, self.planned_memory)
             except Exception as error:
                 if not one.name:
                     raise
@@ -295,7 +299,8 @@ class Comparer:
         Raises OutOfMemoryError where it does not fit on the device, ModelError where it cannot run
         its samples."""
         try:
-            return self.run(one, self.copy_original() if original is None else original)
+            module = self.copy_original() if original is None else original
+            return self.run(one, module, self.original_memory)
         except Exception as error:
             if is_out_of_memory(error):
                 raise torch.OutOfMemoryError(str(error)) from error
@@ -303,10 +308,12 @@ class Comparer:
                 return None
             raise ModelError(f"the model's own step fails with {describe_error(error)}") from error
 
-    def run(self, one: Scenario, module: nn.Module) -> StepResults:
-        """What a module leaves in a round."""
+    def run(
+        self, one: Scenario, module: nn.Module, memory: StepMemory | None = None
+    ) -> StepResults:
+        """What a module leaves in a round, of which `memory` takes what steps take."""
         gc.collect()
-        return one.run(module, self.stepper, self.samples, SEED)
+        return one.run(module, replace(self.stepper, memory=memory), self.samples, SEED)
 
     def _run_to_run_difference(self, one: Scenario, reference: StepResults) -> ResultDifference:
         """How the original differs from itself in a round."""

@@ -7,13 +7,21 @@ import gc
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
 
 from tightfit.schemas.graph.training_graph import Graph
-from tightfit.schemas.measurement import Measurement, TimelinePoint, downsample_timeline
+from tightfit.schemas.measurement import (
+    APART,
+    CPU_APART,
+    CPU_IN_TURNS,
+    CPU_ONE_PROCESS,
+    ONE_PROCESS,
+    Measurement,
+    TimelinePoint,
+    downsample_timeline,
+)
 from tightfit.schemas.reference import ReferenceMeasurement
 from tightfit.stages.runtime.pytree import flatten
 from tightfit.stages.simulate.caching_allocator import AllocatorBytes
@@ -34,35 +42,45 @@ from tightfit.stages.torch_utils.memory_meter import (
     summarize_timings,
 )
 from tightfit.stages.torch_utils.model_factory import BuiltModel, Sample
-from tightfit.stages.torch_utils.timing import HostClock
 from tightfit.stages.validate.comparison import (
     MAX_STEPS,
-    ORIGINAL_STEP,
     Comparer,
     Comparison,
     freeze_garbage_collector,
 )
-from tightfit.stages.validate.resident_memory import measure_resident_peak
+from tightfit.stages.validate.resident_memory import (
+    RESIDENT_STEPS,
+    ResidentMemory,
+    available_memory,
+)
+from tightfit.stages.validate.step_memory import StepMemory, fresh_memory
+from tightfit.stages.validate.step_timer import RemoteStepTimer, StepTimer
 from tightfit.stages.validate.training_step import StepRunner, clear_gradients, detach_sample
-from tightfit.stages.validate.transfer_check import last_transfers
+from tightfit.util.allocators import hold_heap_pages
+from tightfit.util.child_process import ChildError
 from tightfit.util.progress import LabeledProgressCounter, ProgressCallback
 
+BUSY_FRACTION = 0.05
+"""The part of steps on the CPU that other work may take before they are timed in turns."""
 TIMED_STEP = "timing"
 """What is told of steps that are timed."""
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of the two modules, and their ratio: of alternating pairs of runs pair by pair, or of
-    runs in processes of their own each by each; of the planned module alone where the other does
-    not fit. `waited` is the median of what a planned run waited for transfers, None where it sends
-    nothing, and `runs` are the seconds of the planned runs."""
+    """Seconds of steps of the two modules, and their ratio: of alternating steps pair by pair, or
+    of steps one after the other each by each; of the planned module alone where the other one's are
+    not known. `timing` says which (`STEP_TIMINGS`). `waited` is the median of what a planned step
+    waited for transfers, None where it sends nothing, and `runs` are the seconds of the planned
+    steps. Other work took the part `lost` of the time on the clock."""
 
     planned: CallTiming
-    original: CallTiming | None
-    ratio: CallTiming | None
+    original: CallTiming | None = None
+    ratio: CallTiming | None = None
+    timing: str = ""
     waited: float | None = None
     runs: Sequence[float] = ()
+    lost: float = 0.0
 
 
 def measure_memory(
@@ -82,6 +100,24 @@ def measure_memory(
     accumulating = _memory_of_step(module, stepper, sample, device)
     clear_gradients(module, sample)
     return fresh, accumulating
+
+
+def complete_step_memory(
+    memory: StepMemory,
+    module: nn.Module,
+    stepper: StepRunner,
+    sample: Sample,
+    device: str,
+    warm: bool = False,
+    told: LabeledProgressCounter | None = None,
+) -> StepMemory:
+    """The memory of a module's steps, of which some may have told already; the others are run, as
+    `measure_memory` does, and `told`."""
+    if memory.fresh is not None and memory.accumulate_peak is not None:
+        return memory
+    (told or LabeledProgressCounter())("memory")
+    fresh, accumulating = measure_memory(module, stepper, sample, device, warm)
+    return StepMemory(device, fresh, accumulating.peak)
 
 
 def _memory_of_step(
@@ -166,96 +202,106 @@ def restore_buffers(module: nn.Module, parameters: Sequence[str] = ()) -> Iterat
 
 
 def time_steps(
-    module: nn.Module,
-    stepper: StepRunner,
-    sample: Sample,
+    timer: StepTimer,
     runs: int,
-    device: str,
     told: LabeledProgressCounter | None = None,
     original: Sequence[float] = (),
 ) -> StepTimes:
-    """Times steps of one module that has run, each of which is `told`; `.grad` is None before each.
-    The ratio is that to the steps of the other one in a process of its own, where these are known:
-    all quotients of one of its steps and one of `original`."""
-    told, clock = told or LabeledProgressCounter(), HostClock()
+    """Times further steps of one module that has run, each of which is `told`. The ratio is that to
+    the steps of the other one in a process of its own, where these are known: all quotients of one
+    of its steps and one of `original`."""
+    told = told or LabeledProgressCounter()
     gc.collect()
-    gc.disable()
-    try:
-        waits: list[float] = []
-        seconds = []
-        for _ in range(runs):
-            told(TIMED_STEP)
-            seconds.append(_time_step(module, stepper, sample, device, clock, waits))
-    finally:
-        gc.enable()
-    planned = replace(summarize_timings(seconds), lost=clock.share)
+    for _ in range(runs):
+        told(TIMED_STEP)
+        timer.time_step()
+    found = _times_of(timer)
     if not original:
-        return StepTimes(planned, None, None, _median(waits), seconds)
-    quotients = summarize_timings([mine / other for mine in seconds for other in original])
-    ratio = replace(quotients, repeats=runs)
-    return StepTimes(planned, summarize_timings(list(original)), ratio, _median(waits), seconds)
-
-
-def time_step_pairs(
-    planned: nn.Module,
-    original: nn.Module,
-    stepper: StepRunner,
-    sample: Sample,
-    pairs: int,
-    device: str,
-    told: LabeledProgressCounter | None = None,
-) -> StepTimes:
-    """Times pairs of steps of modules that have run, the planned one first in every other pair,
-    each of which is `told`; `.grad` is None before each."""
-    told, clock = told or LabeledProgressCounter(), HostClock()
-    modules = [planned, original]
-    gc.collect()
-    gc.disable()
-    try:
-        runs: list[list[float]] = [[], []]
-        waits: tuple[list[float], list[float]] = ([], [])
-        for pair in range(pairs):
-            told(TIMED_STEP)
-            for index in (0, 1) if pair % 2 == 0 else (1, 0):
-                seconds = _time_step(modules[index], stepper, sample, device, clock, waits[index])
-                runs[index].append(seconds)
-    finally:
-        gc.enable()
-    ratios = [mine / other for mine, other in zip(*runs, strict=True)]
-    waited, planned_time = _median(waits[0]), replace(summarize_timings(runs[0]), lost=clock.share)
-    return StepTimes(
-        planned_time, summarize_timings(runs[1]), summarize_timings(ratios), waited, runs[0]
+        return found
+    quotients = [mine / other for mine in timer.seconds for other in original]
+    return replace(
+        found,
+        original=summarize_timings(list(original)),
+        ratio=replace(summarize_timings(quotients), repeats=len(timer.seconds)),
+        timing=CPU_APART if timer.on_cpu else APART,
     )
 
 
-def _median(seconds: Sequence[float]) -> float | None:
-    return statistics.median(seconds) if seconds else None
+def time_with_resident_peak(
+    timer: StepTimer,
+    runs: int,
+    told: LabeledProgressCounter | None = None,
+    original: Sequence[float] = (),
+) -> tuple[StepTimes, int | None]:
+    """`time_steps`, and the RSS of the first `RESIDENT_STEPS` of them, where the system counts
+    it."""
+    told = told or LabeledProgressCounter()
+    clear_gradients(timer.module, timer.sample)
+    resident = ResidentMemory(timer.device)
+    for _ in range(RESIDENT_STEPS):
+        told(TIMED_STEP)
+        timer.time_step()
+    peak = resident.peak()
+    del timer.seconds[runs:]
+    return time_steps(timer, max(runs - RESIDENT_STEPS, 0), told, original), peak
 
 
-def _time_step(
-    module: nn.Module,
-    stepper: StepRunner,
-    sample: Sample,
-    device: str,
-    clock: HostClock,
-    waits: list[float],
-) -> float:
-    """The seconds of a step, without what other work took of them; what it waited for transfers is
-    added to `waits`."""
+def time_beside(
+    timer: StepTimer,
+    runs: int,
+    known: OriginalMeasurement,
+    told: LabeledProgressCounter | None = None,
+) -> tuple[StepTimes, int | None]:
+    """Times steps of a planned module beside what is known of its original, and their RSS. Where
+    other work took a part of either's steps, both are timed again, in turns: such work changes
+    what a step takes of a processor, too, and that of both alike."""
+    reference = known.reference
+    times, resident = time_with_resident_peak(timer, runs, told, reference.seconds)
+    busy = max(times.lost, reference.lost) >= BUSY_FRACTION
+    fits = available_memory() > 2 * (reference.peak or 0)
+    if known.timer is None or not busy or not reference.seconds or not fits:
+        return times, resident
+    try:
+        return time_step_pairs(timer.renewed(), known.timer, runs, told), resident
+    except ChildError:  # such as of memory
+        return times, resident
 
-    def step() -> Any:
-        alive = stepper.run(module, sample)
-        synchronize_device(device)
-        return alive
 
-    clear_gradients(module, sample)
-    synchronize_device(device)
-    seconds = clock(step)
-    clear_gradients(module, sample)
-    moved = last_transfers(module)
-    if moved is not None:
-        waits.append(moved.waited)
-    return seconds
+def time_step_pairs(
+    planned: StepTimer,
+    original: StepTimer | RemoteStepTimer,
+    pairs: int,
+    told: LabeledProgressCounter | None = None,
+) -> StepTimes:
+    """Times pairs of steps of modules that have run, the planned one first in every other pair,
+    each of which is `told`. The heap keeps its pages: how many a step takes anew is by chance."""
+    told = told or LabeledProgressCounter()
+    timers = [planned, original]
+    gc.collect()
+    runs: list[list[float]] = [[], []]
+    with hold_heap_pages():
+        for pair in range(pairs):
+            told(TIMED_STEP)
+            for index in (0, 1) if pair % 2 == 0 else (1, 0):
+                runs[index].append(timers[index].time_step())
+    ratios = [mine / other for mine, other in zip(*runs, strict=True)]
+    apart = isinstance(original, RemoteStepTimer)
+    together = CPU_ONE_PROCESS if planned.on_cpu else ONE_PROCESS
+    return replace(
+        _times_of(planned),
+        planned=summarize_timings(runs[0]),
+        runs=runs[0],
+        original=summarize_timings(runs[1]),
+        ratio=summarize_timings(ratios),
+        timing=CPU_IN_TURNS if apart else together,
+    )
+
+
+def _times_of(timer: StepTimer) -> StepTimes:
+    """The times of one module alone."""
+    waited = statistics.median(timer.waits) if timer.waits else None
+    planned = summarize_timings(timer.seconds)
+    return StepTimes(planned, waited=waited, runs=tuple(timer.seconds), lost=timer.lost)
 
 
 def fits_budget(base: Measurement, peak: int, taken: AllocatorBytes | None) -> bool:
@@ -300,8 +346,12 @@ def add_measured_results(
         )
     if times is None:
         return found
-    lost = max(times.planned.lost, known.lost if known else 0.0)
-    found = replace(found, measured_time=times.planned.median, preemption_fraction=lost)
+    lost = max(times.lost, known.lost if known else 0.0)
+    found = replace(
+        found,
+        measured_time=times.planned.median,
+        preemption_fraction=None if found.device == "cpu" else lost,
+    )
     if times.original is None or times.ratio is None:
         return found
     return replace(
@@ -310,6 +360,7 @@ def add_measured_results(
         time_ratio=times.ratio.median,
         time_ratio_first_quartile=times.ratio.first_quartile,
         time_ratio_third_quartile=times.ratio.third_quartile,
+        timing=times.timing,
         pairs=times.ratio.repeats,
     )
 
@@ -319,10 +370,12 @@ ORIGINAL_RUN = "original"
 
 @dataclass(frozen=True)
 class OriginalMeasurement:
-    """What was measured of a model's own step, and its memory line."""
+    """What was measured of a model's own step, and its memory line. `timer` times further steps of
+    it in a process of its own, where there is one."""
 
     reference: ReferenceMeasurement
     line: Sequence[TimelinePoint]
+    timer: RemoteStepTimer | None = None
 
     def matches_device(self, device: str) -> bool:
         """Whether it was measured on such a device, with this build of PyTorch and as many
@@ -347,27 +400,28 @@ def measure_original(
     place, stepper = parse_device(device), StepRunner.of(graph, built)
     comparer = Comparer.of(built.model, stepper, built.samples, False, place, graph)
     told = LabeledProgressCounter(report, MAX_STEPS // 2 + 1 + runs)
+    memory = StepMemory(str(place))
+    comparer = replace(comparer, original_memory=memory)
     with enter_device(place), freeze_garbage_collector():
         reference = ReferenceMeasurement(digest, describe_device(place), {})
         try:
             original = comparer.copy_original()
             rounds = comparer.left(original, told)
             reference = ReferenceMeasurement(digest, reference.device, rounds)
-            told(f"the memory of {ORIGINAL_STEP}")
             sample = detach_sample(built.samples[0])
-            memory = measure_memory(original, stepper, sample, str(place), warm=bool(rounds))
-            times = time_steps(original, stepper, sample, runs, str(place), told)
-            resident = measure_resident_peak(original, stepper, sample, str(place))
+            runner = (original, stepper, sample, str(place))
+            memory = complete_step_memory(memory, *runner, warm=bool(rounds), told=told)
+            times, resident = time_with_resident_peak(StepTimer(*runner), runs, told)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             release_device_memory(place)
             return OriginalMeasurement(reference, [])
-    fresh, accumulating = memory
+    fresh = fresh_memory(memory)
     line = [
         TimelinePoint(ORIGINAL_RUN, seconds, live)
         for seconds, live in downsample_timeline(fresh.line)
     ]
-    peaks = (fresh.peak, accumulating.peak)
-    found = (reference.rounds, *peaks, tuple(times.runs), times.planned.lost, resident)
+    peaks = (fresh.peak, memory.accumulate_peak)
+    found = (reference.rounds, *peaks, tuple(times.runs), times.lost, resident)
     return OriginalMeasurement(ReferenceMeasurement(digest, reference.device, *found), line)

@@ -17,6 +17,7 @@ from torch import nn
 from tightfit.schemas.graph.training_graph import Graph
 from tightfit.schemas.measurement import (
     FAILED_STATUS,
+    ONE_PROCESS,
     Measurement,
     TimelinePoint,
     downsample_timeline,
@@ -34,8 +35,8 @@ from tightfit.stages.validate.optimizer_steps import (
 from tightfit.stages.validate.predictions import find_nondeterministic_ops, predicted_measurement
 from tightfit.stages.validate.step_results import same_bits
 from tightfit.stages.validate.training_step import (
+    RandomOutputGradients,
     StepRunner,
-    random_output_gradients,
     randomize_sample,
 )
 from tightfit.stages.validate.transfer_check import offload_target_name
@@ -113,7 +114,7 @@ def _record_optimizer_steps(
     try:
         with preserve_random_states():
             torch.manual_seed(SEED)
-            tangent = random_output_gradients(SEED)
+            tangent = RandomOutputGradients(SEED)
             for number in range(STEPS * microbatches):
                 given = randomize_sample(sample, SEED + number, tied=True) if number else sample
                 last = (number + 1) % microbatches == 0
@@ -303,6 +304,7 @@ def _add_times(filled: Measurement, times: Sequence[tuple[float, float]]) -> Mea
         time_ratio_first_quartile=quartiles[0],
         time_ratio_third_quartile=quartiles[2],
         pairs=len(times),
+        timing=ONE_PROCESS,
     )
 
 

@@ -23,9 +23,9 @@ from tightfit.stages.validate.measure import TIMED_STEP
 from tightfit.stages.validate.predictions import find_nondeterministic_ops
 from tightfit.stages.validate.step_results import same_bits
 from tightfit.stages.validate.training_step import (
+    RandomOutputGradients,
     StepRunner,
     detach_sample,
-    random_output_gradients,
 )
 from tightfit.util.progress import LabeledProgressCounter, ProgressCallback
 
@@ -86,7 +86,7 @@ def _run_optimizer_steps(
 ) -> None:
     with preserve_random_states():
         torch.manual_seed(SEED)
-        tangent = random_output_gradients(SEED)
+        tangent = RandomOutputGradients(SEED)
         for _ in range(steps):
             told(f"a step with {type(optimizer).__name__}")
             stepper.run(module, detach_sample(built.samples[0]), tangent)

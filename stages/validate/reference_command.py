@@ -10,6 +10,7 @@ from tightfit.stages.validate.command import (
     lineage_settings,
     memory_line_path,
     prepare_model,
+    wait_passively,
 )
 from tightfit.util.command_line import LineageEntry
 from tightfit.util.errors import ConfigError
@@ -34,6 +35,7 @@ def run(options: argparse.Namespace) -> None:
     from tightfit.stages.validate.measure import measure_original
     from tightfit.util.progress import ProgressPrinter
 
+    wait_passively()
     if options.pairs < 1:
         raise ConfigError(f"--pairs {options.pairs}: must be 1 or more")
     graph, digest = read_graph(options.graph), read_header(options.graph).digest

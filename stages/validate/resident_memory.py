@@ -2,45 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-from torch import nn
-
 from tightfit.schemas.measurement import Measurement
 from tightfit.schemas.reference import ReferenceMeasurement
-from tightfit.stages.torch_utils.model_factory import Sample
-from tightfit.stages.validate.training_step import StepRunner, clear_gradients
 from tightfit.util.allocators import release_free_memory, running_allocator
 
 RESIDENT_STEPS = 2
-"""Steps that a process takes for its RSS: pages that the first one leaves are there in the next."""
+"""Steps that tell the RSS of steps: pages that the first one leaves are there in the next."""
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_MEMORY = Path("/proc/meminfo")
 _RESET_PEAK = "5"
 
 
-def measure_resident_peak(
-    module: nn.Module, stepper: StepRunner, sample: Sample, device: str
-) -> int | None:
-    """The most bytes of RSS in two steps of a module that has run, above what was there before
-    them; None where the system does not count them, and where tensors are on a GPU.
+class ResidentMemory:
+    """The most bytes of RSS since now, above what is there now.
 
-    The room of a loss is written to, as a loss writes. What the allocator kept of earlier work is
-    given back first, so that it is not taken for what was there.
+    What the allocator kept of earlier work is given back first, so that it is not taken for what
+    was there.
     """
-    if not device.startswith("cpu"):
-        return None
-    clear_gradients(module, sample)
-    release_free_memory()
-    try:
-        _CLEAR_REFS.write_text(_RESET_PEAK)
-        before = _status_bytes("VmRSS")
-        for _ in range(RESIDENT_STEPS):
-            replace(stepper, fill_loss_room=True).run(module, sample)
-            clear_gradients(module, sample)
-        return max(_status_bytes("VmHWM") - before, 0)
-    except OSError:
-        return None
+
+    def __init__(self, device: str) -> None:
+        self._before: int | None = None
+        if not device.startswith("cpu"):
+            return
+        release_free_memory()
+        with contextlib.suppress(OSError):
+            _CLEAR_REFS.write_text(_RESET_PEAK)
+            self._before = _read_bytes(_STATUS, "VmRSS")
+
+    def peak(self) -> int | None:
+        """These bytes; None where the system does not count them, and where tensors are on a
+        GPU."""
+        if self._before is None:
+            return None
+        return max(_read_bytes(_STATUS, "VmHWM") - self._before, 0)
 
 
 def add_resident_peak(
@@ -54,9 +52,16 @@ def add_resident_peak(
     return replace(measured, resident_peak=peak, original_resident_peak=own, allocator=allocator)
 
 
-def _status_bytes(key: str) -> int:
-    """A size in the status of this process, in bytes; raises OSError where it is not there."""
-    for line in _STATUS.read_text().splitlines():
+def available_memory() -> int:
+    """The bytes that processes can take more; 0 where the system does not say."""
+    with contextlib.suppress(OSError):
+        return _read_bytes(_MEMORY, "MemAvailable")
+    return 0
+
+
+def _read_bytes(path: Path, key: str) -> int:
+    """A size in a file of the system, in bytes; raises OSError where it is not there."""
+    for line in path.read_text().splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024
-    raise OSError(f"{_STATUS} has no {key}")
+    raise OSError(f"{path} has no {key}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tightfit.schemas.measurement import FAILED_STATUS, Measurement
+from tightfit.schemas.measurement import CPU, FAILED_STATUS, Measurement
 
 
 def describe_measurement(found: Measurement, plan_message: str) -> str:
@@ -37,7 +37,8 @@ def _describe_time(found: Measurement) -> str:
     if found.time_ratio is None:
         return ""
     scattered = " (the runs differ widely)" if found.scattered else ""
-    return f"{found.time_ratio:.3f} times its time{scattered}"
+    clock = "CPU time" if found.timing.startswith(CPU) else "time"
+    return f"{found.time_ratio:.3f} times its {clock}{scattered}"
 
 
 def _describe_bits(found: Measurement) -> str:

@@ -18,8 +18,8 @@ from tightfit.stages.torch_utils.devices import preserve_all_random_states
 from tightfit.stages.torch_utils.model_factory import Sample
 from tightfit.stages.validate.step_results import StepResults, add_step_results, record_steps
 from tightfit.stages.validate.training_step import (
+    RandomOutputGradients,
     StepRunner,
-    random_output_gradients,
     randomize_sample,
 )
 
@@ -107,18 +107,38 @@ def _run_interleaved(
         else stepper
     )
     trail = StepResults({}, {}, {})
-    with seed_host_random(SCENARIO_SEEDS[2]):
+    # Each sample has gradients of its inputs anew: those of the second one do not add up.
+    memory = None if _requires_gradient(contents[1]) else stepper.memory
+    measuring = contextlib.nullcontext(_do_nothing) if memory is None else memory.of_two_steps()
+    with seed_host_random(SCENARIO_SEEDS[2]), measuring as mark:
         torch.manual_seed(seed)
         model.zero_grad(set_to_none=True)
         outputs = [stepper.forward(model, sample) for sample in contents]
+        gradients = [RandomOutputGradients(seed + number) for number in range(2)]
         for number, (sample, output) in enumerate(zip(contents, outputs, strict=True)):
-            (last if number else stepper).backward(output, random_output_gradients(seed + number))
+            if number:
+                gradients[1].draw_ahead(gradients[0])
+                mark()
+            received = (last if number else stepper).backward(output, gradients[number])
+            if number:
+                mark()
+            del received
             where = f"after backward {number + 1} of 2"
             add_step_results(trail, model, sample, output, where, stepper.written_parameters)
         if quick:
             drawn = random.getstate(), repr(np.random.get_state(legacy=False))
             trail.buffers["the state of Python's and NumPy's random numbers"] = drawn
     return trail
+
+
+def _do_nothing() -> None:
+    """Marks nothing."""
+
+
+def _requires_gradient(sample: Sample) -> bool:
+    """Whether a tensor of a sample is a leaf that gets a gradient, which each sample has anew."""
+    leaves = flatten(sample)[0]
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
 
 def _run_first_output_only(

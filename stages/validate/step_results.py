@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from tightfit.stages.runtime.pytree import flatten
 from tightfit.stages.torch_utils.model_factory import Sample
-from tightfit.stages.validate.training_step import StepRunner, copy_sample, random_output_gradients
+from tightfit.stages.validate.step_memory import StepMemory
+from tightfit.stages.validate.training_step import RandomOutputGradients, StepRunner, copy_sample
 
 
 @dataclass(frozen=True)
@@ -72,20 +73,42 @@ def record_steps(
     """Runs consecutive steps on each sample from a fixed seed and keeps all results.
 
     The default generator is seeded once a sample, so that a step that draws more or fewer random
-    numbers than it should changes the next one.
+    numbers than it should changes the next one. The memory of the stepper takes what the second
+    step takes on the first sample.
     """
     trail = StepResults({}, {}, {})
     for index, sample in enumerate(samples):
         torch.manual_seed(seed + index)
-        tangents = random_output_gradients(seed + index)
+        tangents = RandomOutputGradients(seed + index)
         for step in range(steps):
             module.zero_grad(set_to_none=True)
             mine = copy_sample(sample)
-            output, _ = stepper.run(module, mine, tangents)
+            output: Any = None  # of the step before: it is freed before the next one
+            if stepper.memory is not None and (index, step) == (0, 1):
+                output = _run_measured_step(module, stepper, stepper.memory, mine, tangents)
+            else:
+                output, _ = stepper.run(module, mine, tangents)
             where = f"sample {index}, step {step}"
             add_step_results(trail, module, mine, output, where, stepper.written_parameters)
     module.zero_grad(set_to_none=True)
     return trail
+
+
+def _run_measured_step(
+    module: nn.Module,
+    stepper: StepRunner,
+    memory: StepMemory,
+    sample: Sample,
+    gradients: RandomOutputGradients,
+) -> Any:
+    """The output of a step whose memory is taken, on `gradients` like those of the last one."""
+    gradients.draw_ahead(gradients)
+    with memory.of_fresh_step() as begin_backward:
+        output = stepper.forward(module, sample)
+        begin_backward()
+        received = stepper.backward(output, gradients)
+    del received
+    return output
 
 
 def add_step_results(

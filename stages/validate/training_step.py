@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from tightfit.stages.runtime.pytree import flatten
 from tightfit.stages.runtime.side_effects import NO_SIDE_EFFECTS, SideEffects
 from tightfit.stages.torch_utils.model_factory import BuiltModel, Sample, map_leaves
 from tightfit.stages.torch_utils.step_loss import graph_side_effects, step_loss
+from tightfit.stages.validate.step_memory import StepMemory
 from tightfit.util.errors import ModelError
 
 MakeOutputGradient = Callable[[Tensor], Tensor]
@@ -30,7 +31,8 @@ class StepRunner:
     graph is taken when they are there, as by a loss, and written to with `fill_loss_room`; outputs,
     these gradients and the loss are held by the caller until the step has ended. With
     `side_effects` the output is a pair, as that of the graph, and what each counter went up.
-    `written_parameters` are those that the forward writes.
+    `written_parameters` are those that the forward writes. `memory` takes what steps that a
+    comparison runs take of it.
     """
 
     outputs_with_gradient: Sequence[int]
@@ -39,6 +41,7 @@ class StepRunner:
     fill_loss_room: bool = False
     side_effects: SideEffects = NO_SIDE_EFFECTS
     written_parameters: Sequence[str] = ()
+    memory: StepMemory | None = None
 
     @classmethod
     def of(cls, graph: Graph, built: BuiltModel) -> StepRunner:
@@ -119,17 +122,38 @@ def _disable_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-def random_output_gradients(seed: int) -> MakeOutputGradient:
-    """Makes the same normally distributed tangents whenever it is used anew, without touching the
-    default generator."""
-    generator = torch.Generator().manual_seed(seed)
+class RandomOutputGradients:
+    """Makes the same normally distributed gradients of outputs whenever it is used anew with a
+    seed, without touching the default generator."""
 
-    def make(leaf: Tensor) -> Tensor:
-        dtype = torch.complex64 if leaf.is_complex() else torch.float32
-        numbers = torch.randn(leaf.shape, generator=generator, dtype=dtype, device="cpu")
-        return torch.empty_like(leaf).copy_(numbers)
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self._made: list[tuple[torch.Size, tuple[int, ...], torch.dtype]] = []
+        self._numbers: list[Tensor] = []
+        self._ahead: Iterator[Tensor] = iter(())
 
-    return make
+    def __call__(self, leaf: Tensor) -> Tensor:
+        """The gradient of an output. Its numbers take memory beside it, unless they were drawn
+        ahead."""
+        made = torch.empty_like(leaf)
+        if made.layout == torch.strided:
+            self._made.append((made.shape, made.stride(), made.dtype))
+        ahead = next(self._ahead, None)
+        return made.copy_(self._draw(made.shape, made.dtype) if ahead is None else ahead)
+
+    def draw_ahead(self, last: RandomOutputGradients) -> None:
+        """Draws the numbers for a step whose outputs are like those of the last one, and keeps
+        them until there are others."""
+        self._numbers = []
+        for shape, strides, dtype in last._made:
+            drawn = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+            self._numbers.append(drawn.copy_(self._draw(shape, dtype)))
+        self._ahead = iter(self._numbers)
+        last._made.clear()
+
+    def _draw(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        kind = torch.complex64 if dtype.is_complex else torch.float32
+        return torch.randn(shape, generator=self._generator, dtype=kind, device="cpu")
 
 
 def detach_sample(sample: Sample) -> Sample:

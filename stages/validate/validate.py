@@ -28,10 +28,8 @@ from tightfit.stages.torch_utils.devices import (
     parse_device,
     release_device_memory,
 )
-from tightfit.stages.torch_utils.memory_meter import MemoryUsage
 from tightfit.stages.torch_utils.model_factory import (
     BuiltModel,
-    Sample,
     all_tensors,
     structure_leaves,
 )
@@ -39,8 +37,6 @@ from tightfit.stages.torch_utils.number_inputs import original_of_numbers
 from tightfit.stages.validate.comparison import (
     MAX_QUICK_STEPS,
     MAX_STEPS,
-    ORIGINAL_STEP,
-    PLANNED_STEP,
     SEED,
     Comparer,
     Comparison,
@@ -54,10 +50,12 @@ from tightfit.stages.validate.measure import (
     OriginalMeasurement,
     StepTimes,
     add_measured_results,
+    complete_step_memory,
     describe_budget_overrun,
     fits_budget,
     measure_gpu_memory,
     measure_memory,
+    time_beside,
     time_step_pairs,
     time_steps,
 )
@@ -68,8 +66,10 @@ from tightfit.stages.validate.predictions import (
     predicted_measurement,
     predicted_transfers,
 )
-from tightfit.stages.validate.resident_memory import add_resident_peak, measure_resident_peak
+from tightfit.stages.validate.resident_memory import add_resident_peak
 from tightfit.stages.validate.scenarios import ONE_STEP_SCENARIO, seed_host_random
+from tightfit.stages.validate.step_memory import StepMemory, fresh_memory
+from tightfit.stages.validate.step_timer import StepTimer
 from tightfit.stages.validate.training_step import StepRunner, clear_gradients, detach_sample
 from tightfit.stages.validate.transfer_check import (
     add_transfers,
@@ -113,7 +113,7 @@ def validate(
     `module` is the generated directory, or what its `load` made of a copy of the model. Outputs,
     gradients and buffers are compared over two steps on every sample, on other contents, and with
     two forwards before their backwards, each with other random numbers in Python and NumPy. Memory
-    follows, and the time of `pairs` alternating pairs of steps (none where 0), on the first sample.
+    is that of these steps; the time of `pairs` pairs of steps follows, on the first sample.
     The status "failed" is for a plan that differs by one bit on the CPU, misses its budget or its
     predicted peak, or fails to run. The message says so, and what that is likely to
     come from. Where the original model's own results differ from run to run, a plan may differ by
@@ -130,7 +130,7 @@ def validate(
     base = predicted_measurement(graph, plan, plan_seconds)
     if base.status == "infeasible" or base.predicted_peak is None:
         return Validation(base, [])
-    told = LabeledProgressCounter(report, MAX_STEPS + 2 + pairs)
+    told = LabeledProgressCounter(report, MAX_STEPS + 2 + 2 * pairs)
     pair = replace(
         _PlanValidator.of(graph, built, device), predicted=predicted_transfers(plan), told=told
     )
@@ -278,14 +278,8 @@ class _PlanValidator:
     def with_fused_kernels(self, keep_all: nn.Module) -> _PlanValidator:
         """The same for plans of fused kernels."""
         known = self.comparer
-        comparer = Comparer.of(
-            keep_all,
-            self.stepper,
-            known.samples,
-            known.nondeterministic,
-            known.device,
-            known.graph,
-        )
+        place = (known.samples, known.nondeterministic, known.device, known.graph)
+        comparer = Comparer.of(keep_all, self.stepper, *place)
         return replace(self, comparer=comparer, keep_all=keep_all)
 
     def judge(self, base: Measurement, planned: nn.Module, pairs: int) -> Validation:
@@ -296,27 +290,33 @@ class _PlanValidator:
         ]
         used = measure_gpu_memory(planned, self.stepper, first, self.device, others=others)
         taken = None if used is None else used.most
-        compared = self.comparer.compare(planned, itself=True, told=self.told)
+        own, beside = StepMemory(self.device), StepMemory(self.device)
+        comparer = replace(
+            self.comparer,
+            planned_memory=own,
+            original_memory=None if self.keep_all else beside,
+        )
+        compared = comparer.compare(planned, itself=True, told=self.told)
         gc.collect()
-        sample = detach_sample(self.built.samples[0])
-        warm = compared.compared
-        self.told(f"the memory of {PLANNED_STEP}")
-        usage = {"planned": measure_memory(planned, self.stepper, sample, self.device, warm)}
-        times = None
-        if self.original is None and compared.compared:
-            times = self.measure_with_original(usage, planned, sample, pairs)
+        timer = StepTimer(planned, self.stepper, detach_sample(self.built.samples[0]), self.device)
+        usage = {"planned": self.complete_memory(own, timer, compared.compared)}
+        times = resident = None
+        if self.original is not None:
+            if pairs:
+                times, resident = time_beside(timer, pairs, self.original, self.told)
+        elif compared.compared:
+            times = self.measure_with_original(usage, beside, timer, pairs)
         peaks, known = self.original_peaks(usage)
         if pairs and times is None:
-            own = (self.stepper, sample, pairs, self.device, self.told)
-            times = time_steps(planned, *own, known.seconds if known else ())
+            times = time_steps(timer, pairs, self.told)
         if compared.compared and (peaks[0] is None or (times and times.ratio is None)):
             compared = compared.add_skipped_clause(f"not measured beside the plan on {self.device}")
-        fresh, accumulating = usage["planned"]
+        fresh = fresh_memory(usage["planned"])
         filled = replace(
             add_measured_results(base, compared, times, known),
             measured_peak=fresh.peak,
             original_peak=peaks[0],
-            accumulate_peak=accumulating.peak,
+            accumulate_peak=usage["planned"].accumulate_peak,
             original_accumulate_peak=peaks[1],
             allocated_peak=None if taken is None else taken.allocated,
             reserved_peak=None if taken is None else taken.reserved,
@@ -324,13 +324,12 @@ class _PlanValidator:
             within_budget=fits_budget(base, fresh.peak, taken),
             peak_as_predicted=fresh.peak == base.predicted_peak,
         )
-        if known is not None and pairs:
-            resident = measure_resident_peak(planned, self.stepper, sample, self.device)
+        if known is not None:
             filled = add_resident_peak(filled, known, resident)
         lines = [
             TimelinePoint(run, seconds, live)
             for run, measured in usage.items()
-            for seconds, live in downsample_timeline(measured[0].line)
+            for seconds, live in downsample_timeline(fresh_memory(measured).line)
         ]
         lines += self.original.line if self.original is not None else []
         moved = last_transfers(planned)
@@ -356,32 +355,33 @@ class _PlanValidator:
         more = "" if judged.message == plans else judged.message
         return replace(judged, message=f"{more} {format_sentence(told)}".strip())
 
+    def complete_memory(self, memory: StepMemory, timer: StepTimer, warm: bool) -> StepMemory:
+        """The memory of the steps of a timer's module, of which a comparison told some."""
+        module = (timer.module, self.stepper, timer.sample, self.device)
+        return complete_step_memory(memory, *module, warm, self.told)
+
     def measure_with_original(
-        self,
-        usage: dict[str, tuple[MemoryUsage, MemoryUsage]],
-        planned: nn.Module,
-        sample: Sample,
-        pairs: int,
+        self, usage: dict[str, StepMemory], beside: StepMemory, planned: StepTimer, pairs: int
     ) -> StepTimes | None:
-        """The times of both modules, and adds the memory of the original; None where there are no
-        pairs, or the original has no memory beside the planned module."""
+        """The times of both modules, and adds the memory of the original, of which a comparison
+        told that `beside`; None where there are no pairs, or the original has no memory beside the
+        planned module."""
         try:
-            original = self.beside.copy_original()
-            self.told(f"the memory of {ORIGINAL_STEP}")
-            usage["original"] = measure_memory(original, self.stepper, sample, self.device)
+            original = planned.renewed(self.beside.copy_original())
+            usage["original"] = self.complete_memory(beside, original, False)
             if not pairs:
                 return None
-            own = (self.stepper, sample, pairs, self.device, self.told)
-            return time_step_pairs(planned, original, *own)
+            original.time_step()
+            return time_step_pairs(planned, original, pairs, self.told)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-        clear_gradients(planned, sample)
+        clear_gradients(planned.module, planned.sample)
         release_device_memory(self.device)
         return None
 
     def original_peaks(
-        self, usage: Mapping[str, tuple[MemoryUsage, MemoryUsage]]
+        self, usage: Mapping[str, StepMemory]
     ) -> tuple[tuple[int | None, int | None], ReferenceMeasurement | None]:
         """The peaks of the original's steps, None where they do not fit, and what was measured of
         it before."""
@@ -390,8 +390,8 @@ class _PlanValidator:
             return (known.peak, known.accumulate_peak), known
         if "original" not in usage:
             return (None, None), None
-        fresh, accumulating = usage["original"]
-        return (fresh.peak, accumulating.peak), None
+        own = usage["original"]
+        return (fresh_memory(own).peak, own.accumulate_peak), None
 
     def compare_with_self_checkpointing(self, measured: Measurement) -> tuple[str, str]:
         """What is wrong with a plan, and what else is to be said of it, beside a model that

@@ -16,9 +16,9 @@ from tests.benchmarks.baselines import Contestant
 from tightfit.stages.torch_utils.memory_meter import measure_call_memory
 from tightfit.stages.torch_utils.model_factory import Sample
 from tightfit.stages.validate.training_step import (
+    RandomOutputGradients,
     StepRunner,
     clear_gradients,
-    random_output_gradients,
 )
 
 
@@ -88,7 +88,7 @@ def _state_after(contestant: Contestant, stepper: StepRunner, sample: Sample) ->
     clear_gradients(module, sample)
     torch.manual_seed(1)
     with contestant.setting():
-        output, _ = stepper.run(module, sample, random_output_gradients(2))
+        output, _ = stepper.run(module, sample, RandomOutputGradients(2))
     state = [leaf.detach() for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
     state += [p.grad for p in module.parameters() if p.grad is not None]
     state += [buffer.clone() for buffer in module.buffers()]

@@ -51,6 +51,7 @@ from tightfit.stages.validate.measure import (
     peak_gpu_use,
     time_steps,
 )
+from tightfit.stages.validate.step_timer import StepTimer
 from tightfit.stages.validate.training_step import StepRunner, clear_gradients
 
 PROJECTIONS = 8
@@ -110,7 +111,7 @@ def measured(
         sample = held[0]
         sketch = _sketch(model, stepper, sample, bits)
         peak = measure_memory(model, stepper, sample, device)[0].peak
-        times = time_steps(model, stepper, sample, steps, device)
+        times = time_steps(StepTimer(model, stepper, sample, device), steps)
     fixed = sum(tensor.untyped_storage().nbytes() for tensor in _distinct(original, sample))
     return {
         "peak": peak,

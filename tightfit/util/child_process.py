@@ -206,6 +206,53 @@ def _answer_call(function: Callable[[], object]) -> tuple[object, ...]:
         return ("failure",)
 
 
+class RemoteObject:
+    """An object that a process of its own keeps, whose methods are called from here. The process is
+    forked now, by one that `can_fork`, and makes the object when a method is first called; what it
+    prints is dropped."""
+
+    def __init__(self, make: Callable[[], object]) -> None:
+        self._child = ChildProcess()
+        self._child._start(partial(_serve_object, make=make))
+
+    def call(self, method: str) -> Any:
+        """What a method without arguments returns. Raises ChildError where it fails, or the
+        process."""
+        assert self._child._connection is not None
+        try:
+            self._child._connection.send(method)
+            answer = self._child._wait(StageProgress())
+        except (TightfitError, ConnectionError) as error:
+            raise ChildError(str(error)) from error
+        if not answer:
+            raise ChildError(f"{method} failed in another process")
+        return answer[0]
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._child.end()
+
+
+class ChildError(Exception):
+    """A process of its own did not do what it was asked for."""
+
+
+def _serve_object(connection: Connection, make: Callable[[], object]) -> None:
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    made: list[object] = []
+    while True:
+        method = connection.recv()
+        connection.send(_answer_call(partial(_call_method, made, make, method)))
+
+
+def _call_method(made: list[object], make: Callable[[], object], method: str) -> object:
+    """What a method of an object returns, which is made where there is none yet."""
+    if not made:
+        made.append(make())
+    return getattr(made[0], method)()
+
+
 class _RelayedProgress(StageProgress):
     """Sends progress through a connection."""
 

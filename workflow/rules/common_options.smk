@@ -140,6 +140,16 @@ def training_allocator(wildcards):
     return preload_prefix() if model_of(wildcards).device == "cpu" and not APART else ""
 
 
+def step_settings(wildcards):
+    """The settings of a process that compares steps of a plan and of its model: those of training,
+    and threads that sleep while they wait for others, as `validate` sets them by itself.
+    """
+    if model_of(wildcards).device != "cpu":
+        return ""
+    waiting = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
+    return f"{training_allocator(wildcards) or 'env'} OMP_WAIT_POLICY={waiting}"
+
+
 @cache
 def preload_prefix():
     """These settings, "" without tcmalloc."""

@@ -131,12 +131,12 @@ rule validate_step:
         threads=threads_of_cpu("validate_step"),
         pairs=of_model("pairs"),
         disks=given_disks,
-        allocator=training_allocator,
+        settings=step_settings,
         code=code_of("validate"),
     message:
         "{wildcards.model}: running the step with its optimizer for {wildcards.budget}"
     shell:
-        "{params.allocator} python -m tightfit validate {params.source:q} {params.samples:q} {params.operators:q}"
+        "{params.settings} python -m tightfit validate {params.source:q} {params.samples:q} {params.operators:q}"
         " --graph {input.graph:q} --plan {input.plan:q} --module {input.module:q}"
         " --device {params.device:q} {params.threads:q} --pairs {params.pairs:q} {params.disks:q}"
         " --timeline {output.line:q} --out {output.measurement:q} --error-file {log:q}"

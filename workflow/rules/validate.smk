@@ -20,12 +20,12 @@ rule reference:
         device=of_model("device"),
         threads=threads_of_cpu("reference"),
         pairs=of_model("pairs"),
-        allocator=training_allocator,
+        settings=step_settings,
         code=code_of("validate"),
     message:
         "{wildcards.model}: running the model"
     shell:
-        "{params.allocator} python -m tightfit reference {params.source:q} {params.operators:q} --graph {input.graph:q}"
+        "{params.settings} python -m tightfit reference {params.source:q} {params.operators:q} --graph {input.graph:q}"
         " --device {params.device:q} {params.threads:q} --pairs {params.pairs:q}"
         " --timeline {output.line:q} --out {output.reference:q} --error-file {log:q}"
 
@@ -55,13 +55,13 @@ rule validate:
         device=of_model("device"),
         threads=threads_of_cpu("validate"),
         pairs=of_model("pairs"),
-        allocator=training_allocator,
+        settings=step_settings,
         keep_all=given_keep_all,
         code=code_of("validate"),
     message:
         "{wildcards.model}: running {wildcards.strategy} {wildcards.budget} against the model"
     shell:
-        "{params.allocator} python -m tightfit validate {params.source:q} {params.operators:q} --graph {input.graph:q}"
+        "{params.settings} python -m tightfit validate {params.source:q} {params.operators:q} --graph {input.graph:q}"
         " --plan {input.plan:q} --module {input.module:q} {params.keep_all:q} --device {params.device:q}"
         " {params.threads:q} --pairs {params.pairs:q} --reference {input.reference:q}"
         " --timeline {output.line:q} --out {output.measurement:q} --error-file {log:q}"

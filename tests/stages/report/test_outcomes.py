@@ -19,6 +19,7 @@ from tightfit.schemas.costs import ProfileDevice
 from tightfit.schemas.plan import GpuMemory, Plan
 from tightfit.stages.report.load import PlanResult
 from tightfit.stages.report.memory_timeline import build_timeline
+from tightfit.stages.report.model_page import _plan_facts
 from tightfit.stages.report.outcomes import (
     best_plan,
     build_cards,
@@ -48,6 +49,20 @@ def test_a_plan_that_fits() -> None:
     assert found.message == (
         "Fits 50% (6.3 MB for the step): 6.3 MB measured, 1.20x the eager step."
     )
+
+
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [(1.3, "1.30x the eager step, where 1.20x was predicted."), (1.204, "1.20x the eager step.")],
+)
+def test_a_predicted_time_below_the_measured_one_is_told_beside_it(
+    measured: float, said: str
+) -> None:
+    found = result(PLAN, time_ratio=measured)
+    assert plan_outcome(found).message.endswith(said)
+    [predicted] = [words for label, words in _plan_facts(found) if label == "Predicted"]
+    assert ("(1.20x, measured 1.30x)" in predicted) == (measured == 1.3)
+    assert "(1.20x" in predicted
 
 
 @pytest.mark.parametrize(("high", "said"), [(1.5, "1.20x the"), (1.51, "1.20x? the")])

@@ -10,11 +10,17 @@ from pathlib import Path
 import pytest
 
 from tests.stages.report.pages import page_of
-from tightfit.schemas.measurement import read_measurement, write_measurement
+from tightfit.schemas.measurement import (
+    CPU_IN_TURNS,
+    STEP_TIMINGS,
+    read_measurement,
+    write_measurement,
+)
 from tightfit.schemas.plan import GpuMemory, TransferTotals, read_plan, write_plan
 from tightfit.stages.report import summary_command
 from tightfit.stages.report.index_page import build_run_index
 from tightfit.stages.report.load import load_model_results
+from tightfit.stages.report.measured_facts import measured_facts
 from tightfit.stages.report.model_page import build_model_page
 from tightfit.stages.report.render import render_index, render_model
 
@@ -47,6 +53,19 @@ def test_times_of_runs_that_differ_widely_are_marked(
         index, page = render_index(build_run_index([model])), render_model(build_model_page(model))
         assert ("1.20x?" in index) == marked and ("measure again while" in index) == marked
         assert page.count("1.20x?") == 4 * marked and ("runs that differ" in page) == marked
+
+
+def test_the_table_and_the_page_say_how_times_were_measured(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(results / "small", tmp_path / "small")
+    path = tmp_path / "small/rockmate/50pct/measurement.arrow"
+    found = replace(read_measurement(path), timing=CPU_IN_TURNS)
+    write_measurement(path, found)
+    summary_command.run(argparse.Namespace(results=tmp_path, configuration=None))
+    said = STEP_TIMINGS[CPU_IN_TURNS]
+    assert f"time: {said}\n" in capsys.readouterr().out
+    assert dict(measured_facts(found, False))["Time ratio"].endswith(f"; {said}")
 
 
 def test_what_plans_take_of_a_gpu_is_a_table_of_its_own(

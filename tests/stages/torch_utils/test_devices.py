@@ -23,6 +23,7 @@ from tightfit.stages.torch_utils.devices import (
 from tightfit.stages.torch_utils.memory_meter import memory_session, time_calls
 from tightfit.stages.torch_utils.model_factory import BuiltModel, all_tensors, move_built_model
 from tightfit.stages.validate.measure import time_step_pairs
+from tightfit.stages.validate.step_timer import StepTimer
 from tightfit.stages.validate.training_step import StepRunner
 from tightfit.util.errors import ModelError
 
@@ -96,7 +97,8 @@ def test_paired_steps_wait_for_the_device_of_the_model(monkeypatch: pytest.Monke
     gpus = stand_in(monkeypatch)
     layer = nn.Linear(2, 2)
     sample: tuple[Any, dict[str, Any]] = ((torch.ones(1, 2),), {})
-    time_step_pairs(layer, layer, StepRunner([0], None), sample, 1, "cuda:1")
+    timer = StepTimer(layer, StepRunner([0], None), sample, "cuda:1")
+    time_step_pairs(timer, timer.renewed(), 1)
     assert gpus.calls and set(gpus.calls) == {("synchronize", 1)}
 
 

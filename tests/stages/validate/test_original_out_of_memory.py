@@ -22,8 +22,8 @@ from tightfit.stages.validate.comparison import copy_model
 from tightfit.stages.validate.measure import GpuUse, measure_gpu_memory
 from tightfit.stages.validate.step_results import record_steps
 from tightfit.stages.validate.training_step import (
+    RandomOutputGradients,
     StepRunner,
-    random_output_gradients,
     randomize_sample,
 )
 from tightfit.stages.validate.validate import check_planned_module, validate
@@ -263,11 +263,11 @@ def test_what_steps_have_no_use_for_waits_on_the_host() -> None:
 
 def test_contents_and_tangents_are_drawn_on_the_host_whatever_the_default_device() -> None:
     sample: Any = ((torch.randn(4), torch.arange(4)), {})
-    expected = randomize_sample(sample, 3)[0], random_output_gradients(3)(torch.zeros(2))
+    expected = randomize_sample(sample, 3)[0], RandomOutputGradients(3)(torch.zeros(2))
     with torch.device("meta"):
         found = (
             randomize_sample(sample, 3)[0],
-            random_output_gradients(3)(torch.zeros(2, device="cpu")),
+            RandomOutputGradients(3)(torch.zeros(2, device="cpu")),
         )
     for one, other in zip(expected[0], found[0], strict=True):
         assert torch.equal(one, other)

@@ -10,15 +10,21 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.stages.validate.test_validate import PLAN, net, validate_command, written
 from tightfit.schemas.graph.training_graph import Graph
-from tightfit.schemas.measurement import read_measurement, read_memory_timeline
+from tightfit.schemas.measurement import (
+    CPU_APART,
+    CPU_IN_TURNS,
+    read_measurement,
+    read_memory_timeline,
+)
 from tightfit.schemas.reference import ReferenceMeasurement, read_reference, write_reference
 from tightfit.stages.torch_utils.devices import describe_device
 from tightfit.stages.torch_utils.model_factory import BuiltModel, check_factory_result
 from tightfit.stages.trace.trace import trace
-from tightfit.stages.validate import command, reference_command
+from tightfit.stages.validate import command, measure, reference_command
 from tightfit.stages.validate.comparison import ORIGINAL_STEP, SEED
 from tightfit.stages.validate.measure import OriginalMeasurement, measure_original
 from tightfit.stages.validate.scenarios import SCENARIOS
@@ -29,6 +35,7 @@ from tightfit.stages.validate.step_results import (
     same_bits,
 )
 from tightfit.stages.validate.validate import validate
+from tightfit.util import child_process
 from tightfit.util.errors import ArtifactError, ConfigError
 
 torch.set_num_threads(1)
@@ -81,10 +88,44 @@ def test_the_model_is_not_run_beside_a_plan_that_gives_the_same(
     assert measurement.original_resident_peak == original.reference.resident_peak is not None
     assert measurement.resident_peak is not None and measurement.allocator
     assert measurement.pairs == 3 and len(original.reference.seconds) == 3
+    assert measurement.timing == CPU_APART and measurement.preemption_fraction is None
     ratios = (measurement.time_ratio_first_quartile, measurement.time_ratio)
     assert 0 < ratios[0] <= ratios[1] <= measurement.time_ratio_third_quartile
     assert [point for point in found.line if point.run == "original"] == list(original.line)
     assert original.line
+
+
+def test_a_validation_takes_seven_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that are compared, of which the second tells its memory, two at the same time, and three
+    that are timed and of which the RSS is measured. The model takes as many."""
+    steps: list[nn.Module] = []
+    forward = Layers.forward
+
+    def counted(self: Layers, x: torch.Tensor) -> torch.Tensor:
+        steps.append(self)
+        return forward(self, x)
+
+    built = check_factory_result((Layers(), ((torch.randn(4, 8),), {})), "layers")
+    graph = trace(built, "layers")
+    monkeypatch.setattr(Layers, "forward", counted)
+    found = measure_original(graph, "0" * 64, built, 3, "cpu")
+    assert len(steps) == 7
+    measurement = measured(graph, built, tmp_path, "return model", found)[0].measurement
+    assert len(steps) == 14
+    assert measurement.status == "feasible" and measurement.bits_equal
+    assert measurement.accumulate_peak == found.reference.accumulate_peak is not None
+    assert measurement.resident_peak is not None and measurement.time_ratio is not None
+
+
+class Layers(nn.Module):
+    """Its input gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).relu()
 
 
 @pytest.mark.parametrize(
@@ -197,6 +238,21 @@ def test_the_commands_share_one_reference(
     assert [point for point in lines if point.run == "original"] == read_memory_timeline(
         tmp_path / "own/memory_timeline.arrow"
     )
+
+
+def test_the_command_times_the_model_in_a_process_of_its_own(
+    commands: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where other work goes on."""
+    monkeypatch.setattr(measure, "BUSY_FRACTION", 0.0)
+    monkeypatch.setattr(child_process, "USE_CHILD_PROCESSES", True)
+    torch.set_num_threads(1)
+    run([*commands, "--reference", str(tmp_path / "own/reference.arrow")], capsys)
+    found = read_measurement(tmp_path / "measurement.arrow")
+    assert found.timing == CPU_IN_TURNS and found.time_ratio is not None
 
 
 def test_a_reference_of_other_threads_is_not_used(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tightfit.schemas.measurement import Measurement
+from tightfit.schemas.measurement import CPU_APART, Measurement
 from tightfit.stages.validate.result_line import describe_measurement
 
 PLAN = "feasible: 119 bytes in all"
@@ -23,6 +23,7 @@ PEAKS = "peak 1,000 bytes as predicted (the model's own step 2,000)"
     ("changes", "line"),
     [
         ({}, f"{PEAKS}, 1.062 times its time, the same bits"),
+        ({"timing": CPU_APART}, f"{PEAKS}, 1.062 times its CPU time, the same bits"),
         ({"time_ratio": None}, f"{PEAKS}, the same bits"),
         (
             {"time_ratio_third_quartile": 9.0, "bits_equal": False},
