@@ -75,7 +75,7 @@ def _prepare(case: Llama, place: Path) -> None:
     if (place / "costs.arrow").exists():
         return
     arguments = json.dumps({"batch": case.batch})
-    model = ["--factory", "data.large:llama2_7b", "--arguments", arguments, "--name", place.name]
+    model = ["--factory", "data.large_models:llama2_7b", "--arguments", arguments, "--name", place.name]
     run_stage("trace", *model, "--out", place / "graph.arrow")
     described = ["--source", "roofline", "--machine", "h100"]
     run_stage(

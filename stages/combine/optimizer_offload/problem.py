@@ -28,6 +28,10 @@ from tightfit.stages.combine.optimizer_offload.min_memory import (
     OffloadTargetTooSmallError,
     check_min_memory,
 )
+from tightfit.stages.combine.optimizer_offload.search_space import (
+    BUFFER_COUNTS,
+    STAGING_BUFFERS,
+)
 from tightfit.stages.simulate.planning_graph import build_planning_graph
 from tightfit.util.errors import ConfigError
 from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
@@ -39,8 +43,6 @@ PART_BYTES = 1 << 18
 BOUNCE_BUFFER_BYTES = 1 << 18
 """Bytes of the host that pass between two disks in each direction
 (`stages/runtime/offload/second_tier.py`)."""
-STAGING_BUFFERS = 4
-"""Staging buffers: of one the states are updated, two come, and one goes back."""
 
 
 @dataclass(frozen=True)
@@ -142,17 +144,27 @@ class OffloadProblem:
             return 0
         return sum(max(cost.first[1], 0) for cost in self.updates.values())
 
+    @property
+    def buffer_counts(self) -> tuple[int, ...]:
+        """The numbers of staging buffers that plans may have: updates that are run have one."""
+        return BUFFER_COUNTS if self.measured is None else (STAGING_BUFFERS,)
+
     def played(
-        self, there: frozenset[int], here: bool, adds: bool = False, away: bool = True
+        self,
+        there: frozenset[int],
+        here: bool,
+        adds: bool = False,
+        away: bool = True,
+        buffers: int = STAGING_BUFFERS,
     ) -> OptimizerPlan:
-        """The optimizer as the simulator takes it; states pass through staging buffers where some
+        """The optimizer as the simulator takes it; states pass through staging `buffers` where some
         parameters that live in the offload target are updated `here`, and updates take the
         `host_workspace_bytes` where some are updated `away`. A microbatch that is not the last one
         `adds`."""
         return OptimizerPlan(
             costs=self.updates,
             speed=LinkSpeed.of(self.link),
-            buffers=STAGING_BUFFERS if here or self.measured is not None else 0,
+            buffers=buffers if here or self.measured is not None else 0,
             on_device=self.on_device,
             offloaded=frozenset(self.remote.values()),
             resident=there,

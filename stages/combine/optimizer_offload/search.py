@@ -65,8 +65,9 @@ class OffloadSearchResult:
     seconds: float
 
 
-PlacementKey = tuple[ActivationProblemKey, int, float, frozenset[int], frozenset[int]]
-"""What a plan is placed by: its base, and the parameters that are there, and updated here."""
+PlacementKey = tuple[ActivationProblemKey, int, float, frozenset[int], frozenset[int], int]
+"""What a plan is placed by: its base, the parameters that are there, and updated here, and the
+number of staging buffers."""
 
 
 class OffloadSearch:
@@ -133,9 +134,10 @@ class OffloadSearch:
         self, shares: Sequence[float], here: float, most: float = math.inf
     ) -> OffloadSearchResult | None:
         choices = [
-            OffloadChoice(part, 0.0, there, here, last=last)
+            OffloadChoice(part, 0.0, there, here, last=last, buffers=buffers)
             for part in shares
             for there, last in RESIDENT_STARTS
+            for buffers in self.task.buffer_counts[: 2 if here else 1]
         ]
         return self._best_of(choices, most)
 
@@ -153,7 +155,10 @@ class OffloadSearch:
         """The fastest plan that is found from one by changing one choice at a time; the bytes of
         activations, for which a sequence has to be searched, where nothing else helps."""
         while True:
-            for choices in (vary_placement(best.choice, self.moves), vary_activations(best.choice)):
+            for choices in (
+                vary_placement(best.choice, self.moves, self.task.buffer_counts),
+                vary_activations(best.choice),
+            ):
                 better = _fastest_result([best, self._best_of(choices, best.seconds)])
                 if better is not None and better.seconds < best.seconds:
                     best = better
@@ -234,7 +239,7 @@ class OffloadSearch:
         if base is None:
             return None
         there, here = self._there(choice), self._here(base, choice.here)
-        key = *self.schedules.key(choice), there, here
+        key = *self.schedules.key(choice), there, here, choice.buffers
         if self.slow.get(key, 0.0) >= most:
             raise PlacementTimeError
         if key not in self.made:
@@ -255,7 +260,7 @@ class OffloadSearch:
         most: float,
     ) -> OffloadSearchResult | None:
         away = set(self.task.remote.values()) & self.task.updates.keys() - here
-        updates = self.task.played(there, bool(here), away=bool(away))
+        updates = self.task.played(there, bool(here), away=bool(away), buffers=choice.buffers)
         last = self._step(base, updates, here, choice.close, most)
         if last is None:
             return None

@@ -336,3 +336,16 @@ def test_the_engine_that_is_asked_for_solves(files: Path, tmp_path: Path) -> Non
         search.look(OffloadChoice(0.5, linked=0.4))
         assert search.schedules.view((True, True)).sweep
     assert asked == {"cbc"}
+
+
+def test_states_come_ahead_through_more_staging_buffers() -> None:
+    whole = task(14_000_000, 1e8, None)
+    pieces = {v: replace(c, pieces=(c.states // 8,) * 8) for v, c in whole.updates.items()}
+    planned = replace(whole, updates=pieces)
+    search = OffloadSearch(planned)
+    few = search.look(OffloadChoice(0.5, here=1.0))
+    many = search.look(OffloadChoice(0.5, here=1.0, buffers=16))
+    assert few and many and many.seconds < few.seconds
+    assert many.updates.staging == 4 * few.updates.staging
+    check(planned, many)
+    assert search.best().choice.buffers > few.choice.buffers
