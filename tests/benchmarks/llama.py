@@ -75,8 +75,8 @@ def _prepare(case: Llama, place: Path) -> None:
     if (place / "costs.arrow").exists():
         return
     arguments = json.dumps({"batch": case.batch})
-    model = ["--factory", "data.large_models:llama2_7b", "--arguments", arguments, "--name", place.name]
-    run_stage("trace", *model, "--out", place / "graph.arrow")
+    model = ["--factory", "data.large_models:llama2_7b", "--arguments", arguments]
+    run_stage("trace", *model, "--name", place.name, "--out", place / "graph.arrow")
     described = ["--source", "roofline", "--machine", "h100"]
     run_stage(
         "profile", "--graph", place / "graph.arrow", *described, "--out", place / "costs.arrow"

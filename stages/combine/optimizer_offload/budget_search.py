@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from tightfit.stages.combine.optimizer_offload.cycle_search import CycleSearch
 from tightfit.stages.combine.optimizer_offload.min_memory import (
     OffloadTargetTooSmallError,
     check_min_memory,
@@ -42,6 +43,10 @@ def plan_for_budget(
     check_min_memory(sized)
     search = OffloadSearch(sized)
     search, begun = search_resident_parameters(search, search.begun())
+    if search.task.overlaps_steps:
+        found = CycleSearch(search).best(begun)
+        if found.cycle is not None:
+            return search.task, found
     return search_resident_states(search, search.improve(begun))
 
 

@@ -110,6 +110,12 @@ class OffloadProblem:
         return self.budget - self.fixed
 
     @property
+    def overlaps_steps(self) -> bool:
+        """Whether steps may follow each other without a seam: those of a plan that is run do not
+        yet."""
+        return self.measured is None and self.microbatches == 1 and self.far is None
+
+    @property
     def updates_on_host(self) -> bool:
         """Whether parameters can be updated in the offload target."""
         return any(cost.host_seconds != math.inf for cost in self.updates.values())

@@ -37,6 +37,7 @@ from tightfit.stages.combine.optimizer_offload.search_space import (
     vary_placement,
 )
 from tightfit.stages.combine.optimizer_offload.transfer_placement import place_transfers
+from tightfit.stages.simulate.cycle import CycleResult
 from tightfit.stages.simulate.liveness import simulate_executions
 from tightfit.stages.simulate.simulate import SimulationResult, simulate, sum_microbatches
 from tightfit.util.errors import ConfigError
@@ -56,13 +57,15 @@ MAX_TRIES = 4
 class OffloadSearchResult:
     """A plan: the choice, the optimizer as the simulator takes it, and what that says; `adding` is
     what it says of each microbatch that is not the last one, where there are several. `seconds` are
-    those of all."""
+    those of all. Where steps follow each other without a seam, they are a `cycle`, and the
+    simulation is that of one of them."""
 
     choice: OffloadChoice
     updates: OptimizerPlan
     simulation: SimulationResult
     adding: SimulationResult | None
     seconds: float
+    cycle: CycleResult | None = None
 
 
 PlacementKey = tuple[ActivationProblemKey, int, float, frozenset[int], frozenset[int], int]
@@ -128,7 +131,7 @@ class OffloadSearch:
         ):
             return best
         most = best.seconds if best else math.inf
-        return _fastest_result([best, self._begins(shares, 1.0 - here, most)])
+        return fastest_result([best, self._begins(shares, 1.0 - here, most)])
 
     def _begins(
         self, shares: Sequence[float], here: float, most: float = math.inf
@@ -159,7 +162,7 @@ class OffloadSearch:
                 vary_placement(best.choice, self.moves, self.task.buffer_counts),
                 vary_activations(best.choice),
             ):
-                better = _fastest_result([best, self._best_of(choices, best.seconds)])
+                better = fastest_result([best, self._best_of(choices, best.seconds)])
                 if better is not None and better.seconds < best.seconds:
                     best = better
                     break
@@ -418,6 +421,7 @@ class OffloadSearch:
         return frozenset(found)
 
 
-def _fastest_result(found: Sequence[OffloadSearchResult | None]) -> OffloadSearchResult | None:
+def fastest_result(found: Sequence[OffloadSearchResult | None]) -> OffloadSearchResult | None:
+    """The fastest of some results, None without one."""
     known = [each for each in found if each is not None]
     return min(known, key=lambda each: each.seconds, default=None)
