@@ -136,13 +136,13 @@ class _CyclePlacer(TransferPlacer):
         self.name_values()
         updates, count = self.moved.updates, len(self.base)
         self.count = count
-        self.end = (MAX_WALKED_STEPS + 1) * count
+        self.horizon = (MAX_WALKED_STEPS + 1) * count
         self.line = np.tile(self.base.peak[:count], MAX_WALKED_STEPS + 1)
         self.permanent = {window.storage for window in self.moved.windows if window.first < 0}
         self.windows = [window for window in self.moved.windows if window.first >= 0]
         self.queue = deque[ResidencyWindow]()
         for storage in self.permanent:
-            self.leaves(storage, self.end)
+            self.leaves(storage, self.horizon)
             self.line += self.sizes[storage]
             self.live_views[storage] = {self.value_of[storage]}
         order = sorted(self.base.gradient_steps, key=self.base.gradient_steps.__getitem__)
@@ -349,5 +349,5 @@ class _CyclePlacer(TransferPlacer):
         last = self.leaves_at[storage]
         if last <= self.position:
             self.line[last + 1 :] += self.sizes[storage]
-            self.leaves(storage, self.end)
+            self.leaves(storage, self.horizon)
             self.back.append((storage, end))

@@ -166,7 +166,9 @@ def _step_overlap(found: OffloadSearchResult) -> StepOverlap | None:
 
 def _cycle_message(found: OffloadSearchResult) -> str:
     """What a sentence says of steps without a seam."""
-    return "" if found.cycle is None else " where steps follow each other without a seam"
+    if found.cycle is None:
+        return ""
+    return " (steps overlap: transfers and updates of one end in the next)"
 
 
 def total_device_bytes(task: OffloadProblem, found: OffloadSearchResult) -> int:

@@ -20,7 +20,7 @@ from tightfit.schemas.graph.training_graph import Graph
 from tightfit.schemas.link import HostLink
 from tightfit.schemas.optimizer_plan import OptimizerPlan
 from tightfit.schemas.schedule import ScheduleStep
-from tightfit.stages.simulate.effects import schedule_effects
+from tightfit.stages.simulate.effects import Effect, schedule_effects
 
 
 class CycleReader:
@@ -73,7 +73,7 @@ class CycleReader:
             del self.bytes[storage]
         return self.now - begun, most
 
-    def _chosen(self, which: str) -> Iterator:
+    def _chosen(self, which: str) -> Iterator[Effect]:
         for effect in self.effects:
             of_before = effect.position in self.carried
             if which == "next" or of_before == (which == "close"):
@@ -100,11 +100,11 @@ class CycleReader:
         size, free = self.expected.popleft(), self.buffers.popleft()
         self.arriving.append(self._move(size, False, free) if size else free)
 
-    def _play(self, effect) -> int:
+    def _play(self, effect: Effect) -> int:
         """Plays an action; returns the bytes within it."""
         graph, sizes = self.graph, self.graph.storages
         action, before = effect.step.action, sum(self.bytes.values())
-        if effect.runs:
+        if effect.runs and effect.op is not None:
             cost = self.costs.of(graph, effect.op, getattr(action, "in_place", -1))
             self.now += cost.seconds
             for storage in effect.drops:

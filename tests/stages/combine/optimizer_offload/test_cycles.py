@@ -3,16 +3,20 @@ finds who plays many of them, and it refuses those with a fault at the seam."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.stages.combine.optimizer_offload.cycle_reader import CycleReader
-from tests.stages.combine.optimizer_offload.test_search import COSTS, GRAPH, task
+from tests.stages.combine.optimizer_offload.test_search import COSTS, GRAPH, machine, task
+from tests.stages.report.cases import write_results
+from tightfit.__main__ import main
 from tightfit.schemas.actions import (
     Action,
     Free,
@@ -21,17 +25,20 @@ from tightfit.schemas.actions import (
     Prefetch,
     UpdateOnHost,
     Wait,
+    action_to_row,
 )
 from tightfit.schemas.graph.ownership import partial_gradients_by_owner
 from tightfit.schemas.optimizer_plan import OptimizerPlan, parse_optimizer_plan
+from tightfit.schemas.plan import read_plan, write_plan
 from tightfit.schemas.schedule import ScheduleStep
+from tightfit.stages.audit.plan_checks import PlanFiles, check_plan_files
 from tightfit.stages.combine.optimizer_offload.cycle_bound import cycle_lower_bound
 from tightfit.stages.combine.optimizer_offload.cycle_search import CycleChoice, CycleSearch
 from tightfit.stages.combine.optimizer_offload.problem import OffloadProblem
 from tightfit.stages.combine.optimizer_offload.search import OffloadSearch, OffloadSearchResult
 from tightfit.stages.simulate.cycle import carried_positions, simulate_cycle
 from tightfit.stages.simulate.simulate import simulate
-from tightfit.util.errors import ScheduleError
+from tightfit.util.errors import ArtifactError, ScheduleError
 
 STEPS = 40
 GRADIENTS = {found[0]: owner for owner, found in partial_gradients_by_owner(GRAPH).items()}
@@ -110,6 +117,11 @@ def carried(steps: Sequence[ScheduleStep], kind: type[Action]) -> list[int]:
     return [n for n, step in enumerate(steps) if n in own and isinstance(step.action, kind)]
 
 
+def value_of(step: ScheduleStep) -> int:
+    """What an action is about."""
+    return action_to_row(step.action)["value"]
+
+
 def refused(
     planned: OffloadProblem, updates: OptimizerPlan, steps: Sequence[ScheduleStep], words: str
 ) -> None:
@@ -125,7 +137,7 @@ def test_the_seam_of_a_cycle_has_all_kinds_of_carried_actions() -> None:
 def test_a_parameter_comes_after_its_update_of_the_step_before() -> None:
     planned, found, steps = late_updates()
     at = carried(steps, UpdateOnHost)[-1]
-    value = steps[at].action.value
+    value = value_of(steps[at])
     comes = next(n for n, step in enumerate(steps) if n > at and step.action == Prefetch(value))
     late = [*steps[:at], *steps[at + 1 : comes + 1], steps[at], *steps[comes + 1 :]]
     refused(planned, found.updates, late, "comes back before its update of the step before")
@@ -135,7 +147,7 @@ def test_a_parameter_that_stays_is_not_read_before_its_update() -> None:
     """What stays over the seam and is updated elsewhere is older than there."""
     planned, found, steps = late_updates()
     at = carried(steps, UpdateOnHost)[-1]
-    value = steps[at].action.value
+    value = value_of(steps[at])
     kept = [n for n, step in enumerate(steps) if step.action in (Prefetch(value), Free(value))]
     ends = [n for n, step in enumerate(steps) if step.action == Wait(value)]
     first, last = kept[0], kept[-1]
@@ -147,10 +159,10 @@ def test_a_parameter_that_stays_is_not_read_before_its_update() -> None:
 def test_every_update_of_a_step_is_done_within_the_next() -> None:
     planned, found, steps = late_updates()
     at = carried(steps, UpdateOnHost)[0]
-    value = steps[at].action.value
+    value = value_of(steps[at])
     gradient = next(g for g, owner in GRADIENTS.items() if owner == value)
-    gone = [n for n in carried(steps, FreeHostCopy) if steps[n].action.value == gradient]
-    waits = [n for n in carried(steps, Wait) if steps[n].action.value == gradient]
+    gone = [n for n in carried(steps, FreeHostCopy) if value_of(steps[n]) == gradient]
+    waits = [n for n in carried(steps, Wait) if value_of(steps[n]) == gradient]
     own = [s for n, s in enumerate(steps) if n not in {at, gone[-1], waits[-1]}]
     refused(planned, found.updates, own, "comes back before its update of the step before")
 
@@ -158,7 +170,7 @@ def test_every_update_of_a_step_is_done_within_the_next() -> None:
 def test_a_gradient_is_not_made_anew_before_its_update_has_read_it() -> None:
     planned, found, steps = late_updates()
     at = carried(steps, Free)[0]
-    gradient = steps[at].action.value
+    gradient = value_of(steps[at])
     given = next(n for n, step in enumerate(steps) if step.action == PassGradient(gradient))
     own = [*steps[:at], *steps[at + 1 : given], steps[at], *steps[given:]]
     refused(planned, found.updates, own, "in a gradient of the step before, which has not been")
@@ -193,3 +205,48 @@ def test_a_cycle_is_no_single_step() -> None:
     with pytest.raises(ScheduleError):
         updates = replace(found.updates, cyclic=False)
         simulate(GRAPH, COSTS, steps, link=planned.link, updates=updates)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a plan among others of the model above it."""
+    model = tmp_path_factory.mktemp("cycles") / "small"
+    write_results(model, GRAPH)
+    plan = model / "rockmate/90pct"
+    given = ["--graph", str(model / "graph.arrow"), "--costs", str(model / "costs.arrow")]
+    given += ["--machine", str(machine(model)), "--out", str(plan)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tightfit.stages.combine.optimizer_offload.command.MIN_OFFLOAD_BYTES", 1)
+        assert main(["optimizer-offload", *given, "--budget", "12MB"]) == 0
+    return plan
+
+
+def test_the_page_and_the_trace_of_a_model_show_steps_that_overlap(
+    folder: Path, tmp_path: Path
+) -> None:
+    model, page, trace = folder.parents[1], tmp_path / "page.html", tmp_path / "trace.json"
+    assert main(["report", "--model-dir", str(model), "--out", str(page)]) == 0
+    assert "updates and transfers of a step end in the next one" in page.read_text()
+    given = ["--graph", str(model / "graph.arrow"), "--costs", str(model / "costs.arrow")]
+    schedule = str(folder / "schedule.arrow")
+    assert main(["report", "--perfetto", schedule, *given, "--out", str(trace)]) == 0
+    names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"update_on_host", "prefetch", "cpu/memory"} <= names
+
+
+def test_the_audit_plays_steps_that_overlap(folder: Path) -> None:
+    path = folder / "plan.json"
+    plan = read_plan(path)
+    assert plan.overlap is not None and plan.peak is not None
+    assert plan.peak >= plan.overlap.steady_peak and plan.gap is not None
+
+    def wrong() -> list[str]:
+        return list(check_plan_files(PlanFiles.of(path, ())))
+
+    assert [each for each in wrong() if "overlap" in each or "simulator" in each] == []
+    for other in (None, replace(plan.overlap, first_peak=plan.overlap.first_peak + 1)):
+        write_plan(path, replace(plan, overlap=other))
+        assert any("overlap is" in each for each in wrong())
+    write_plan(path, replace(plan, overlap=replace(plan.overlap, version=2)))
+    with pytest.raises(ArtifactError, match="overlap has version 2, expected 1"):
+        read_plan(path)

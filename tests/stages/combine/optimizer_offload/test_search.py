@@ -31,6 +31,7 @@ from tightfit.stages.combine.optimizer_offload.plan import build_offload_plan
 from tightfit.stages.combine.optimizer_offload.problem import OffloadProblem, build_offload_problem
 from tightfit.stages.combine.optimizer_offload.search import OffloadSearch, OffloadSearchResult
 from tightfit.stages.combine.optimizer_offload.search_space import OffloadChoice
+from tightfit.stages.simulate.cycle import simulate_any
 from tightfit.stages.simulate.simulate import simulate
 from tightfit.util.errors import ConfigError
 
@@ -244,8 +245,9 @@ def test_the_command_writes_a_plan_and_its_schedule(
         steps = read_schedule(files / "plan/schedule.arrow")
         updates = schedule_optimizer_plan(files / "plan/schedule.arrow")
         link = schedule_link(files / "plan/schedule.arrow")
-        played = simulate(GRAPH, COSTS, steps, link=link, updates=updates)
+        played, cycle = simulate_any(GRAPH, COSTS, steps, link, updates)
         assert (played.seconds, played.peak) == (plan.time, plan.peak)
+        assert cycle is not None and "steps overlap" in plan.message
         assert plan.lower_bound is not None and plan.lower_bound <= played.seconds
         twice = ["--graph", given[1], "--costs", given[3], "--microbatches", "2"]
         assert (
