@@ -16,7 +16,7 @@ from tightfit.stages.combine.optimizer_offload.search import (
     OffloadSearch,
     OffloadSearchResult,
 )
-from tightfit.stages.combine.optimizer_offload.search_space import LINK_SHARES, OffloadChoice
+from tightfit.stages.combine.optimizer_offload.search_space import OffloadChoice
 from tightfit.stages.combine.optimizer_offload.state_placement import (
     search_resident_parameters,
     search_resident_states,
@@ -42,11 +42,12 @@ def plan_for_budget(
     sized = replace(task, budget=parse_total_bytes(task, written))
     check_min_memory(sized)
     search = OffloadSearch(sized)
+    if sized.overlaps_steps:
+        search.check()
+        found = CycleSearch(search).best()
+        if found is not None:
+            return sized, search.first(most=found.seconds) or found
     search, begun = search_resident_parameters(search, search.begun())
-    if search.task.overlaps_steps:
-        found = CycleSearch(search).best(begun)
-        if found.cycle is not None:
-            return search.task, found
     return search_resident_states(search, search.improve(begun))
 
 
@@ -105,7 +106,7 @@ def plan_in_min_memory(search: OffloadSearch) -> OffloadSearchResult | None:
     for choice in search.tightest_choices:
         if search.schedules.view(choice.view).needed > search.task.room:
             continue
-        for linked in (0.0, LINK_SHARES[-1]):
+        for linked in dict.fromkeys((0.0, search.task.link_shares[-1])):
             for look in (search.look, search.least):
                 found = look(replace(choice, linked=linked))
                 if found is not None:

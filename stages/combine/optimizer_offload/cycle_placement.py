@@ -168,6 +168,8 @@ class _CyclePlacer(TransferPlacer):
                 self.staging.expected.extend(self.passing)
             self.staging.ahead()
             for index in range(self.count):
+                if number and self.clock - begun + self.base.rest[index] > self.most:
+                    raise PlacementTimeError
                 self.walk(number * self.count + index, index)
             seconds, left = self.clock - begun, self._left()
             if number and seconds > self.most:

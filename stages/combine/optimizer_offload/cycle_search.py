@@ -1,10 +1,10 @@
 """Looks for steps that follow each other without a seam (`stages.simulate.cycle`).
 
-It goes on from what was found for single steps: how much of the device activations have and how
-much of the link they take, which parameters are updated where, through how many staging buffers
-states pass, and how much of the device is left to what comes ahead are changed one at a time as
-long as that helps. The seconds of a candidate are those of the walk that places it; the simulator
-plays the fastest, and the next one where it refuses that.
+How much of the device activations have and how much of the link they take, which parameters are
+updated where, through how many staging buffers states pass, and how much of the device is left to
+what comes ahead are changed one at a time as long as that helps. The seconds of a candidate are
+those of the walk that places it; the simulator plays the fastest, and the next one where it refuses
+that.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tightfit.stages.combine.optimizer_offload.residency import (
     PlacementTimeError,
 )
 from tightfit.stages.combine.optimizer_offload.search import (
+    ACTIVATION_SHARES,
     OffloadSearch,
     OffloadSearchResult,
-    fastest_result,
 )
-from tightfit.stages.combine.optimizer_offload.search_space import LINK_SHARES, OffloadChoice
+from tightfit.stages.combine.optimizer_offload.search_space import OffloadChoice
 from tightfit.stages.combine.optimizer_offload.state_placement import spread_evenly
 from tightfit.stages.simulate.cycle import simulate_cycle
 from tightfit.util.errors import ScheduleError
@@ -38,9 +38,8 @@ FIRST_DEVICE_UPDATES = (1.0, 0.8, 0.6, 0.4, 0.0)
 """Parts of the parameters updated on the device that are tried at first."""
 HOST_UPDATE_SPREADS = (0.5, 0.75, 1.0)
 AHEAD_SHARES = (0.0, 0.1, 0.2, 0.35)
-MAX_BASES = 12
-"""Schedules of activations that are tried at first, of those known from single steps."""
-MAX_REFINED = 3
+FIRST_SLACK = 1.1
+MAX_REFINED = 2
 """Candidates from which the search goes on."""
 LEAST_GAIN = 1e-4
 """The least part of a step's time that makes a candidate a better one."""
@@ -58,7 +57,7 @@ class CycleChoice:
     linked: float
     here: float = 1.0
     spread: float = 0.75
-    buffers: int = 16
+    buffers: int = 32
     ahead: float = 0.0
 
     @property
@@ -83,35 +82,27 @@ class CycleSearch:
         self.task, self.schedules = search.task, search.schedules
         self.tried: dict[CycleChoice, CycleCandidate | None] = {}
 
-    def best(self, step: OffloadSearchResult) -> OffloadSearchResult:
-        """The fastest plan that is found, a single `step` where no cycle is faster."""
-        for choice in self._first(step.choice):
-            self.look(choice)
+    def best(self) -> OffloadSearchResult | None:
+        """The fastest plan that is found, None where there is none."""
+        self._best_of(self._first(), math.inf, FIRST_SLACK)
         for found in self._fastest()[:MAX_REFINED]:
             self._refine(found)
         for found in self._fastest():
-            if found.placement.seconds >= step.seconds:
-                break
             result = self.played(found)
             if result is not None:
-                return fastest_result([step, result]) or step
-        return step
+                return result
+        return None
 
     def _fastest(self) -> list[CycleCandidate]:
         found = [each for each in self.tried.values() if each is not None]
         return sorted(found, key=lambda each: each.placement.seconds)
 
-    def _first(self, step: OffloadChoice) -> Iterator[CycleChoice]:
-        """The schedules of activations that are known, with parts of the updates on the device."""
-        view = self.schedules.view((False, False))
-        room = max(self.task.room - view.always, 1)
-        found = {self.schedules.key(step)[1:]: (step.activations, step.linked)}
-        for (budget, linked), base in view.schedules.items():
-            if base is not None and budget < room:
-                found.setdefault((budget, linked), ((budget + 0.5) / room, linked))
-        for activations, linked in [*found.values()][:MAX_BASES]:
-            for here in FIRST_DEVICE_UPDATES if self.task.updates_on_host else (1.0,):
-                yield CycleChoice(activations, linked, here, buffers=self.task.buffer_counts[-2])
+    def _first(self) -> Iterator[CycleChoice]:
+        """Parts of the room for activations, with parts of the updates on the device."""
+        shares = FIRST_DEVICE_UPDATES if self.task.updates_on_host else (1.0,)
+        for activations in ACTIVATION_SHARES:
+            for here in shares:
+                yield CycleChoice(activations, 0.0, here)
 
     def _refine(self, found: CycleCandidate) -> None:
         """Changes one choice at a time as long as that makes it faster."""
@@ -126,12 +117,18 @@ class CycleSearch:
             else:
                 return
 
-    def _best_of(self, choices: Iterable[CycleChoice], most: float) -> CycleCandidate | None:
-        best = None
-        for choice in choices:
-            found = self.look(choice, most)
-            if found is not None and found.placement.seconds < most:
-                best, most = found, found.placement.seconds
+    def _best_of(
+        self, choices: Iterable[CycleChoice], most: float, slack: float = 1.0
+    ) -> CycleCandidate | None:
+        """The fastest candidate whose steps take less than `most` seconds; those that take `slack`
+        times as long as it are placed, too."""
+        best, asked = None, list(choices)
+        with self.schedules.making(choice.step for choice in asked) as wait:
+            for choice in asked:
+                wait(choice.step)
+                found = self.look(choice, most * slack)
+                if found is not None and found.placement.seconds < most:
+                    best, most = found, found.placement.seconds
         return best
 
     def _vary_placement(self, choice: CycleChoice) -> Iterator[CycleChoice]:
@@ -146,7 +143,7 @@ class CycleSearch:
                 yield replace(choice, spread=spread)
 
     def _vary_bases(self, choice: CycleChoice) -> Iterator[CycleChoice]:
-        for linked in (0.0, *LINK_SHARES):
+        for linked in self.task.link_shares:
             yield replace(choice, linked=linked)
         for step in (-0.1, 0.1):
             if 0 < choice.activations + step < 1:

@@ -30,6 +30,7 @@ from tightfit.stages.combine.optimizer_offload.min_memory import (
 )
 from tightfit.stages.combine.optimizer_offload.search_space import (
     BUFFER_COUNTS,
+    LINK_SHARES,
     STAGING_BUFFERS,
 )
 from tightfit.stages.simulate.planning_graph import build_planning_graph
@@ -57,7 +58,7 @@ class OffloadProblem:
     of the `resident` parameters, which are updated on the device. Where gradients of microbatches
     are `accumulating` on the device, the budget counts their bytes. The `engine` solves the integer
     programs of drafts. A task in which further parameters were chosen to stay on the device says of
-    which `wider` one it is."""
+    which `wider` one it is. Where `activations_stay`, none of them waits in the offload target."""
 
     graph: Graph
     costs: Costs
@@ -73,6 +74,7 @@ class OffloadProblem:
     engine: SolverEngine = HIGHS_ENGINE
     resident: frozenset[int] = frozenset()
     unrestricted_problem: OffloadProblem | None = None
+    activations_stay: bool = False
 
     @property
     def small(self) -> frozenset[int]:
@@ -149,6 +151,11 @@ class OffloadProblem:
         if self.measured is None:
             return 0
         return sum(max(cost.first[1], 0) for cost in self.updates.values())
+
+    @property
+    def link_shares(self) -> tuple[float, ...]:
+        """The parts of the link that activations may take, ascending."""
+        return (0.0,) if self.activations_stay else (0.0, *LINK_SHARES)
 
     @property
     def buffer_counts(self) -> tuple[int, ...]:

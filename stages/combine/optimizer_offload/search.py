@@ -120,21 +120,23 @@ class OffloadSearch:
             raise self._refusal()
         return best
 
-    def first(self, shares: Sequence[float] = ACTIVATION_SHARES) -> OffloadSearchResult | None:
+    def first(
+        self, shares: Sequence[float] = ACTIVATION_SHARES, most: float = math.inf
+    ) -> OffloadSearchResult | None:
         """The fastest plan of those that are tried at first, with parts of the room for
-        activations; all updates that may be are done in one memory, and then in the other one where
-        that can be faster."""
+        activations, that takes no longer than `most` seconds; all updates that may be are done in
+        one memory, and then in the other one where that can be faster."""
         here = self.tightest_choices[0].here
-        best = self._begins(shares, here)
+        best = self._begins(shares, here, most)
         if not self.moves or (
             not here and best and best.seconds <= self.task.min_device_update_seconds
         ):
             return best
-        most = best.seconds if best else math.inf
+        most = best.seconds if best else most
         return fastest_result([best, self._begins(shares, 1.0 - here, most)])
 
     def _begins(
-        self, shares: Sequence[float], here: float, most: float = math.inf
+        self, shares: Sequence[float], here: float, most: float
     ) -> OffloadSearchResult | None:
         choices = [
             OffloadChoice(part, 0.0, there, here, last=last, buffers=buffers)
@@ -159,7 +161,9 @@ class OffloadSearch:
         activations, for which a sequence has to be searched, where nothing else helps."""
         while True:
             for choices in (
-                vary_placement(best.choice, self.moves, self.task.buffer_counts),
+                vary_placement(
+                    best.choice, self.moves, self.task.buffer_counts, self.task.link_shares
+                ),
                 vary_activations(best.choice),
             ):
                 better = fastest_result([best, self._best_of(choices, best.seconds)])

@@ -53,11 +53,11 @@ def vary_activations(choice: OffloadChoice) -> Iterator[OffloadChoice]:
 
 
 def vary_placement(
-    choice: OffloadChoice, several: bool, counts: Sequence[int]
+    choice: OffloadChoice, several: bool, counts: Sequence[int], shares: Sequence[float]
 ) -> Iterator[OffloadChoice]:
     """Choices that differ in one thing but the bytes of activations, where there are several also
     in what is updated where; those of a part of the link also in that no parameter is there. The
-    numbers of staging buffers are among the `counts`."""
+    numbers of staging buffers are among the `counts`, the parts of the link among the `shares`."""
     for buffers in counts:
         yield replace(choice, buffers=buffers)
     for there in {
@@ -71,7 +71,7 @@ def vary_placement(
             yield replace(choice, last=last, there=there)
     for here in DEVICE_UPDATE_SHARES if several else ():
         yield replace(choice, here=here)
-    for linked in (0.0, *LINK_SHARES):
+    for linked in shares:
         yield replace(choice, linked=linked)
         if linked and choice.there:
             yield replace(choice, linked=linked, there=0.0)

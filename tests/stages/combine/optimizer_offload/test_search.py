@@ -351,3 +351,12 @@ def test_states_come_ahead_through_more_staging_buffers() -> None:
     assert many.updates.staging == 4 * few.updates.staging
     check(planned, many)
     assert search.best().choice.buffers > few.choice.buffers
+
+
+def test_activations_stay_where_they_have_to() -> None:
+    planned = task(10_000_000, host=None)
+    sent, stay = (
+        OffloadSearch(replace(planned, activations_stay=each)).best() for each in (False, True)
+    )
+    assert stay.choice.linked == 0.0 and sent.choice.linked > 0.0
+    assert sent.seconds < stay.seconds
