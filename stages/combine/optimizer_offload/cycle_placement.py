@@ -30,7 +30,7 @@ from tightfit.stages.combine.optimizer_offload.residency import (
     PlacementTimeError,
     ResidencyWindow,
 )
-from tightfit.stages.combine.optimizer_offload.transfer_placement import TransferPlacer
+from tightfit.stages.combine.optimizer_offload.transfer_placement import StepTransferPlacer
 from tightfit.stages.simulate.transfer_streams import (
     HostUpdateStream,
     StagingTimeline,
@@ -90,12 +90,14 @@ def cycle_windows(
                 part += size
             kept.add((storage, first))
     windows = [
-        window for storage, own in uses.items() for window in _windows(storage, own, kept, count)
+        window
+        for storage, own in uses.items()
+        for window in _merge_cycle_windows(storage, own, kept, count)
     ]
     return sorted(windows, key=lambda window: (window.first, window.last))
 
 
-def _windows(
+def _merge_cycle_windows(
     storage: int, uses: list[int], kept: set[tuple[int, int]], count: int
 ) -> list[ResidencyWindow]:
     """The windows of a parameter, uses on both sides of a kept gap in one."""
@@ -123,7 +125,7 @@ def place_cycle(
 
 
 @dataclass
-class _CyclePlacer(TransferPlacer):
+class _CyclePlacer(StepTransferPlacer):
     """`arrived` are the parameters whose gradients are in the offload target and not used yet,
     `outdated` the storages of those whose update has not begun, and `handed` how often the gradient
     of each has been whole."""

@@ -58,12 +58,12 @@ def place_transfers(
     TooSlowError where it takes longer than `most` seconds, as soon as that is known."""
     # A walk restores random states ahead of transfers that the simulator plays first.
     return defer_random_restores(
-        TransferPlacer(base, moved, link, most * CLOCK_TOLERANCE + base.restoring).steps()
+        StepTransferPlacer(base, moved, link, most * CLOCK_TOLERANCE + base.restoring).steps()
     )
 
 
 @dataclass
-class TransferPlacer:
+class StepTransferPlacer:
     """One walk along the schedule of a `base`. `position` is the step that is next, `index` the
     same in the base."""
 
