@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from tightfit.schemas.optimizer_plan import OptimizerPlan
 from tightfit.stages.combine.optimizer_offload.activation_schedule import ActivationSchedule
 from tightfit.stages.combine.optimizer_offload.cycle_placement import (
     CyclePlacement,
@@ -68,10 +69,12 @@ class CycleChoice:
 
 @dataclass(frozen=True)
 class CycleCandidate:
-    """A choice and the cycle that comes of it."""
+    """A choice, the cycle that comes of it, and the optimizer as the simulator takes it, but for
+    what is on the device at the seam."""
 
     choice: CycleChoice
     placement: CyclePlacement
+    updates: OptimizerPlan
 
 
 class CycleSearch:
@@ -176,7 +179,7 @@ class CycleSearch:
         seconds_of = {s: task.link.seconds(task.graph.storages[s]) for s in task.remote}
         windows = cycle_windows(base, task.remote, here, task.updates, kept, seconds_of)
         request = PlacementRequest(updates, here, windows, room, max(base.seconds), margin)
-        return CycleCandidate(choice, place_cycle(base, request, task.link, most))
+        return CycleCandidate(choice, place_cycle(base, request, task.link, most), updates)
 
     def _here(self, base: ActivationSchedule, choice: CycleChoice) -> frozenset[int]:
         """The parameters updated on the device."""
@@ -197,9 +200,8 @@ class CycleSearch:
     def played(self, found: CycleCandidate) -> OffloadSearchResult | None:
         """What the simulator says of a candidate, None where it refuses that, or memory is
         short."""
-        task, choice, placed = self.task, found.choice, found.placement
-        updates = task.played(placed.resident, choice.here > 0, buffers=choice.buffers)
-        updates = replace(updates, cyclic=True)
+        task, placed = self.task, found.placement
+        updates = replace(found.updates, resident=placed.resident, cyclic=True)
         try:
             cycle = simulate_cycle(task.graph, task.costs, placed.steps, task.link, updates)
         except ScheduleError:
@@ -208,4 +210,4 @@ class CycleSearch:
         away = played.transfers.host_peak if played.transfers else 0
         if played.peak + updates.staging > task.room or away > task.link.room:
             return None
-        return OffloadSearchResult(choice.step, updates, played, None, played.seconds, cycle)
+        return OffloadSearchResult(found.choice.step, updates, played, None, played.seconds, cycle)
