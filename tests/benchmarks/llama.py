@@ -92,7 +92,7 @@ def rows_of_offmate(folder: Path) -> Iterator[str]:
     for speed in RTX3060_FLOPS:
         machine, costs = place / f"rtx3060-{speed}.json", place / f"rtx3060-{speed}.arrow"
         machine.write_text(rtx3060(speed))
-        described = ["--source", "roofline", "--machine", machine]
+        described: list[str | Path] = ["--source", "roofline", "--machine", machine]
         run_stage("profile", "--graph", place / "graph.arrow", *described, "--out", costs)
         for ablation in ABLATIONS:
             yield _offmate_row(ablation, speed, costs)
