@@ -11,7 +11,7 @@ and the seam:
   are always there.
 - A gradient leaves, or its parameter does, updated on the device, unless it never leaves that.
 - What the backward reads of activations is there at the end of the loss, or was sent and comes
-  back, or is made again.
+  back, unless all have to stay, or is made again.
 - Updates in the offload target take their time there.
 """
 
@@ -105,7 +105,8 @@ class _StreamLoads:
         stays: Terms = []
         made: Terms = []
         for size, seconds in self.cut.groups:
-            there, away, again = (self.matrix.share() for _ in range(3))
+            there, again = self.matrix.share(), self.matrix.share()
+            away = self.matrix.share(0.0, 0.0 if self.task.activations_stay else 1.0)
             self.matrix.at_least(1.0, [(1.0, there), (1.0, away), (1.0, again)])
             stays.append((self._share(size), there))
             sent.append((self._share(size), away))

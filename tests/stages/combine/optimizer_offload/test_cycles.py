@@ -250,3 +250,15 @@ def test_the_audit_plays_steps_that_overlap(folder: Path) -> None:
     write_plan(path, replace(plan, overlap=replace(plan.overlap, version=2)))
     with pytest.raises(ArtifactError, match="overlap has version 2, expected 1"):
         read_plan(path)
+
+
+def test_the_bound_knows_what_updates_and_activations_that_stay_take() -> None:
+    """Each stream binds in turn: what computes, and what updates beside the offload target."""
+    free, slow = task(16_000_000, 1e9, 1e9), task(16_000_000, 1e9, 2e7)
+    computed = sum(node.seconds for node in free.problem.nodes)
+    assert cycle_lower_bound(free) == pytest.approx(computed, rel=1e-6)
+    assert computed < cycle_lower_bound(slow) <= cycle_lower_bound(task(16_000_000, 1e9, None))
+    tight = task(9_000_000, 1e9, 1e9)
+    assert cycle_lower_bound(replace(tight, activations_stay=True)) > cycle_lower_bound(tight)
+    link = replace(free.link, bandwidth=1e7)
+    assert cycle_lower_bound(replace(free, link=link)) > computed
