@@ -32,7 +32,7 @@ OFFMATE_HEAD = (
 RTX3060_BANDWIDTH, RTX3060_LINK = 3.6e11, 1.04e10
 HOST_UPDATE_BANDWIDTH = 7.7e9
 """What makes the updates beside the host those of Z, Table 4.2: 1.1 GB of parameters a second."""
-RTX3060_FLOPS = {"peak": 1.27e13, "measured": 7.6e12}
+RTX3060_FLOPS = {"peak": 1.274e13, "measured": 7.6e12}
 """The card's peak, and what makes the step that keeps everything take the time of Z, 10.9 s."""
 
 
