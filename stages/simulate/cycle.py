@@ -71,10 +71,9 @@ def carried_positions(graph: Graph, steps: Sequence[ScheduleStep]) -> frozenset[
     been handed over, or not been sent, and waits for parameters that are not on their way."""
     storage = [value.storage for value in graph.values]
     parts = partial_gradients_by_owner(graph)
-    gradients = {storage[found[0]]: owner for owner, found in parts.items()}
-    parameters = {storage[owner] for owner in parts} | {
-        value.storage for value in graph.values if value.kind == "parameter"
-    }
+    gradients = {storage[found[0]] for found in parts.values()}
+    parameters = {value.storage for value in graph.values if value.kind == "parameter"}
+    waiting = gradients | parameters
     handed: set[int] = set()
     begun: set[int] = set()
     found = []
@@ -87,7 +86,7 @@ def carried_positions(graph: Graph, steps: Sequence[ScheduleStep]) -> frozenset[
             case UpdateOnHost(owner) if storage[parts[owner][0]] not in handed:
                 found.append(position)
             case Wait(value) | FreeHostCopy(value) if (
-                storage[value] in gradients.keys() | parameters and storage[value] not in begun
+                storage[value] in waiting and storage[value] not in begun
             ):
                 found.append(position)
             case Free(value) if storage[value] in gradients and storage[value] not in handed:
@@ -170,10 +169,10 @@ class _Cycle:
         updates: OptimizerPlan,
     ) -> None:
         self.graph, self.costs, self.steps = graph, costs, steps
-        self.carried = carried_positions(graph, steps)
         if updates.second_tier is not None or updates.microbatches > 1:
             raise ScheduleError("a cycle has neither microbatches nor a second offload tier")
         self.effects = list(schedule_effects(graph, steps))
+        self.carried = carried_positions(graph, steps)
         self.state = SimulatorState(graph, costs, frozenset(), link, updates=updates)
         self.state.carried = CarriedStep()
         self.peak = 0

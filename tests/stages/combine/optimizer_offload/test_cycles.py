@@ -198,6 +198,13 @@ def test_a_step_leaves_what_it_began_with() -> None:
     refused(planned, found.updates, own, "are not where they were before the step")
 
 
+def test_what_the_graph_does_not_have_is_refused() -> None:
+    planned, found, steps = late_updates()
+    for action in (UpdateOnHost(0), Wait(10**6), FreeHostCopy(-5)):
+        own = [ScheduleStep(action), *steps]
+        refused(planned, found.updates, own, "step 0 of the schedule: ")
+
+
 def test_a_cycle_is_no_single_step() -> None:
     planned, found, steps = late_updates()
     with pytest.raises(ScheduleError, match="without a seam"):
