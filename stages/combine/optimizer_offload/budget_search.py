@@ -42,13 +42,15 @@ def plan_for_budget(
     sized = replace(task, budget=parse_total_bytes(task, written))
     check_min_memory(sized)
     search = OffloadSearch(sized)
+    found = None
     if sized.overlaps_steps:
         search.check()
         found = CycleSearch(search).best()
-        if found is not None:
-            return sized, search.first(most=found.seconds) or found
+        if found is not None and search.first(most=found.seconds) is None:
+            return sized, found
     search, begun = search_resident_parameters(search, search.begun())
-    return search_resident_states(search, search.improve(begun))
+    own, single = search_resident_states(search, search.improve(begun))
+    return (sized, found) if found and found.seconds <= single.seconds else (own, single)
 
 
 def parse_total_bytes(task: OffloadProblem, written: str) -> int:
