@@ -13,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 
 import numpy as np
 
@@ -38,6 +38,8 @@ from tightfit.stages.simulate.transfer_streams import (
 
 MAX_WALKED_STEPS = 7
 """Steps that are walked until one leaves what the one before has left."""
+MAX_LOOKAHEAD = 256
+"""Windows among which one that can come is looked for."""
 
 
 @dataclass(frozen=True)
@@ -143,9 +145,11 @@ class _CyclePlacer(StepTransferPlacer):
         self.permanent = {window.storage for window in self.moved.windows if window.first < 0}
         self.windows = [window for window in self.moved.windows if window.first >= 0]
         self.queue = deque[ResidencyWindow]()
+        self.planned = self.line.copy()
         for storage in self.permanent:
             self.leaves(storage, self.horizon)
             self.line += self.sizes[storage]
+            self.planned += self.sizes[storage]
             self.live_views[storage] = {self.value_of[storage]}
         order = sorted(self.base.gradient_steps, key=self.base.gradient_steps.__getitem__)
         here = [value for value in order if value in self.moved.here]
@@ -205,6 +209,8 @@ class _CyclePlacer(StepTransferPlacer):
                 if window.last >= self.count:
                     use = self.base.reading_steps[window.storage][0]
                     found.append(ResidencyWindow(window.storage, use, window.last - self.count))
+        for window in found:
+            self.planned[window.first : window.last + 1] += self.sizes[window.storage]
         self.queue.extend(sorted(found, key=lambda window: (window.first, window.last)))
 
     def settle(self, least: int = 0, at_end: bool = False) -> int:
@@ -255,16 +261,32 @@ class _CyclePlacer(StepTransferPlacer):
     def fetch(self, position: int) -> None:
         stream = self.link.stream(False)
         while self.queue and self.streams.free(stream) <= self.clock + self.moved.slack:
-            window = self.queue[0]
-            if not self._is_new(window):
+            window = self._next_window(position)
+            if window is None:
                 return
-            if window.storage in self.leaves_at:
-                if not self._stay(window):
-                    return
+            self.queue.remove(window)
+            self.bring(position, window)
+
+    def _next_window(self, position: int) -> ResidencyWindow | None:
+        """What comes next: the first that has all updates, if it fits. One that is not the first
+        leaves room for those ahead of it."""
+        while self.queue and self.queue[0].storage in self.leaves_at:
+            if not self._is_handed(self.queue[0]) or not self._stay(self.queue[0]):
+                return None
+        for number, window in enumerate(islice(self.queue, MAX_LOOKAHEAD)):
+            if window.storage in self.leaves_at or not self._is_new(window):
                 continue
-            if not self.fits(position, window):
-                return
-            self.bring(position, self.queue.popleft())
+            alone = self.planned[position : window.first]
+            most = int(alone.max()) if number and len(alone) else 0
+            most += self.sizes[window.storage] + self.waiting + self.moved.margin
+            if most <= self.moved.room and self.fits(position, window):
+                return window
+            return None
+        return None
+
+    def bring(self, position: int, window: ResidencyWindow) -> None:
+        self.planned[position : window.first] += self.sizes[window.storage]
+        super().bring(position, window)
 
     def _is_new(self, window: ResidencyWindow) -> bool:
         """Whether a parameter has all updates of the steps before that of its window."""
