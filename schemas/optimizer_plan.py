@@ -119,7 +119,8 @@ class OptimizerPlan:
 
     `costs` are by parameter (a value of the graph). States are in the offload target, but for those
     of the parameters `on_device`, and pass through `buffers` staging buffers of the device; there
-    are none yet in a `first` step, and no gradients in a first microbatch that adds. The
+    are none yet in a `first` step, and no gradients in a first microbatch that adds. Where it is
+    `cyclic`, steps follow each other without a seam (`stages.simulate.cycle`). The
     `offloaded` ones live in the offload target; those of them that are `resident` are on the
     device, too, when the step begins and when it ends. Of several `microbatches` the last one
     updates, and all others `add` their gradients up: the sums of remote parameters are in the
@@ -144,6 +145,7 @@ class OptimizerPlan:
     workspace_bytes: int = 0
     microbatches: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
+    cyclic: bool = False
 
     @property
     def has_program(self) -> bool:
@@ -200,6 +202,7 @@ class OptimizerPlan:
         }
         plain |= {"microbatches": self.microbatches}
         plain |= {"settings": dict(self.settings)} if self.settings else {}
+        plain |= {"cyclic": True} if self.cyclic else {}
         if self.second_tier is not None:
             values, link = sorted(self.second_tier.values), self.second_tier.link.text()
             plain["second_tier"] = {
@@ -268,7 +271,7 @@ def _is_plausible(made: OptimizerPlan) -> bool:
     speeds = [speed.to, speed.back, *speed.both]
     there = [t for c in made.costs.values() for t in (c.host_seconds, c.add_seconds)]
     more = [*speeds, *there]
-    flags = (made.first, made.accumulates, made.has_sums)
+    flags = (made.first, made.accumulates, made.has_sums, made.cyclic)
     far = made.second_tier
     sizes = [
         made.buffers,

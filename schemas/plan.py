@@ -17,7 +17,7 @@ Status = Literal["optimal", "feasible", "infeasible"]
 KernelKind = Literal["eager", "fused"]
 OPTIONAL_KEYS = (
     *("gpu", "transfers", "kernels", "groups", "compiled", "competing_plan", "threads"),
-    *("loss_room", "microbatches", "dynamic", "joint_samples"),
+    *("loss_room", "microbatches", "dynamic", "joint_samples", "overlap"),
 )
 """Parts that not every plan has."""
 
@@ -88,6 +88,21 @@ class TransferTotals:
     wait_seconds: float
 
 
+STEP_OVERLAP_VERSION = 1
+
+
+@dataclass(frozen=True)
+class StepOverlap:
+    """Steps that follow each other without a seam: transfers and updates of one end in the next.
+    The peaks of the first step, of those that follow it, and of what ends the last one; `version`
+    is that of what a schedule means by it."""
+
+    version: int
+    first_peak: int
+    steady_peak: int
+    closing_peak: int
+
+
 @dataclass(frozen=True)
 class CompetingPlan:
     """The plan of other `kernels` for the same bytes, which was made, too, and not taken: its
@@ -140,6 +155,8 @@ class Plan:
             figures are those of the largest sizes.
         joint_samples: Number of samples that share the bytes of the budget, None if it is that of
             this one alone.
+        overlap: How steps follow each other without a seam, None if each ends before the next
+            begins. `time` is that from one step to the next.
 
     Example:
         >>> plan = read_plan("results/gpt2/auto/196MB/plan.json")
@@ -175,6 +192,7 @@ class Plan:
     microbatches: int | None = field(default=None, kw_only=True)
     dynamic: DynamicPlan | None = field(default=None, kw_only=True)
     joint_samples: int | None = field(default=None, kw_only=True)
+    overlap: StepOverlap | None = field(default=None, kw_only=True)
 
     @property
     def budget_label(self) -> str:
@@ -253,7 +271,7 @@ def read_plan(path: Path | str) -> Plan:
     _require_kernels(path, "kernels", document.get("kernels"), (None,))
     before, gpu = document["before_local_search"], document.get("gpu")
     moved, other = document.get("transfers"), document.get("competing_plan")
-    dynamic = document.get("dynamic")
+    dynamic, overlap = document.get("dynamic"), document.get("overlap")
     return Plan(
         **{
             **document,
@@ -265,9 +283,19 @@ def read_plan(path: Path | str) -> Plan:
             "gpu": None if gpu is None else _part(path, "gpu", GpuMemory, gpu),
             "transfers": None if moved is None else _part(path, "transfers", TransferTotals, moved),
             "competing_plan": None if other is None else _competing_plan(path, other),
+            "overlap": None if overlap is None else _step_overlap(path, overlap),
             "dynamic": None if dynamic is None else parse_dynamic_plan(dynamic, str(path)),
         }
     )
+
+
+def _step_overlap(path: Path | str, value: Any) -> StepOverlap:
+    found = _part(path, "overlap", StepOverlap, value)
+    if found.version != STEP_OVERLAP_VERSION:
+        raise ArtifactError(
+            f"{path}: overlap has version {found.version}, expected {STEP_OVERLAP_VERSION}"
+        )
+    return found
 
 
 def _read_baseline(path: Path | str, value: Any) -> BaselineBytes:

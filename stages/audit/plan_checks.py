@@ -18,7 +18,14 @@ from tightfit.schemas.measurement import read_measurement
 from tightfit.schemas.operation_timeline import read_operation_timeline
 from tightfit.schemas.optimizer_plan import MICROBATCH_SCHEDULE, OPTIMIZER_OFFLOAD
 from tightfit.schemas.package_manifest import module_digest
-from tightfit.schemas.plan import CompetingPlan, Plan, optimality_gap, read_plan
+from tightfit.schemas.plan import (
+    STEP_OVERLAP_VERSION,
+    CompetingPlan,
+    Plan,
+    StepOverlap,
+    optimality_gap,
+    read_plan,
+)
 from tightfit.schemas.schedule import (
     ScheduleStep,
     find_sample_graph,
@@ -33,6 +40,7 @@ from tightfit.stages.audit.module_checks import check_modules
 from tightfit.stages.audit.size_checks import check_dynamic_plan, check_measured_sizes
 from tightfit.stages.simulate.caching_allocator import AllocatorBytes
 from tightfit.stages.simulate.cuda_memory import simulate_cuda_memory
+from tightfit.stages.simulate.cycle import CycleResult, simulate_any
 from tightfit.stages.simulate.simulate import simulate, sum_microbatches
 from tightfit.stages.simulate.stream_check import check_streams
 from tightfit.util.budget import MIN_BUDGET, NO_BUDGET, parse_budget
@@ -313,7 +321,7 @@ def _check_simulation(
     try:
         path = cast(Path, files.schedule)
         link, updates = schedule_link(path), schedule_optimizer_plan(path)
-        played = simulate(graph, costs, steps, link=link, updates=updates)
+        played, cycle = simulate_any(graph, costs, steps, link, updates)
         adding = None
         if updates is not None and updates.microbatches > 1:
             other = path.with_name(MICROBATCH_SCHEDULE)
@@ -333,6 +341,7 @@ def _check_simulation(
         ("recomputed", plan.recomputed, played.repeated),
         ("transfers", plan.transfers, whole.transfers),
         ("recomputed_time", plan.recomputed_time, played.repeated_seconds),
+        ("overlap", plan.overlap, _step_overlap(cycle)),
     ):
         if claimed != found:
             yield f"{files.path}: {name} is {claimed}, where the simulator finds {found}"
@@ -350,6 +359,14 @@ def _check_simulation(
         gap = optimality_gap(plan.time, plan.lower_bound)
         if plan.gap != gap:
             yield f"{files.path}: gap is {plan.gap}, where time and lower_bound make it {gap}"
+
+
+def _step_overlap(cycle: CycleResult | None) -> StepOverlap | None:
+    """What a plan says of its cycle."""
+    if cycle is None:
+        return None
+    peaks = cycle.first_peak, cycle.steady_peak, cycle.closing_peak
+    return StepOverlap(STEP_OVERLAP_VERSION, *peaks)
 
 
 def _check_gpu_memory(

@@ -353,7 +353,7 @@ def _write_trace(options: argparse.Namespace) -> None:
     )
     from tightfit.schemas.store import write_bytes
     from tightfit.stages.report.perfetto import build_trace
-    from tightfit.stages.simulate.simulate import simulate
+    from tightfit.stages.simulate.cycle import simulate_any
 
     if options.graph is None:
         raise ConfigError("report needs --graph with --perfetto")
@@ -365,7 +365,7 @@ def _write_trace(options: argparse.Namespace) -> None:
     if paid is not None and updates is not None:
         link = schedule_link(options.perfetto)
         costs = read_costs(paid)
-        passing = simulate(graph, costs, steps, link=link, updates=updates).passing
+        passing = simulate_any(graph, costs, steps, link, updates)[0].passing
     ran = read_memory_timeline(options.timeline) if options.timeline is not None else ()
     document = build_trace(graph, steps, passing, ran)
     write_bytes(options.out, json.dumps(document, separators=(",", ":")).encode())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from itertools import takewhile
 
-from tightfit.schemas.actions import ComputeLoss, UpdateOnDevice, Wait
+from tightfit.schemas.actions import ComputeLoss, OpAction, UpdateOnDevice, Wait
 from tightfit.schemas.graph.ownership import loss_interface_values
 from tightfit.schemas.graph.training_graph import NO_VALUE, Graph, GraphValue
 from tightfit.schemas.optimizer_plan import OptimizerPlan
@@ -94,7 +94,8 @@ def build_timeline(
     walked = list(schedule_effects(graph, steps, accumulate or resident_gradients(graph, updates)))
     forward = takewhile(lambda effect: not isinstance(effect.step.action, ComputeLoss), walked)
     waiting = resident_after(graph, forward)
-    memory = steps[0].memory if steps else ""
+    first = first_computation(steps)
+    memory = first.memory if first else ""
     play = _TimelineBuilder(graph, owners, waiting, memory=memory)
     for value in sorted(updates.resident if updates else ()):
         play.bring(graph.values[value])
@@ -120,11 +121,18 @@ def build_timeline(
     )
 
 
+def first_computation(steps: Sequence[ScheduleStep]) -> ScheduleStep | None:
+    """The first step that runs an op, whose stream computes and whose memory is the device's; None
+    where there is none. What is left of the step before can stand ahead of it."""
+    return next((step for step in steps if isinstance(step.action, OpAction)), None)
+
+
 def _memory_levels(steps: Sequence[ScheduleStep], memory: str) -> list[tuple[float, int]]:
     """The bytes of a memory from each step on. What a transfer takes is there from where it stands
     in the order, however late it begins."""
     levels: list[tuple[float, int]] = []
-    stream, now = steps[0].stream if steps else "", 0.0
+    first = first_computation(steps)
+    stream, now = first.stream if first else "", 0.0
     for step in steps:
         if step.memory == memory:
             levels.append((step.start if step.stream == stream else now, step.live))

@@ -47,7 +47,7 @@ from tightfit.stages.report.tradeoff_plot import (
     strategy_colors,
     strategy_order,
 )
-from tightfit.stages.simulate.simulate import simulate
+from tightfit.stages.simulate.cycle import simulate_any
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def _plan_streams(results: ModelResults, result: PlanResult) -> StreamPlot | Non
         found = result.measurement
         took = None if found is None else found.measured_time
         return plot_streams(steps, ran=result.line or (), took=took or 0.0)
-    played = simulate(graph, costs, steps, link=result.link, updates=result.updates)
+    played, _ = simulate_any(graph, costs, steps, result.link, result.updates)
     stays, other = result.updates.host_bytes(graph), result.link.other if result.link else ""
     return plot_streams(steps, played.passing, stays, other=other if stays else "")
 

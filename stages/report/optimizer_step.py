@@ -32,6 +32,11 @@ def optimizer_step_facts(result: PlanResult, graph: Graph | None) -> list[Fact]:
         return []
     facts = [("Optimizer", _describe_optimizer(updates))]
     facts.append(("Microbatches", f"{updates.microbatches} a step"))
+    if overlap := result.plan.overlap:
+        words = "updates and transfers of a step end in the next one"
+        peaks = f"first step {format_bytes(overlap.first_peak)}"
+        peaks += f", those after it {format_bytes(overlap.steady_peak)}"
+        facts.append(("Steps", f"{words}; peaks: {peaks}"))
     facts.append(("Parameters that wait", _describe_parameters(updates, graph)))
     facts.append(("States", _describe_states(result, updates)))
     facts.append(("Updates", _describe_updates(result)))

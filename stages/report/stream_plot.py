@@ -20,7 +20,7 @@ from tightfit.schemas.measurement import TimelinePoint
 from tightfit.schemas.schedule import ScheduleStep
 from tightfit.stages.report.axes import AxisScale, AxisTick
 from tightfit.stages.report.formatting import format_bytes, format_duration, trim_decimals
-from tightfit.stages.report.memory_timeline import align_timeline
+from tightfit.stages.report.memory_timeline import align_timeline, first_computation
 
 PLOT_CELLS = 960
 """Widths that the step is cut into; a stream that is busy in one of them has a mark there."""
@@ -102,7 +102,8 @@ def plot_streams(
     spans |= measured_stream_spans(steps, ran, took)
     seconds = max(end for kinds in spans.values() for every in kinds.values() for _, end in every)
     seconds = max(seconds, 1e-12)
-    own = steps[0].memory
+    first = first_computation(steps)
+    own = first.memory if first else ""
     levels = [(0.0, stays), *_offload_levels(steps, own)]
     there = [(point.seconds, point.live) for point in ran if point.run == "offloaded"]
     peak, ran_peak = (max((level for _, level in line), default=0) for line in (levels, there))

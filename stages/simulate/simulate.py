@@ -29,6 +29,7 @@ from tightfit.stages.simulate.checks.transfers import TRANSFER_CHECK
 from tightfit.stages.simulate.checks.updates import UPDATE_CHECK, begin_updates
 from tightfit.stages.simulate.effects import Effect, accumulated_gradient_storages, schedule_effects
 from tightfit.stages.simulate.state import ActionCheck, SimulatorState
+from tightfit.util.errors import ScheduleError
 
 ACTION_CHECKS: list[ActionCheck] = [
     COMPUTE_CHECK,
@@ -105,16 +106,23 @@ def simulate(
     transfer may not do (`stages.simulate.checks.transfers`), and an update
     (`stages.simulate.checks.updates`). The peak of a whole step is without its staging buffers,
     which are there all the time."""
+    if updates is not None and updates.cyclic:
+        raise ScheduleError("steps follow each other without a seam, and are played as a cycle")
     sums = accumulated_gradient_storages(
         graph, True if accumulate else resident_gradients(graph, updates)
     )
     state = SimulatorState(graph, costs, sums, link, updates=updates)
     begin_updates(state, steps)
-    filled = [_simulate_step(state, effect) for effect in schedule_effects(graph, steps, sums)]
+    filled = [simulate_step(state, effect) for effect in schedule_effects(graph, steps, sums)]
     state.position += 1
     for rule in ACTION_CHECKS:
         rule.finish(state)
-    own = device_memory_name(graph)
+    return simulation_result(state, filled)
+
+
+def simulation_result(state: SimulatorState, filled: list[ScheduleStep]) -> SimulationResult:
+    """What the steps of a schedule cost that were played to the end."""
+    own = device_memory_name(state.graph)
     peak_step = max(
         (index for index, step in enumerate(filled) if step.memory == own),
         key=lambda index: filled[index].peak,
@@ -155,7 +163,7 @@ def device_memory_name(graph: Graph) -> str:
     return f"{graph.device}/memory"
 
 
-def _simulate_step(state: SimulatorState, effect: Effect) -> ScheduleStep:
+def simulate_step(state: SimulatorState, effect: Effect) -> ScheduleStep:
     """A step with its time and memory filled in."""
     action = effect.step.action
     state.position, start = effect.position, state.clock

@@ -58,6 +58,28 @@ class OffloadTargetState:
     ready: dict[int, float] = field(default_factory=dict)
     passing: list[tuple[str, float, float]] = field(default_factory=list)
 
+    def restart(self, clock: float) -> None:
+        """Counts anew from a moment on, which clocks begin with: nothing begins before it."""
+        for stream, end in self.free_at.items():
+            self.free_at[stream] = max(end - clock, 0.0)
+        for ends in (self.moving, self.ready):
+            for storage, end in ends.items():
+                ends[storage] = max(end - clock, 0.0)
+        self.left = self.returned = 0
+        self.waited = self.overhead = 0.0
+        self.passing = []
+
+
+@dataclass
+class CarriedStep:
+    """What the step before has left: `updates` of parameters (values) that are still to be done,
+    the `parameters` (storages) that are older than these, and `gradients` (storages) on the
+    device."""
+
+    updates: set[int] = field(default_factory=set)
+    gradients: set[int] = field(default_factory=set)
+    parameters: set[int] = field(default_factory=set)
+
 
 @dataclass
 class SimulatorState:
@@ -73,6 +95,7 @@ class SimulatorState:
     the compute stream is free; what concerns the `link` and the memory behind it is in `away`. Of
     `updates`, the optimizer, `updated` are the parameters that have been updated; `remote` the
     storages of those that live in the offload target, in whose stream `beside` they may be updated.
+    In a cycle, `carried` is what the step before has left (`stages.simulate.cycle`).
     """
 
     graph: Graph
@@ -102,6 +125,7 @@ class SimulatorState:
     staging: StagingTimeline | None = None
     beside: HostUpdateStream | None = None
     spent: set[int] = field(default_factory=set)
+    carried: CarriedStep | None = None
 
     def __post_init__(self) -> None:
         graph = self.graph
@@ -146,6 +170,11 @@ class SimulatorState:
         """Whether a value can be read."""
         return value in self.live.get(self.storage(value), ())
 
+    def is_outdated(self, storage: int) -> bool:
+        """Whether a parameter on the device lacks an update of the step before."""
+        assert self.carried is not None
+        return storage in self.carried.parameters or storage in self.away.old
+
     def bytes_of(self, values: Iterable[int]) -> int:
         """The bytes of values, each storage once."""
         storages = {self.storage(value) for value in values if value != NO_VALUE}
@@ -189,6 +218,8 @@ class SimulatorState:
         if storage in self.away.moving:
             raise self.refuse(f"storage {storage} goes while it is on its way")
         self.allocated.remove(storage)
+        if self.carried is not None:
+            self.carried.gradients.discard(storage)
         self.live_bytes -= self.graph.storages[storage]
         self.live.pop(storage, None)
 

@@ -56,6 +56,12 @@ class StagingTimeline:
         """The buffers before a step that updates pieces of these sizes, in order."""
         return cls(transfer, first, deque([0.0] * buffers), deque(sizes))
 
+    def restart(self, transfer: TransferTimes, clock: float) -> None:
+        """Goes on with clocks that begin at a moment."""
+        self.transfer = transfer
+        self.free = deque(max(end - clock, 0.0) for end in self.free)
+        self.coming = deque(max(end - clock, 0.0) for end in self.coming)
+
     def ahead(self) -> None:
         """Fetches what is expected, as far as there are buffers for more than one piece."""
         while self.expected and len(self.free) > 1:

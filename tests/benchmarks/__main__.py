@@ -97,6 +97,7 @@ def main() -> None:
     parser.add_argument("--described", action="store_true", help="plan large models for an H100")
     parser.add_argument("--pipelines", action="store_true", help="plan pipelines too")
     parser.add_argument("--llama", action="store_true", help="plan Llama 2 7B in 12 GB too")
+    parser.add_argument("--offmate", action="store_true", help="plan the steps of OffMate too")
     parser.add_argument("--waiting", action="store_true", help="let activations wait on a disk too")
     parser.add_argument("--whole", action="store_true", help="take whole steps with AdamW too")
     parser.add_argument("--fused", action="store_true", help="measure fused kernels alone")
@@ -145,6 +146,10 @@ def main() -> None:
     if options.llama:
         print(llama.HEAD, flush=True)
         for row in llama.rows_of_llama(root):
+            print(row, flush=True)
+    if options.offmate:
+        print(llama.OFFMATE_HEAD, flush=True)
+        for row in llama.rows_of_offmate(root):
             print(row, flush=True)
     if options.waiting:
         print(disk_offload.table_of_waiting(root / "waiting", options.rounds), flush=True)

@@ -24,8 +24,8 @@ class Described:
 
 
 CASES = (
-    Described("GPT-2 XL, 8 x 1024", "data.large:gpt2_xl", "h100", "50GB"),
-    Described("Llama 3 8B, 8 x 4096", "data.large:llama3_8b", "h100", "80GB"),
+    Described("GPT-2 XL, 8 x 1024", "data.large_models:gpt2_xl", "h100", "50GB"),
+    Described("Llama 3 8B, 8 x 4096", "data.large_models:llama3_8b", "h100", "80GB"),
 )
 
 

@@ -64,7 +64,7 @@ NETWORKS = (
     _of_images("Inception-v3", "inceptionv3", "inceptionv3"),
     _of_images("DenseNet-121", "densenet", "densenet121"),
 )
-DEEP = Network("GPT-2 XL", "gpt2_xl", "data.large:gpt2_xl", {}, 8 * 1024 * 8, "h100")
+DEEP = Network("GPT-2 XL", "gpt2_xl", "data.large_models:gpt2_xl", {}, 8 * 1024 * 8, "h100")
 
 
 def chain_of_network(network: Network, folder: Path) -> Chain:

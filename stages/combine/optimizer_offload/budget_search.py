@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from tightfit.stages.combine.optimizer_offload.cycle_search import CycleSearch
 from tightfit.stages.combine.optimizer_offload.min_memory import (
     OffloadTargetTooSmallError,
     check_min_memory,
@@ -15,7 +16,7 @@ from tightfit.stages.combine.optimizer_offload.search import (
     OffloadSearch,
     OffloadSearchResult,
 )
-from tightfit.stages.combine.optimizer_offload.search_space import LINK_SHARES, OffloadChoice
+from tightfit.stages.combine.optimizer_offload.search_space import OffloadChoice
 from tightfit.stages.combine.optimizer_offload.state_placement import (
     search_resident_parameters,
     search_resident_states,
@@ -41,8 +42,15 @@ def plan_for_budget(
     sized = replace(task, budget=parse_total_bytes(task, written))
     check_min_memory(sized)
     search = OffloadSearch(sized)
+    found = None
+    if sized.overlaps_steps:
+        search.check()
+        found = CycleSearch(search).best()
+        if found is not None and search.first(most=found.seconds) is None:
+            return sized, found
     search, begun = search_resident_parameters(search, search.begun())
-    return search_resident_states(search, search.improve(begun))
+    own, single = search_resident_states(search, search.improve(begun))
+    return (sized, found) if found and found.seconds <= single.seconds else (own, single)
 
 
 def parse_total_bytes(task: OffloadProblem, written: str) -> int:
@@ -100,7 +108,7 @@ def plan_in_min_memory(search: OffloadSearch) -> OffloadSearchResult | None:
     for choice in search.tightest_choices:
         if search.schedules.view(choice.view).needed > search.task.room:
             continue
-        for linked in (0.0, LINK_SHARES[-1]):
+        for linked in dict.fromkeys((0.0, search.task.link_shares[-1])):
             for look in (search.look, search.least):
                 found = look(replace(choice, linked=linked))
                 if found is not None:

@@ -99,6 +99,13 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
         "device, all on the device, where only states wait elsewhere (default: offload)",
     )
     parser.add_argument(
+        "--activations",
+        choices=PARAMETER_PLACES,
+        default=OFFLOADED_PARAMETERS,
+        help="where activations wait that are not computed again: offload, in the offload target "
+        "too, or device (default: offload)",
+    )
+    parser.add_argument(
         "--limit",
         help="the bytes of the offload target that may be taken, such as 20GB (default: those that "
         "the machine has)",
@@ -349,7 +356,7 @@ def read_offload_problem(
     )
     if measured is not None and offloaded and not task.remote:
         raise small_parameters_error(traced, MIN_OFFLOAD_BYTES)
-    task = replace(task, engine=options.solver)
+    task = replace(task, engine=options.solver, activations_stay=options.activations == ON_DEVICE)
     budget = (
         device.memory if options.budget == SMALLEST else parse_total_bytes(task, options.budget)
     )
@@ -406,7 +413,11 @@ def lineage_entries(options: argparse.Namespace) -> list[LineageEntry]:
                 "microbatches": options.microbatches or [],
                 "solver": options.solver,
                 **({"limit": options.limit} if options.limit else {}),
-                **({} if options.parameters == OFFLOADED_PARAMETERS else {"parameters": ON_DEVICE}),
+                **{
+                    name: ON_DEVICE
+                    for name in ("parameters", "activations")
+                    if getattr(options, name) == ON_DEVICE
+                },
                 **({"optimizer_settings": settings} if settings else {}),
             },
         )

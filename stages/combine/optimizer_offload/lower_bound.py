@@ -62,7 +62,7 @@ class _LossCutProgram:
         self.states = min((self._states(s, value) for s, value in trained.items()), default=0.0)
         """The least bytes of states for one of a parameter."""
         self.before, self.after = (
-            self._share(_parameters_read(task, side)) for side in (True, False)
+            self._share(parameters_read(task, side)) for side in (True, False)
         )
         most = 4 * self.filling * (self.before + self.after + self.trained + 1)
         most += 2 * sum(2 * self.filling * size + seconds for size, seconds in self._groups())
@@ -158,7 +158,7 @@ def _second_tier_seconds(task: OffloadProblem) -> float:
     return size / link.bandwidth * (2 if link.shared else 1)
 
 
-def _parameters_read(task: OffloadProblem, forward: bool) -> set[int]:
+def parameters_read(task: OffloadProblem, forward: bool) -> set[int]:
     """The parameters, as storages, that a side of the loss reads."""
     graph = task.graph
     phases = ("forward", "loss") if forward else ("backward",)

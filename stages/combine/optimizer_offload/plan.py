@@ -9,14 +9,24 @@ from pathlib import Path
 from tightfit.schemas.actions import UpdateOnHost
 from tightfit.schemas.graph.fused_groups import count_executed_groups
 from tightfit.schemas.optimizer_plan import MICROBATCH_SCHEDULE, OPTIMIZER_OFFLOAD
-from tightfit.schemas.plan import BaselineBytes, Plan, PlanCost, optimality_gap, write_plan
+from tightfit.schemas.plan import (
+    STEP_OVERLAP_VERSION,
+    BaselineBytes,
+    Plan,
+    PlanCost,
+    StepOverlap,
+    optimality_gap,
+    write_plan,
+)
 from tightfit.schemas.schedule import write_schedule
 from tightfit.stages.combine.memory_budget import baseline_bytes
+from tightfit.stages.combine.optimizer_offload.cycle_bound import cycle_lower_bound
 from tightfit.stages.combine.optimizer_offload.gradient_accumulation import accumulation_peaks
 from tightfit.stages.combine.optimizer_offload.lower_bound import lower_bound_seconds
 from tightfit.stages.combine.optimizer_offload.problem import OffloadProblem
 from tightfit.stages.combine.optimizer_offload.search import OffloadSearchResult
 from tightfit.stages.combine.plan_summary import describe_cost_source, describe_link_source
+from tightfit.stages.simulate.cycle import unroll_cycle
 from tightfit.stages.simulate.liveness import simulate_executions
 from tightfit.stages.simulate.offload_layout import offload_layout
 from tightfit.stages.simulate.simulate import simulate, sum_microbatches
@@ -100,7 +110,8 @@ def build_offload_plan(
     played = found.simulation
     groups, compiled = count_executed_groups(task.graph, (step.action for step in played.steps))
     seconds = found.seconds
-    bound = min(lower_bound_seconds(replace(task, resident=frozenset())), seconds)
+    least = lower_bound_seconds if found.cycle is None else cycle_lower_bound
+    bound = min(least(replace(task, resident=frozenset())), seconds)
     gap = optimality_gap(seconds, bound)
     all_of_it = sum_microbatches(played, found.adding, task.microbatches)
     most = all_of_it.peak
@@ -111,7 +122,8 @@ def build_offload_plan(
         f"feasible: {total:,} bytes of the device{_resident_states_message(task)} for the whole "
         f"step{_microbatches_message(task.microbatches, budget, choices)}, in "
         f"{seconds / task.keep_all_seconds:.3f} times the predicted time of having everything "
-        f"there{_host_updates_message(task, found)}, no plan is more than {gap:.1%} faster; "
+        f"there{_host_updates_message(task, found)}{_cycle_message(found)}, "
+        f"no plan is more than {gap:.1%} faster; "
         f"{there.host_peak if there else 0:,} bytes in "
         f"{task.link.other}{_second_tier_message(task)}, and "
         f"computations wait for {waited / seconds:.1%} of the time"
@@ -139,7 +151,24 @@ def build_offload_plan(
         compiled=compiled,
         threads=task.costs.device.measured_threads,
         microbatches=task.microbatches,
+        overlap=_step_overlap(found),
     )
+
+
+def _step_overlap(found: OffloadSearchResult) -> StepOverlap | None:
+    cycle = found.cycle
+    if cycle is None:
+        return None
+    return StepOverlap(
+        STEP_OVERLAP_VERSION, cycle.first_peak, cycle.steady_peak, cycle.closing_peak
+    )
+
+
+def _cycle_message(found: OffloadSearchResult) -> str:
+    """What a sentence says of steps without a seam."""
+    if found.cycle is None:
+        return ""
+    return " (steps overlap: transfers and updates of one end in the next)"
 
 
 def total_device_bytes(task: OffloadProblem, found: OffloadSearchResult) -> int:
@@ -156,8 +185,10 @@ def offload_target_bytes(task: OffloadProblem, found: OffloadSearchResult) -> in
     """The bytes of the offload target that a plan takes: what is always there, and the places of
     what a step sends."""
     remote = frozenset(task.remote)
-    played = [found.simulation, *([] if found.adding is None else [found.adding])]
-    copies = max(offload_layout(task.graph, each.steps, remote).size for each in played)
+    played = [found.simulation.steps, *([] if found.adding is None else [found.adding.steps])]
+    if found.cycle is not None:
+        played = [unroll_cycle(task.graph, found.simulation.steps, count=3)]
+    copies = max(offload_layout(task.graph, steps, remote).size for steps in played)
     return found.updates.host_bytes(task.graph) + copies
 
 

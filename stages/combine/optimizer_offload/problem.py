@@ -28,6 +28,11 @@ from tightfit.stages.combine.optimizer_offload.min_memory import (
     OffloadTargetTooSmallError,
     check_min_memory,
 )
+from tightfit.stages.combine.optimizer_offload.search_space import (
+    BUFFER_COUNTS,
+    LINK_SHARES,
+    STAGING_BUFFERS,
+)
 from tightfit.stages.simulate.planning_graph import build_planning_graph
 from tightfit.util.errors import ConfigError
 from tightfit.util.solver_engines import HIGHS_ENGINE, SolverEngine
@@ -39,8 +44,6 @@ PART_BYTES = 1 << 18
 BOUNCE_BUFFER_BYTES = 1 << 18
 """Bytes of the host that pass between two disks in each direction
 (`stages/runtime/offload/second_tier.py`)."""
-STAGING_BUFFERS = 4
-"""Staging buffers: of one the states are updated, two come, and one goes back."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class OffloadProblem:
     of the `resident` parameters, which are updated on the device. Where gradients of microbatches
     are `accumulating` on the device, the budget counts their bytes. The `engine` solves the integer
     programs of drafts. A task in which further parameters were chosen to stay on the device says of
-    which `wider` one it is."""
+    which `wider` one it is. Where `activations_stay`, none of them waits in the offload target."""
 
     graph: Graph
     costs: Costs
@@ -71,6 +74,7 @@ class OffloadProblem:
     engine: SolverEngine = HIGHS_ENGINE
     resident: frozenset[int] = frozenset()
     unrestricted_problem: OffloadProblem | None = None
+    activations_stay: bool = False
 
     @property
     def small(self) -> frozenset[int]:
@@ -108,6 +112,12 @@ class OffloadProblem:
         return self.budget - self.fixed
 
     @property
+    def overlaps_steps(self) -> bool:
+        """Whether steps may follow each other without a seam: those of a plan that is run do not
+        yet."""
+        return self.measured is None and self.microbatches == 1 and self.far is None
+
+    @property
     def updates_on_host(self) -> bool:
         """Whether parameters can be updated in the offload target."""
         return any(cost.host_seconds != math.inf for cost in self.updates.values())
@@ -142,17 +152,32 @@ class OffloadProblem:
             return 0
         return sum(max(cost.first[1], 0) for cost in self.updates.values())
 
+    @property
+    def link_shares(self) -> tuple[float, ...]:
+        """The parts of the link that activations may take, ascending."""
+        return (0.0,) if self.activations_stay else (0.0, *LINK_SHARES)
+
+    @property
+    def buffer_counts(self) -> tuple[int, ...]:
+        """The numbers of staging buffers that plans may have: updates that are run have one."""
+        return BUFFER_COUNTS if self.measured is None else (STAGING_BUFFERS,)
+
     def played(
-        self, there: frozenset[int], here: bool, adds: bool = False, away: bool = True
+        self,
+        there: frozenset[int],
+        here: bool,
+        adds: bool = False,
+        away: bool = True,
+        buffers: int = STAGING_BUFFERS,
     ) -> OptimizerPlan:
-        """The optimizer as the simulator takes it; states pass through staging buffers where some
+        """The optimizer as the simulator takes it; states pass through staging `buffers` where some
         parameters that live in the offload target are updated `here`, and updates take the
         `host_workspace_bytes` where some are updated `away`. A microbatch that is not the last one
         `adds`."""
         return OptimizerPlan(
             costs=self.updates,
             speed=LinkSpeed.of(self.link),
-            buffers=STAGING_BUFFERS if here or self.measured is not None else 0,
+            buffers=buffers if here or self.measured is not None else 0,
             on_device=self.on_device,
             offloaded=frozenset(self.remote.values()),
             resident=there,

@@ -37,6 +37,7 @@ from tightfit.stages.combine.optimizer_offload.search_space import (
     vary_placement,
 )
 from tightfit.stages.combine.optimizer_offload.transfer_placement import place_transfers
+from tightfit.stages.simulate.cycle import CycleResult
 from tightfit.stages.simulate.liveness import simulate_executions
 from tightfit.stages.simulate.simulate import SimulationResult, simulate, sum_microbatches
 from tightfit.util.errors import ConfigError
@@ -56,17 +57,20 @@ MAX_TRIES = 4
 class OffloadSearchResult:
     """A plan: the choice, the optimizer as the simulator takes it, and what that says; `adding` is
     what it says of each microbatch that is not the last one, where there are several. `seconds` are
-    those of all."""
+    those of all. Where steps follow each other without a seam, they are a `cycle`, and the
+    simulation is that of one of them."""
 
     choice: OffloadChoice
     updates: OptimizerPlan
     simulation: SimulationResult
     adding: SimulationResult | None
     seconds: float
+    cycle: CycleResult | None = None
 
 
-PlacementKey = tuple[ActivationProblemKey, int, float, frozenset[int], frozenset[int]]
-"""What a plan is placed by: its base, and the parameters that are there, and updated here."""
+PlacementKey = tuple[ActivationProblemKey, int, float, frozenset[int], frozenset[int], int]
+"""What a plan is placed by: its base, the parameters that are there, and updated here, and the
+number of staging buffers."""
 
 
 class OffloadSearch:
@@ -116,26 +120,29 @@ class OffloadSearch:
             raise self._refusal()
         return best
 
-    def first(self, shares: Sequence[float] = ACTIVATION_SHARES) -> OffloadSearchResult | None:
+    def first(
+        self, shares: Sequence[float] = ACTIVATION_SHARES, most: float = math.inf
+    ) -> OffloadSearchResult | None:
         """The fastest plan of those that are tried at first, with parts of the room for
-        activations; all updates that may be are done in one memory, and then in the other one where
-        that can be faster."""
+        activations, that takes no longer than `most` seconds; all updates that may be are done in
+        one memory, and then in the other one where that can be faster."""
         here = self.tightest_choices[0].here
-        best = self._begins(shares, here)
+        best = self._begins(shares, here, most)
         if not self.moves or (
             not here and best and best.seconds <= self.task.min_device_update_seconds
         ):
             return best
-        most = best.seconds if best else math.inf
-        return _fastest_result([best, self._begins(shares, 1.0 - here, most)])
+        most = best.seconds if best else most
+        return fastest_result([best, self._begins(shares, 1.0 - here, most)])
 
     def _begins(
-        self, shares: Sequence[float], here: float, most: float = math.inf
+        self, shares: Sequence[float], here: float, most: float
     ) -> OffloadSearchResult | None:
         choices = [
-            OffloadChoice(part, 0.0, there, here, last=last)
+            OffloadChoice(part, 0.0, there, here, last=last, buffers=buffers)
             for part in shares
             for there, last in RESIDENT_STARTS
+            for buffers in self.task.buffer_counts[: 2 if here else 1]
         ]
         return self._best_of(choices, most)
 
@@ -153,8 +160,13 @@ class OffloadSearch:
         """The fastest plan that is found from one by changing one choice at a time; the bytes of
         activations, for which a sequence has to be searched, where nothing else helps."""
         while True:
-            for choices in (vary_placement(best.choice, self.moves), vary_activations(best.choice)):
-                better = _fastest_result([best, self._best_of(choices, best.seconds)])
+            for choices in (
+                vary_placement(
+                    best.choice, self.moves, self.task.buffer_counts, self.task.link_shares
+                ),
+                vary_activations(best.choice),
+            ):
+                better = fastest_result([best, self._best_of(choices, best.seconds)])
                 if better is not None and better.seconds < best.seconds:
                     best = better
                     break
@@ -234,7 +246,7 @@ class OffloadSearch:
         if base is None:
             return None
         there, here = self._there(choice), self._here(base, choice.here)
-        key = *self.schedules.key(choice), there, here
+        key = *self.schedules.key(choice), there, here, choice.buffers
         if self.slow.get(key, 0.0) >= most:
             raise PlacementTimeError
         if key not in self.made:
@@ -255,7 +267,7 @@ class OffloadSearch:
         most: float,
     ) -> OffloadSearchResult | None:
         away = set(self.task.remote.values()) & self.task.updates.keys() - here
-        updates = self.task.played(there, bool(here), away=bool(away))
+        updates = self.task.played(there, bool(here), away=bool(away), buffers=choice.buffers)
         last = self._step(base, updates, here, choice.close, most)
         if last is None:
             return None
@@ -413,6 +425,7 @@ class OffloadSearch:
         return frozenset(found)
 
 
-def _fastest_result(found: Sequence[OffloadSearchResult | None]) -> OffloadSearchResult | None:
+def fastest_result(found: Sequence[OffloadSearchResult | None]) -> OffloadSearchResult | None:
+    """The fastest of some results, None without one."""
     known = [each for each in found if each is not None]
     return min(known, key=lambda each: each.seconds, default=None)

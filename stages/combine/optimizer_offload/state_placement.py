@@ -11,9 +11,9 @@ from tightfit.schemas.link import HostLink
 from tightfit.schemas.optimizer_plan import SecondTierStates
 from tightfit.stages.combine.optimizer_offload.activation_schedule import ActivationProblem
 from tightfit.stages.combine.optimizer_offload.min_memory import check_min_memory
-from tightfit.stages.combine.optimizer_offload.problem import STAGING_BUFFERS, OffloadProblem
+from tightfit.stages.combine.optimizer_offload.problem import OffloadProblem
 from tightfit.stages.combine.optimizer_offload.search import OffloadSearch, OffloadSearchResult
-from tightfit.stages.combine.optimizer_offload.search_space import OffloadChoice
+from tightfit.stages.combine.optimizer_offload.search_space import STAGING_BUFFERS, OffloadChoice
 from tightfit.util.errors import ConfigError
 
 EXTRA_TIER_SHARES = (0.0, 0.05, 0.15, 0.4, 1.0)

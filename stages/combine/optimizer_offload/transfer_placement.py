@@ -58,12 +58,15 @@ def place_transfers(
     TooSlowError where it takes longer than `most` seconds, as soon as that is known."""
     # A walk restores random states ahead of transfers that the simulator plays first.
     return defer_random_restores(
-        _TransferPlacer(base, moved, link, most * CLOCK_TOLERANCE + base.restoring).steps()
+        StepTransferPlacer(base, moved, link, most * CLOCK_TOLERANCE + base.restoring).steps()
     )
 
 
 @dataclass
-class _TransferPlacer:
+class StepTransferPlacer:
+    """One walk along the schedule of a `base`. `position` is the step that is next, `index` the
+    same in the base."""
+
     base: ActivationSchedule
     moved: PlacementRequest
     link: HostLink
@@ -76,6 +79,7 @@ class _TransferPlacer:
     ends: dict[int, list[int]] = field(default_factory=dict)
     waiting: int = 0
     position: int = 0
+    index: int = 0
     sent: deque[tuple[int, float]] = field(default_factory=deque)
     back: deque[tuple[int, float]] = field(default_factory=deque)
     copies: deque[tuple[int, float]] = field(default_factory=deque)
@@ -84,20 +88,12 @@ class _TransferPlacer:
     dropped: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        graph = self.base.graph
-        updates = self.moved.updates
-        self.streams = TransferStreams(self.link)
-        self.sizes = graph.storages
-        self.value_of = {graph.values[value].storage: value for value in updates.offloaded}
-        self.there = {graph.values[value].storage for value in updates.resident}
-        self.parts = partial_gradients_by_owner(graph)
-        self.owner_of = {parts[0]: owner for owner, parts in self.parts.items()}
-        self.maker = graph.makers()
+        self.name_values()
+        graph, updates = self.base.graph, self.moved.updates
         self.queue = deque(window for window in self.moved.windows if window.first >= 0)
         self.coming = np.zeros(len(self.base) + 1, np.int64)
         for window in self.queue:
             self.coming[window.first : window.last + 1] += self.sizes[window.storage]
-        self.backward = min(self.base.gradient_steps.values(), default=len(self.base))
         self.line = self.base.peak.copy()
         for window in self.moved.windows:
             if window.first < 0:
@@ -116,36 +112,50 @@ class _TransferPlacer:
         self.tier_bytes = updates.host_bytes(graph)
         self.beside = HostUpdateStream.of(stream, updates, away, self.streams.free_at)
 
+    def name_values(self) -> None:
+        """What of the graph is what, and the streams."""
+        graph, updates = self.base.graph, self.moved.updates
+        self.streams = TransferStreams(self.link)
+        self.sizes = graph.storages
+        self.value_of = {graph.values[value].storage: value for value in updates.offloaded}
+        self.there = {graph.values[value].storage for value in updates.resident}
+        self.parts = partial_gradients_by_owner(graph)
+        self.owner_of = {parts[0]: owner for owner, parts in self.parts.items()}
+        self.maker = graph.makers()
+        self.backward = min(self.base.gradient_steps.values(), default=len(self.base))
+
     def steps(self) -> list[ScheduleStep]:
+        """The schedule with all that moves."""
         self.staging.ahead()
-        for position, step in enumerate(self.base.steps):
-            self.position = position
+        for position in range(len(self.base)):
             if self.clock + self.base.rest[position] > self.most:
                 raise PlacementTimeError
-            self.settle()
-            self.fetch(position)
-            for storage in (
-                *self.base.reads[position],
-                *self._device_updated_storages(step.action),
-            ):
-                self.need(position, storage)
-            for value in self.base.value_reads[position]:
-                self.make_view(value)
-            self.make_room(position)
-            self.play(position, step.action)
-            self.after(position, step.action)
+            self.walk(position, position)
         self.position = len(self.base)
         self.end()
         if self.streams.through(self.clock) > self.most:
             raise PlacementTimeError
         return self.out
 
+    def walk(self, position: int, index: int) -> None:
+        """What moves ahead of a step, the step, and what moves after it."""
+        self.position, self.index, action = position, index, self.base.steps[index].action
+        self.settle()
+        self.fetch(position)
+        for storage in (*self.base.reads[index], *self._device_updated_storages(action)):
+            self.need(position, storage)
+        for value in self.base.value_reads[index]:
+            self.make_view(value)
+        self.make_room(position)
+        self.play(action)
+        self.after(position, action)
+
     def _device_updated_storages(self, action: Action) -> list[int]:
         """The parameter that is updated on the device after an action."""
         owner = self.owner_of.get(action.value) if isinstance(action, PassGradient) else None
         if owner is None or owner not in self.moved.here:
             return []
-        storage = self._storage(owner)
+        storage = self.storage(owner)
         return [storage] if storage in self.value_of else []
 
     def transfer(self, size: int, leaves: bool, after: float) -> tuple[float, float]:
@@ -156,16 +166,17 @@ class _TransferPlacer:
         return self.streams.begin(leaves, max(self.clock, after), seconds)
 
     def act(self, action: Action) -> None:
+        """The next action, and the bytes of the offload target after it."""
         self.out.append(ScheduleStep(action))
         if isinstance(action, Offload | FreeHostCopy):
-            storage = self._storage(action.value)
+            storage = self.storage(action.value)
             if storage not in self.value_of:
                 sign = 1 if isinstance(action, Offload) else -1
                 self.tier_bytes += sign * self.sizes[storage]
 
     def send(self, value: int) -> float:
         """A value leaves once the offload target has room for its copy; when it is there."""
-        size = self.sizes[self._storage(value)]
+        size = self.sizes[self.storage(value)]
         while self.tier_bytes + size > self.link.room:
             if self.copies:
                 self.free_oldest_copy()
@@ -174,16 +185,17 @@ class _TransferPlacer:
             else:
                 raise PlacementMemoryError(self.position, self.tier_bytes + size, away=True)
         self.act(Offload(value))
-        self.moving[self._storage(value)] = end = self.transfer(size, True, 0.0)[1]
+        self.moving[self.storage(value)] = end = self.transfer(size, True, 0.0)[1]
         return end
 
     def free_oldest_copy(self) -> None:
         """The copy of a gradient is no longer needed."""
         gradient = self.copies.popleft()[0]
-        self.wait(gradient, self._storage(gradient))
+        self.wait(gradient, self.storage(gradient))
         self.act(FreeHostCopy(gradient))
 
     def wait(self, value: int, storage: int) -> None:
+        """Computing goes on when a transfer, or an update that reads a copy, has ended."""
         self.act(Wait(value))
         self.clock = max(self.clock, self.moving.pop(storage))
 
@@ -204,7 +216,7 @@ class _TransferPlacer:
 
     def finish_gradient_offload(self, gradient: int) -> int:
         """A gradient leaves the device, and its parameter is updated where it is; the bytes."""
-        storage, owner = self._storage(gradient), self.owner_of[gradient]
+        storage, owner = self.storage(gradient), self.owner_of[gradient]
         self.wait(gradient, storage)
         self.act(Free(gradient))
         updates = self.moved.updates
@@ -216,13 +228,14 @@ class _TransferPlacer:
         self.copies.append((gradient, end))
         if updates.accumulates:
             return size
-        own = self._storage(owner)
+        own = self.storage(owner)
         self.ready[own] = end
         if own in self.there:
             self.late.append(own)
         return size
 
-    def _storage(self, value: int) -> int:
+    def storage(self, value: int) -> int:
+        """The storage of a value."""
         return self.base.graph.values[value].storage
 
     def fetch(self, position: int) -> None:
@@ -293,7 +306,7 @@ class _TransferPlacer:
 
     def make_view(self, value: int) -> None:
         """Views of a parameter that came anew are made anew."""
-        storage = self._storage(value)
+        storage = self.storage(value)
         known = self.live_views.get(storage)
         if known is None or value in known:
             return
@@ -303,7 +316,7 @@ class _TransferPlacer:
         self.act(Compute(op.id))
         known.add(value)
 
-    def play(self, position: int, action: Action) -> None:
+    def play(self, action: Action) -> None:
         """The step of the schedule itself."""
         values = self.base.graph.values
         match action:
@@ -317,7 +330,7 @@ class _TransferPlacer:
                 self.clock = max(self.clock, self.moving.pop(values[value].storage))
         views = [
             (value, self.live_views[storage])
-            for value in self.base.views[position]
+            for value in self.base.views[self.index]
             if (storage := values[value].storage) in self.live_views
         ]
         if any(value in known for value, known in views):
@@ -325,16 +338,16 @@ class _TransferPlacer:
         for value, known in views:
             known.add(value)
         self.act(action)
-        self.clock += self.base.seconds[position]
+        self.clock += self.base.seconds[self.index]
 
     def after(self, position: int, action: Action) -> None:
         """Updates by a gradient that is whole, and the end of windows."""
         if isinstance(action, PassGradient) and action.value in self.owner_of:
             owner = self.owner_of[action.value]
-            self.waiting += self.sizes[self._storage(action.value)]
+            self.waiting += self.sizes[self.storage(action.value)]
             if owner in self.moved.here:
                 self.update(owner)
-            elif self._storage(owner) in self.value_of:
+            elif self.storage(owner) in self.value_of:
                 self.sent.append((action.value, self.send(action.value)))
         for storage in self.ends.pop(position, ()):
             if self.leaves_at.get(storage) == position and storage not in self.moving:
@@ -342,17 +355,8 @@ class _TransferPlacer:
 
     def update(self, owner: int) -> None:
         """An update on the device; a parameter that does not stay is sent back."""
-        cost, updates = self.moved.updates.costs[owner], self.moved.updates
-        self.act(UpdateOnDevice(owner))
-        for seconds, size in cost.parts():
-            if owner in updates.on_device:
-                self.clock += seconds
-                continue
-            arrives = self.staging.arrives()
-            self.clock = max(self.clock, arrives) + seconds
-            self.staging.leaves(size)
-        self.waiting -= self.sizes[self._storage(self.parts[owner][0])]
-        storage = self._storage(owner)
+        self.update_on_device(owner)
+        storage = self.storage(owner)
         if storage not in self.leaves_at:
             return
         stays = self.leaves_at[storage] == len(self.base)
@@ -365,6 +369,19 @@ class _TransferPlacer:
             self.line[self.leaves_at[storage] + 1 :] += self.sizes[storage]
             self.leaves(storage, len(self.base))
             self.back.append((storage, end))
+
+    def update_on_device(self, owner: int) -> None:
+        """An update on the device, whose states pass through staging buffers."""
+        cost, updates = self.moved.updates.costs[owner], self.moved.updates
+        self.act(UpdateOnDevice(owner))
+        for seconds, size in cost.parts():
+            if owner in updates.on_device:
+                self.clock += seconds
+                continue
+            arrives = self.staging.arrives()
+            self.clock = max(self.clock, arrives) + seconds
+            self.staging.leaves(size)
+        self.waiting -= self.sizes[self.storage(self.parts[owner][0])]
 
     def leaves(self, storage: int, last: int) -> None:
         """A parameter is on the device up to a step."""

@@ -154,6 +154,11 @@ def _check_reads(state: SimulatorState, effect: Effect, op: Op) -> None:
             raise state.refuse(
                 f"op {op.id} ({op.target}) reads value {value}, which has not come back"
             )
+        if state.carried is not None and state.is_outdated(state.storage(value)):
+            raise state.refuse(
+                f"op {op.id} ({op.target}) reads value {value} of a parameter that lacks its "
+                "update of the step before"
+            )
         left = state.gone.get(state.storage(value))
         if left is not None:
             raise state.refuse(f"op {op.id} ({op.target}) reads value {value} after {left}")
@@ -187,6 +192,11 @@ def _make_outputs(state: SimulatorState, effect: Effect, op: Op) -> None:
             raise state.refuse(f"op {op.id} ({op.target}) makes value {value}, which is live")
         elif storage not in state.allocated:
             state.allocate(storage)
+        elif state.carried is not None and storage in state.carried.gradients:
+            raise state.refuse(
+                f"op {op.id} ({op.target}) makes value {value} in a gradient of the step before, "
+                "which has not been freed"
+            )
         state.live.setdefault(storage, set()).add(value)
 
 

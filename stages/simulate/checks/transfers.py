@@ -84,6 +84,8 @@ def _prefetch(state: SimulatorState, value: int, storage: int) -> None:
         raise state.refuse(f"value {value} comes back, which is there")
     if value not in state.whole and storage not in state.remote:
         raise state.refuse(f"value {value} comes back, which is a view")
+    if state.carried is not None and storage in state.carried.parameters:
+        raise state.refuse(f"parameter {value} comes back before its update of the step before")
     views = state.offloaded_views.pop(storage, set())
     state.allocate(storage)
     state.live[storage] = views | {value}

@@ -34,16 +34,21 @@ def begin_updates(state: SimulatorState, steps: Sequence[ScheduleStep]) -> None:
             f"{int(link.room):,}"
         )
     _begin_second_tier(state, updates, steps)
-    order = [step.action.value for step in steps if isinstance(step.action, UpdateOnDevice)]
-    passing = [updates.costs[v] for v in order if v in updates.costs and v not in updates.on_device]
-    if away.bytes and passing and 0.0 in updates.speed.both:
+    sizes = passing_state_sizes(updates, steps)
+    if away.bytes and sizes and 0.0 in updates.speed.both:
         raise ScheduleError("states are in an offload target, and the link has no bandwidth")
-    sizes = [size for cost in passing for size in cost.pieces]
     if sizes:
         state.staging = StagingTimeline.of(
             state.transfer_states, updates.first, updates.buffers, sizes
         )
         state.staging.ahead()
+
+
+def passing_state_sizes(updates: OptimizerPlan, steps: Sequence[ScheduleStep]) -> list[int]:
+    """The bytes of the pieces of states that pass through staging buffers in a step, in order."""
+    order = [step.action.value for step in steps if isinstance(step.action, UpdateOnDevice)]
+    passing = [updates.costs[v] for v in order if v in updates.costs and v not in updates.on_device]
+    return [size for cost in passing for size in cost.pieces]
 
 
 def _begin_second_tier(
@@ -76,6 +81,12 @@ def _simulate_update(state: SimulatorState, effect: Effect) -> int:
     cost = None if updates is None else updates.costs.get(value)
     if updates is None or cost is None:
         raise state.refuse(f"parameter {value} is updated, which no optimizer has")
+    carried = state.carried
+    if isinstance(action, UpdateOnHost) and carried is not None and value in carried.updates:
+        _update_on_host(state, updates, value, effect.moves)
+        carried.updates.remove(value)
+        carried.parameters.discard(state.storage(value))
+        return state.live_bytes
     if value in state.updated:
         raise state.refuse(f"parameter {value} is updated again")
     if missing := sorted(set(state.parts[value]) - state.handed):
@@ -173,6 +184,12 @@ def _check_all_updated(state: SimulatorState) -> None:
     due = updates.offloaded & updates.costs.keys() if updates.accumulates else updates.costs.keys()
     if missing := sorted(due - set(state.updated)):
         raise state.refuse(f"the parameters {missing} are never updated")
+    check_parameter_places(state)
+
+
+def check_parameter_places(state: SimulatorState) -> None:
+    """Parameters that live in the offload target are where a step begins with them, as new as
+    there."""
     if moving := sorted(state.remote.intersection(state.away.moving)):
         raise state.refuse(f"the parameters in the storages {moving} are still on their way")
     there = state.allocated & state.remote

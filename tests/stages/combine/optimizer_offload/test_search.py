@@ -31,6 +31,7 @@ from tightfit.stages.combine.optimizer_offload.plan import build_offload_plan
 from tightfit.stages.combine.optimizer_offload.problem import OffloadProblem, build_offload_problem
 from tightfit.stages.combine.optimizer_offload.search import OffloadSearch, OffloadSearchResult
 from tightfit.stages.combine.optimizer_offload.search_space import OffloadChoice
+from tightfit.stages.simulate.cycle import simulate_any
 from tightfit.stages.simulate.simulate import simulate
 from tightfit.util.errors import ConfigError
 
@@ -244,8 +245,9 @@ def test_the_command_writes_a_plan_and_its_schedule(
         steps = read_schedule(files / "plan/schedule.arrow")
         updates = schedule_optimizer_plan(files / "plan/schedule.arrow")
         link = schedule_link(files / "plan/schedule.arrow")
-        played = simulate(GRAPH, COSTS, steps, link=link, updates=updates)
+        played, cycle = simulate_any(GRAPH, COSTS, steps, link, updates)
         assert (played.seconds, played.peak) == (plan.time, plan.peak)
+        assert cycle is not None and "steps overlap" in plan.message
         assert plan.lower_bound is not None and plan.lower_bound <= played.seconds
         twice = ["--graph", given[1], "--costs", given[3], "--microbatches", "2"]
         assert (
@@ -336,3 +338,25 @@ def test_the_engine_that_is_asked_for_solves(files: Path, tmp_path: Path) -> Non
         search.look(OffloadChoice(0.5, linked=0.4))
         assert search.schedules.view((True, True)).sweep
     assert asked == {"cbc"}
+
+
+def test_states_come_ahead_through_more_staging_buffers() -> None:
+    whole = task(14_000_000, 1e8, None)
+    pieces = {v: replace(c, pieces=(c.states // 8,) * 8) for v, c in whole.updates.items()}
+    planned = replace(whole, updates=pieces)
+    search = OffloadSearch(planned)
+    few = search.look(OffloadChoice(0.5, here=1.0))
+    many = search.look(OffloadChoice(0.5, here=1.0, buffers=16))
+    assert few and many and many.seconds < few.seconds
+    assert many.updates.staging == 4 * few.updates.staging
+    check(planned, many)
+    assert search.best().choice.buffers > few.choice.buffers
+
+
+def test_activations_stay_where_they_have_to() -> None:
+    planned = task(10_000_000, host=None)
+    sent, stay = (
+        OffloadSearch(replace(planned, activations_stay=each)).best() for each in (False, True)
+    )
+    assert stay.choice.linked == 0.0 and sent.choice.linked > 0.0
+    assert sent.seconds < stay.seconds
