@@ -51,7 +51,7 @@ class DimensionLimits:
 
     def checked_sizes(self) -> list[dict[str, int]]:
         """The sizes beside the largest at which a plan is compared with its model: the smallest,
-        and three between, each once, and the largest of a second plan."""
+        and three between, each once, even and odd ones, and the largest of a second plan."""
         found = [self.smallest]
         for fraction in _BETWEEN:
             found.append(
@@ -60,6 +60,9 @@ class DimensionLimits:
                     for one in self.dimensions
                 }
             )
+        for one in self.dimensions:
+            if len({sizes[one.name] % 2 for sizes in (*found, self.largest)}) == 1:
+                found[-1][one.name] = min(found[-1][one.name] + 1, one.largest)
         found += [dict(self.small_sizes)] if self.small_sizes else []
         found = [sizes for number, sizes in enumerate(found) if sizes not in found[:number]]
         return [sizes for sizes in found if sizes != self.largest]

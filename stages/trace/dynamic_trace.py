@@ -36,7 +36,7 @@ from tightfit.stages.torch_utils.devices import device_of_tensors, enter_device,
 from tightfit.stages.torch_utils.model_factory import BuiltModel, all_tensors
 from tightfit.stages.torch_utils.sample_sizes import resize_samples
 from tightfit.stages.trace.canonicalize.layout import MendedCalls
-from tightfit.stages.trace.size_fit import SizeFit
+from tightfit.stages.trace.size_fit import SizeFit, distinguishing_sizes
 from tightfit.stages.trace.size_propagation import SizePropagator
 from tightfit.stages.trace.symbolic_sizes import graph_expressions, number_texts
 from tightfit.stages.trace.trace import capture_step
@@ -63,13 +63,15 @@ def trace_dynamic(
     """
     assert built.dynamic is not None
     points, kind = traced_sizes(built.dynamic), parse_device(device).type
+    sample_sizes = points[-1]
     room = loss_room if built.loss is None else 0
     with enter_device(device_of_tensors(all_tensors(built), kind)):
-        symbolic = replace(resize_samples(built, points[-1]), symbolic=True)
-        with _name_sizes(points[-1]), _pause_garbage_collector():
+        symbolic = replace(resize_samples(built, sample_sizes), symbolic=True)
+        with _name_sizes(sample_sizes), _pause_garbage_collector():
             step = capture_step(symbolic, kind)
         expressions = graph_expressions(step.captured.graph, built.label, built.dynamic)
         numbers = number_texts(step.captured.graph)
+        points += distinguishing_sizes(expressions, numbers, points, built.dynamic)
         propagator = SizePropagator(step.captured.graph)
         graphs: list[Graph] = []
         mended = MendedCalls()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from tightfit.schemas.graph.dynamic_inputs import DynamicInputs
 from tightfit.schemas.graph.number_expressions import evaluate_number
 from tightfit.schemas.graph.size_expressions import Size, evaluate_size
 
@@ -14,6 +15,9 @@ Numbers = tuple[int | None, ...]
 """A number at each of several sizes; None where it means nothing."""
 
 _MAX_TERMS = 2
+_LOOKED_AT = 64
+"""How many sizes of a range, from the smallest on, are looked at."""
+_MAX_DISTINGUISHING = 4
 
 
 class SizeFit:
@@ -64,6 +68,55 @@ class SizeFit:
                 if factors is not None:
                     return _sum_text(factors, [text for _, text in chosen])
         return None
+
+
+def distinguishing_sizes(
+    expressions: Sequence[str],
+    numbers: Sequence[str],
+    points: Sequence[Mapping[str, int]],
+    dynamic: DynamicInputs,
+) -> list[dict[str, int]]:
+    """Sizes that tell apart, beside `points`, expressions that are the same at all these and not in
+    the whole range, such as `tokens//2` and `(tokens - 1)//2` if all are odd.
+
+    Args:
+        expressions: Expressions of sizes.
+        numbers: Floats that follow from sizes, as texts.
+        points: Sizes at which the values of the expressions are known.
+        dynamic: The ranges of the dimensions.
+
+    Returns:
+        At most as many sizes as `_MAX_DISTINGUISHING`, the smallest that do it first.
+    """
+    candidates = [
+        {**dynamic.largest, one.name: size}
+        for one in dynamic.dimensions
+        for size in range(one.smallest, min(one.largest, one.smallest + _LOOKED_AT) + 1)
+    ]
+    texts: list[tuple[Callable[[str, Mapping[str, int]], float], str]]
+    texts = [(evaluate_size, text) for text in dict.fromkeys([*points[0], *expressions])]
+    texts += [(evaluate_number, text) for text in dict.fromkeys(numbers)]
+    known = [tuple(evaluate(text, at) for at in points) for evaluate, text in texts]
+    seen = [tuple(evaluate(text, at) for at in candidates) for evaluate, text in texts]
+    first = {values: found for values, found in reversed([*zip(known, seen, strict=True)])}
+    unclear = [(found, first[values]) for values, found in zip(known, seen, strict=True)]
+    unclear += [
+        (found, (values[0],) * len(found))
+        for values, found in zip(known, seen, strict=True)
+        if len(set(values)) == 1
+    ]
+    chosen: list[dict[str, int]] = []
+    while unclear and len(chosen) < _MAX_DISTINGUISHING:
+        counts = [
+            sum(one[place] != other[place] for one, other in unclear)
+            for place in range(len(candidates))
+        ]
+        place = max(range(len(candidates)), key=counts.__getitem__)
+        if not counts[place]:
+            break
+        chosen.append(candidates[place])
+        unclear = [(one, other) for one, other in unclear if one[place] == other[place]]
+    return chosen
 
 
 def _sum_text(factors: Sequence[int], texts: Sequence[str]) -> str:

@@ -47,6 +47,31 @@ class Perceptron(nn.Module):
         return out
 
 
+class Parity(nn.Module):
+    """Numbers that are the same at all odd sizes: a factor, and two shifts by about half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x) * (1 + x.shape[1] % 2)
+        half, other = x.shape[1] // 2, (x.shape[1] - 1) // 2
+        return x.roll(half, 1) + 2 * x.roll(other, 1) * x
+
+
+class Halved(nn.Module):
+    """Images of any height and width, which a pool and a stride halve."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, 2, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(nn.functional.max_pool2d(self.first(x).relu(), 2))
+        return out.mean((2, 3))
+
+
 class Pointwise(nn.Module):
     """Convolutions of single pixels, for which PyTorch has other kernels below 16 images."""
 

@@ -12,6 +12,7 @@ import torch
 
 from data import models
 from tests.stages.trace import dynamic_models as dynamic
+from tightfit.schemas.graph.dynamic_inputs import DynamicDimension, DynamicInputs
 from tightfit.schemas.graph.dynamic_shapes import graph_at
 from tightfit.schemas.graph.training_graph import NO_VALUE, Graph, read_graph, write_graph
 from tightfit.stages.torch_utils.model_factory import BuiltModel
@@ -166,6 +167,50 @@ def test_small_ranges_have_sizes_that_tell_dimensions_apart() -> None:
     assert built.dynamic is not None
     assert any(sizes["batch"] != sizes["tokens"] for sizes in traced_sizes(built.dynamic))
     assert trace_dynamic(built, "model").dynamic is not None
+
+
+ODD = (dynamic.TEXT[0], replace(dynamic.TEXT[1], smallest=3, largest=23))
+SIDES = (
+    replace(dynamic.BATCH[0], largest=4),
+    DynamicDimension("height", 6, 16),
+    DynamicDimension("width", 6, 16),
+)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: dynamic.built_dynamic(dynamic.tokens(dynamic.Parity), ODD),
+        lambda: replace(
+            dynamic.built_dynamic(
+                (dynamic.Halved().train(), ((torch.randn(2, 3, 8, 8),), {})), dynamic.BATCH
+            ),
+            dynamic=DynamicInputs(SIDES, {0: {0: "batch", 2: "height", 3: "width"}}),
+        ),
+    ],
+    ids=["parity", "halved"],
+)
+def test_numbers_that_agree_at_some_sizes_are_told_apart(
+    build: Callable[[], BuiltModel],
+) -> None:
+    built = build()
+    assert built.dynamic is not None
+    built = resize_samples(built, built.dynamic.largest)
+    graph = trace_dynamic(built, "model", loss_room=None)
+    assert built.dynamic is not None
+    last = built.dynamic.dimensions[-1]
+    for size in range(last.smallest, min(last.smallest + 6, last.largest)):
+        sizes = {**built.dynamic.largest, last.name: size}
+        own = trace(replace(resize_samples(built, sizes), dynamic=None), "model", loss_room=None)
+        assert comparable(graph_at(graph, sizes)) == comparable(own)
+
+
+def test_plans_are_compared_at_even_and_odd_sizes() -> None:
+    for least, most in ((3, 11), (5, 49), (4, 12), (2, 1024)):
+        inputs = DynamicInputs((DynamicDimension("tokens", least, most),))
+        sizes = [at["tokens"] for at in (*inputs.checked_sizes(), inputs.largest)]
+        assert {size % 2 for size in sizes} == {0, 1}
+        assert all(least <= size <= most for size in sizes)
 
 
 class Sum(torch.nn.Module):
