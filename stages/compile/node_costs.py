@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from math import prod
 from typing import Any
 
@@ -78,8 +79,8 @@ def count_flops(target: Any, args: Any, kwargs: Any, value: Any) -> int:
 
 def workspace_bytes(node: fx.Node, fuses: bool) -> int:
     """Bytes that an operator takes on the CPU beside its outputs while it runs: of convolutions, of
-    the backward of attention and, if no backend fuses them, of max pooling and numbers, as
-    measured."""
+    the backward of attention and, if no backend fuses them, of max pooling, of numbers and of
+    operands of several types, as measured."""
     name = getattr(getattr(node.target, "_overloadpacket", None), "__name__", "")
     if name in ("convolution", "convolution_backward"):
         return _convolution_workspace(node, name == "convolution_backward", fuses)
@@ -88,8 +89,26 @@ def workspace_bytes(node: fx.Node, fuses: bool) -> int:
         return _POOL_WORKSPACE[name] * (hinted_bytes(first) // first.dtype.itemsize)
     if "attention" in name and "cpu_backward" in name:
         return int(_ATTENTION_WORKSPACE * hinted_bytes(_values(node.args[1:2])[0]))
+    if fuses:
+        return 0
     numbers = any(isinstance(each, int | float) for each in node.args)
-    return _NUMBER_BYTES if numbers and not fuses else 0
+    return _NUMBER_BYTES * numbers + _promotion_workspace(node, name)
+
+
+def _promotion_workspace(node: fx.Node, name: str) -> int:
+    """What a pointwise operator takes on the CPU for operands of another type than that in which it
+    computes: a copy of each."""
+    if torch.Tag.pointwise not in getattr(node.target, "tags", ()):
+        return 0
+    operands = [each for each in _values(node.args[name == "where" :]) if each.dim()]
+    types = {each.dtype for each in operands}
+    if len(types) < 2 or operands[0].device.type != "cpu":
+        return 0
+    common = functools.reduce(torch.promote_types, types)
+    counts = (
+        hinted_bytes(each) // each.dtype.itemsize for each in operands if each.dtype != common
+    )
+    return sum(counts) * common.itemsize
 
 
 def _convolution_workspace(node: fx.Node, backward: bool, channels_last: bool) -> int:

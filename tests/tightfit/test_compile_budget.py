@@ -112,6 +112,21 @@ class Centered(nn.Module):
         return self.trained(hidden.sin())
 
 
+class MixedTypes(nn.Module):
+    """Layers whose outputs are multiplied by tensors of other types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            x = layer(x).relu()
+            x = x * (x > 0.1) if number % 2 else x + x.bfloat16()
+        return self.head(x)
+
+
 class MaskedAttention(nn.Module):
     """Layers of attention with one mask, which inductor would compute again at the same time."""
 
@@ -238,6 +253,15 @@ def test_peaks_count_what_convolutions_take_inside() -> None:
     assert least < planner.graphs["0/0"].peak
     model, compiled, _, _ = compile_within(least, model=Convolutions())
     assert 0.9 * least <= measured_peak(model, compiled) <= 1.02 * least
+
+
+def test_peaks_count_copies_of_operands_of_other_types() -> None:
+    torch.manual_seed(0)
+    least = smallest(MixedTypes())
+    torch.manual_seed(0)
+    model, compiled, planner, _ = compile_within(least, model=MixedTypes())
+    peak, predicted = measured_peak(model, compiled), planner.graphs["0/0"].peak
+    assert 0.97 * predicted <= peak <= predicted
 
 
 def test_a_graph_that_fits_saves_what_the_compiler_does() -> None:
