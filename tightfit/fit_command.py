@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 DEFAULT_TOKENS = 4096
 MAX_WORKERS = 4
+FITS_NOWHERE = 3
+"""The exit code if the step fits on no card; 1 is that of wrong options and models."""
 """Processes at most, unless an option says more: each takes memory of its own."""
 PCI_EXPRESS_4_BANDWIDTH = 31.5e9
 """Bytes a second of 16 lanes in each direction: 16 GT/s with 128 of 130 bits (PCI-SIG, *PCI Express
@@ -70,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the table, or JSON, and writes the page. Raises ConfigError or ModelError for wrong
-    options and models. Returns 1 if the step fits on no card in any way."""
+    options and models. Returns 3 if the step fits on no card in any way."""
     from tightfit.api.fit import fit_model
     from tightfit.schemas.store import write_bytes
     from tightfit.stages.report.fit_page import build_fit_page, format_fit
@@ -92,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
         least = min(card.least_offload_bytes for card in fit.cards)
         sentence = f"fits on none of these cards: no plan takes less than {least:,} bytes of one"
         print(f"tightfit fit: {fit.model} {sentence}", file=sys.stderr)
-    return 0 if fits else 1
+    return 0 if fits else FITS_NOWHERE
 
 
 def _print_progress(doing: str) -> None:

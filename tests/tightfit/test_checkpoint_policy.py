@@ -207,6 +207,8 @@ def test_another_model_is_refused() -> None:
     policy = policy_of(BlockModel(), "min")
     with pytest.raises(tightfit.ConfigError, match=r"no block 'layers\.2'"):
         policy.apply(BlockModel(blocks=2))
+    with pytest.raises(tightfit.ConfigError, match=r"has a module .layers\.\d. beside the blocks"):
+        policy.apply(BlockModel(blocks=7))
     other = BlockModel()
     other.layers[1] = nn.Linear(32, 32)
     with pytest.raises(tightfit.ConfigError, match="another class or other parameters"):

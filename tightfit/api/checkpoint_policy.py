@@ -70,6 +70,7 @@ class ActivationCheckpointPolicy:
             same times of ops.
         recompute_all_seconds: Predicted time if nothing is saved.
         recompute_none_seconds: Predicted time without checkpointing.
+        siblings: Paths of the modules beside the blocks in their lists that are no blocks.
 
     Example:
         >>> policy = tightfit.checkpoint_policy(model, (tokens,), budget="8GiB")
@@ -83,6 +84,7 @@ class ActivationCheckpointPolicy:
     bound: float
     recompute_all_seconds: float
     recompute_none_seconds: float
+    siblings: tuple[str, ...] = ()
 
     def apply(self, model: nn.Module) -> nn.Module:
         """Checkpoints the blocks of a model, in place, by PyTorch's `checkpoint_wrapper`.
@@ -116,7 +118,14 @@ class ActivationCheckpointPolicy:
         for block in self.blocks:
             if block.path not in known:
                 raise ConfigError(f"the model has no block {block.path!r}, which the policy is for")
-        check_checkpoints(model, [block.path for block in self.blocks])
+        paths = [block.path for block in self.blocks]
+        for path in _siblings(model, paths):
+            if path not in self.siblings:
+                raise ConfigError(
+                    f"the model has a module {path!r} beside the blocks, which that of the policy "
+                    "had not: make a policy for this model"
+                )
+        check_checkpoints(model, paths)
         for block in self.blocks:
             if block_signature(known[block.path]) != block.signature:
                 raise ConfigError(
@@ -257,4 +266,16 @@ def _build_policy(
         found.bound,
         recording.seconds,
         recording.seconds - again,
+        _siblings(model, [block.path for block in blocks]),
     )
+
+
+def _siblings(model: nn.Module, blocks: Sequence[str]) -> tuple[str, ...]:
+    """The paths of the modules beside blocks, in the same parents, that are no blocks."""
+    parents = dict.fromkeys(path.rpartition(".")[0] for path in blocks)
+    children = (
+        ".".join(filter(None, (parent, name)))
+        for parent in parents
+        for name, _ in model.get_submodule(parent).named_children()
+    )
+    return tuple(path for path in children if path not in blocks)
