@@ -115,6 +115,25 @@ def test_a_loop_with_changes_is_eagers_bit_for_bit(store: Path) -> None:
     assert all(store in one.package.parents for one in plan.plans)
 
 
+def test_a_call_without_an_argument_keeps_the_ranges_of_the_others(store: Path) -> None:
+    batch = torch.export.Dim("batch", max=BATCH)
+    fitted, plan = tightfit.plan(
+        net(),
+        (rows(BATCH),),
+        {"labels": torch.arange(BATCH) % 5},
+        budget=BUDGET,
+        store=store,
+        progress=False,
+        on_mismatch="replan",
+        dynamic_shapes={"x": {0: batch}, "labels": {0: batch}},
+        **SETTINGS,
+    )
+    twin = net()
+    for count in (BATCH, 24, 9):
+        assert equal(step(fitted, count), step(twin, count))
+    assert len(plan.replans) == 1
+
+
 def step(model: Any, count: int, **kwargs: Any) -> list[Any]:
     """What one step leaves."""
     torch.manual_seed(count)

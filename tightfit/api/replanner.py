@@ -7,7 +7,7 @@ import inspect
 import pickle
 import threading
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -191,8 +191,9 @@ class Replanner:
     ) -> tuple[ChosenPlan, ...]:
         """The plans of a call: in the bytes of the first plan or, if its budget was the smallest
         that works and that is too small here, in the smallest that works here. They have the
-        dynamic shapes of the first where these have the call. Those with floats as `inputs` are
-        compared with the model in all ways, for each known value of the one that is `changing`."""
+        dynamic shapes of the first, of the arguments that are there, where these have the call.
+        Those with floats as `inputs` are compared with the model in all ways, for each known value
+        of the one that is `changing`."""
         from tightfit.stages.torch_utils.number_inputs import NumberInput
 
         given: dict[str, Any] = {"samples": [sample]}
@@ -208,9 +209,15 @@ class Replanner:
                 replace_floats(own[0], *each, convert) for each in (sample, *others)
             ]
             given["check"] = FULL_CHECK
-        if self.make_plan.keywords["dynamic_shapes"] is not None and not inputs:
+        shapes = self.make_plan.keywords["dynamic_shapes"]
+        if shapes is not None and not inputs:
+            if isinstance(shapes, Mapping):
+                signature = inspect.signature(model.forward)
+                given_now = signature.bind_partial(*sample[0], **sample[1]).arguments
+                absent = {name for name in signature.parameters if given_now.get(name) is None}
+                shapes = {name: axes for name, axes in shapes.items() if name not in absent}
             with contextlib.suppress(ConfigError, ModelError):
-                return self._plan_within_budget(model, given)
+                return self._plan_within_budget(model, given | {"dynamic_shapes": shapes or None})
         return self._plan_within_budget(model, given | {"dynamic_shapes": None, "plans": 1})
 
     def _plan_within_budget(

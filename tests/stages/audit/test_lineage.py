@@ -98,7 +98,8 @@ def test_a_loop_of_links_is_told(run: Path, capsys: pytest.CaptureFixture[str]) 
     loop = Path(MODEL, "graph.arrow")
     loop.unlink()
     loop.symlink_to(loop.name)
-    assert any("(is a link that leads nowhere)" in line for line in lineage(capsys, f"{POINT}/module"))
+    told = lineage(capsys, f"{POINT}/module")
+    assert any("(is a link that leads nowhere)" in line for line in told)
     files = json.loads("\n".join(lineage(capsys, f"{POINT}/module", "--json")))["files"]
     assert f"{loop}: is a link that leads nowhere" in [each["error"] for each in files]
 
