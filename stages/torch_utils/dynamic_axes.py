@@ -94,6 +94,7 @@ class _AxisReader:
         self.dimensions: dict[str, DynamicDimension] = {}
         self.first: dict[str, str] = {}
         self.numbers: dict[str, int] = {}
+        self.given: dict[str, tuple[int | None, int | None]] = {}
 
     def read(self, dynamic_shapes: Any) -> DynamicInputs:
         """The dimensions, and the axes that have them."""
@@ -185,13 +186,19 @@ class _AxisReader:
         name, limits = found.name, found.dimension(size)
         self._check_limits(found, limits, size, where)
         number = (size - found.offset) // found.factor
-        known = self.dimensions.setdefault(name, limits)
+        known = self.dimensions.get(name, limits)
+        given = (found.least, found.most)
         self.first.setdefault(name, where)
-        if known != limits or self.numbers.setdefault(name, number) != number:
+        if (
+            self.given.setdefault(name, given) != given
+            or known.largest != limits.largest
+            or self.numbers.setdefault(name, number) != number
+        ):
             raise ConfigError(
                 f"{self.key}: {name!r} is {self.numbers[name]} on {self.first[name]} and "
                 f"{number} on {where} in the sample, or has two ranges: give two names"
             )
+        self.dimensions[name] = replace(known, smallest=max(known.smallest, limits.smallest))
         return found.text
 
     def _axis_size(self, dim: Any, size: int, axis: int, where: str) -> _AxisSize:

@@ -126,7 +126,10 @@ def _remedy_clause(said: str) -> str:
     if "must match" in said:
         return "; dimensions that have to be equal need one name"
     if "is invalid for input of size" in said:
-        return "; leave a dimension that the model fixes out of dynamic_shapes"
+        return (
+            "; give what is divided as a multiple, such as 4*torch.export.Dim('name'), and leave a "
+            "dimension that the model fixes out of dynamic_shapes"
+        )
     return ""
 
 

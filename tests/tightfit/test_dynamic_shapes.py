@@ -104,6 +104,18 @@ def test_sizes_are_in_steps_where_a_dimension_is_multiplied() -> None:
     assert made.dynamic.dimension("half") == DynamicDimension("half", 1, 4)
 
 
+def test_one_dimension_may_have_an_offset_in_one_place() -> None:
+    weights = {"weights": torch.rand(3, 8)}
+    length = Dim("length", max=12)
+    given = {"ids": {1: length + 1}, "more": {"weights": {1: length}}}
+    made = read((tokens(3, 9), weights), {}, given)
+    assert made.dynamic is not None
+    assert made.dynamic.dimensions == (DynamicDimension("length", 2, 12),)
+    given["more"] = {"weights": {1: Dim("length", max=11)}}
+    with pytest.raises(tightfit.ConfigError, match="'length' is 8 on .* or has two ranges"):
+        read((tokens(3, 9), weights), {}, given)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -28,8 +28,8 @@ _SHAPE_REMEDY = (
     'on_mismatch="original"; tightfit.plan also takes on_mismatch="replan"'
 )
 _RANGE_REMEDY = (
-    "plan with a range in dynamic_shapes that has it (from 2 on: PyTorch runs other operators for "
-    '0 and 1), or load the plan with on_mismatch="original"'
+    "plan with a range in dynamic_shapes that has it or, for 0 and 1, where PyTorch runs other "
+    'operators, with on_mismatch="replan", or load the plan with on_mismatch="original"'
 )
 _MAX_REMEMBERED_SIZES = 1 << 12
 

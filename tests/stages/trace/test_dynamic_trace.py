@@ -237,7 +237,7 @@ class Sum(torch.nn.Module):
         ("sum", r"tensor a \(batch\) must match the size of tensor b \(others\) at .* 0 \(with "),
         ("sum", "; dimensions that have to be equal need one name"),
         ("table", "leave batch out of dynamic_shapes, which the model fixes to be 4, or give"),
-        ("view", r"of size 4\*batch \(.*; leave a dimension that the model fixes out of"),
+        ("view", r"of size 4\*batch \(.*; give what is divided as a multiple, .*and leave a dim"),
     ],
 )
 def test_sizes_that_do_not_go_together_are_told(how: str, said: str) -> None:
