@@ -112,7 +112,7 @@ def test_one_dimension_may_have_an_offset_in_one_place() -> None:
     assert made.dynamic is not None
     assert made.dynamic.dimensions == (DynamicDimension("length", 2, 12),)
     given["more"] = {"weights": {1: Dim("length", max=11)}}
-    with pytest.raises(tightfit.ConfigError, match="'length' is 8 on .* or has two ranges"):
+    with pytest.raises(tightfit.ConfigError, match=r"'length' is 8 on .* or has two ranges"):
         read((tokens(3, 9), weights), {}, given)
 
 
