@@ -14,6 +14,8 @@ from tightfit.stages.report.tradeoff_plot import BudgetLine, PlanMark, Series, T
 TABLE_COLUMNS = 80
 _INKS = {"plan": 1, "checkpoint": 3, "eager": 0, "offload": 2}
 _HEADS = ("card", "way", "fits", "bytes of card", "slowdown", "largest batch")
+_MAX_BUDGET_DISTANCE = 2.0
+"""How far above the bytes of all ways the memory of a card is shown, relative to these."""
 
 
 @dataclass(frozen=True)
@@ -175,11 +177,14 @@ def _list_notes(fit: ModelFit) -> list[str]:
 
 
 def _build_plot(card: CardFit) -> TradeoffPlot:
-    """The frontier of a card beside the other ways, with the memory of the card as the budget."""
+    """The frontier of a card beside the other ways, with the memory of the card as the budget if it
+    is not far above all of them."""
     points = sorted((point.bytes, point.slowdown) for point in card.frontier)
     marks = [(way.bytes, way.slowdown) for way in card.ways]
     places = [*points, *marks]
-    x = fit_scale([*(size for size, _ in places), card.memory, card.least_bytes], 0.04)
+    sizes = [*(size for size, _ in places), card.least_bytes]
+    shown = [card.memory] if card.memory <= _MAX_BUDGET_DISTANCE * max(sizes) else []
+    x = fit_scale([*sizes, *shown], 0.04)
     y = fit_scale([1.0, *(height for _, height in places)], 0.06, flipped=True)
     series = []
     for way in sorted(card.ways, key=lambda way: way.way != "plan"):
@@ -201,7 +206,7 @@ def _build_plot(card: CardFit) -> TradeoffPlot:
     size = format_bytes(card.memory)
     return TradeoffPlot(
         series=series,
-        budgets=[BudgetLine(x.at(card.memory), card.card, f"{card.card}: {size}", 0)],
+        budgets=[BudgetLine(x.at(each), card.card, f"{card.card}: {size}", 0) for each in shown],
         x_ticks=x.ticks(8, lambda bytes_: trim_decimals(format_bytes(bytes_))),
         y_ticks=y.ticks(8, format_ratio),
         floor=x.at(card.least_bytes),

@@ -25,6 +25,7 @@ from tightfit.api.fit_graphs import (
     StepGraphs,
     trace_step,
 )
+from tightfit.schemas.card_fit import CardFit, FrontierPoint, WayFit, WayName
 from tightfit.schemas.graph.training_graph import Graph
 from tightfit.stages.combine.card_batches import (
     MAX_BATCH,
@@ -34,6 +35,7 @@ from tightfit.stages.combine.card_batches import (
 )
 from tightfit.stages.combine.lowering.schedule import lower_to_schedule
 from tightfit.stages.profile.roofline import count_flops
+from tightfit.stages.report.fit_page import _build_plot
 from tightfit.stages.simulate.simulate import simulate
 from tightfit.stages.torch_utils.model_factory import BuiltModel
 from tightfit.stages.trace.layer_extrapolation import IrregularLayersError, extrapolate_layers
@@ -214,6 +216,18 @@ def test_bytes_are_those_of_a_hand_computation(fitted: Fitted) -> None:
     assert card["least_offload_bytes"] < card["least_bytes"]
     page = (folder / "fit.html").read_text()
     assert "card" in page and 'class="frontier"' in page
+
+
+def test_a_card_far_above_the_step_does_not_flatten_its_frontier() -> None:
+    names: tuple[WayName, ...] = ("eager", "checkpoint", "plan", "offload")
+    ways = [WayFit(name, True, 100 + number, 1.0) for number, name in enumerate(names)]
+    points = [FrontierPoint(50, 1.5), FrontierPoint(100, 1.0)]
+    for memory, lines in ((150, 1), (10_000, 0)):
+        card = CardFit("card", memory, ways, 40, 30, points, None, [])
+        plot = _build_plot(card)
+        assert len(plot.budgets) == lines
+        places = [mark.x for each in plot.series for mark in each.predicted]
+        assert max(places) - min(places) > 30
 
 
 def card_problem(folder: Path, memory: int) -> CardProblem:
