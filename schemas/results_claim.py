@@ -3,7 +3,8 @@ on how they were made are.
 
 Such notes name files by their paths. Where another folder has made these files anew since, the
 notes are of others: so the results and their folder keep the same claim, with its time, and notes
-from before it do not count.
+from before it do not count. All notes count of a folder that claims results for the first time,
+such as those of runs by Snakemake itself.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def claim_results(results: Path, folder: Path, dry_run: bool) -> None:
     if dry_run or (claim and claims.get(_key(results, folder)) == claim):
         return
     results.mkdir(parents=True, exist_ok=True)
-    claim = f"{time.time()} {uuid.uuid4().hex}"
+    since = time.time() if _key(results, folder) in claims else 0.0
+    claim = f"{since} {uuid.uuid4().hex}"
     claims_file = folder / CLAIMS_FILE
     claims_file.write_text(json.dumps({**claims, _key(results, folder): claim}, indent=1) + "\n")
     file.write_text(f"{os.path.relpath(folder.resolve(), results.resolve())}\n{claim}\n")

@@ -119,7 +119,7 @@ class ActivationCheckpointPolicy:
             if block.path not in known:
                 raise ConfigError(f"the model has no block {block.path!r}, which the policy is for")
         paths = [block.path for block in self.blocks]
-        for path in _siblings(model, paths):
+        for path in _find_siblings(model, paths):
             if path not in self.siblings:
                 raise ConfigError(
                     f"the model has a module {path!r} beside the blocks, which that of the policy "
@@ -266,11 +266,11 @@ def _build_policy(
         found.bound,
         recording.seconds,
         recording.seconds - again,
-        _siblings(model, [block.path for block in blocks]),
+        _find_siblings(model, [block.path for block in blocks]),
     )
 
 
-def _siblings(model: nn.Module, blocks: Sequence[str]) -> tuple[str, ...]:
+def _find_siblings(model: nn.Module, blocks: Sequence[str]) -> tuple[str, ...]:
     """The paths of the modules beside blocks, in the same parents, that are no blocks."""
     parents = dict.fromkeys(path.rpartition(".")[0] for path in blocks)
     children = (
