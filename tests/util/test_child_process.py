@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,9 @@ def test_planning_leaves_no_search_in_the_process(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split(maxsplit=1)[1].strip() == "[]", done.stdout
+
+
+def test_one_thread_of_inductor_needs_no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    import_module("torch._inductor.async_compile")
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
+    assert child_process._inductor_threads() == set()

@@ -52,7 +52,10 @@ def can_fork() -> bool:
 def _inductor_threads() -> set[threading.Thread]:
     """The threads of the pool in which inductor compiles, which live as long as the process."""
     module = sys.modules.get(_INDUCTOR_MODULE)
-    return set() if module is None else module.AsyncCompile.pool()._threads
+    if module is None or module.get_compile_threads() <= 1:  # one thread needs no pool
+        return set()
+    threads: set[threading.Thread] = module.AsyncCompile.pool()._threads
+    return threads
 
 
 def _renew_inductor_pool() -> None:
