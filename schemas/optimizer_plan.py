@@ -120,7 +120,7 @@ class OptimizerPlan:
     `costs` are by parameter (a value of the graph). States are in the offload target, but for those
     of the parameters `on_device`, and pass through `buffers` staging buffers of the device; there
     are none yet in a `first` step, and no gradients in a first microbatch that adds. Where it is
-    `cyclic`, steps follow each other without a seam (`stages.simulate.cycle`). The
+    `cyclic`, steps follow each other without a seam (`stages.simulate.cyclic_schedule`). The
     `offloaded` ones live in the offload target; those of them that are `resident` are on the
     device, too, when the step begins and when it ends. Of several `microbatches` the last one
     updates, and all others `add` their gradients up: the sums of remote parameters are in the

@@ -40,7 +40,7 @@ from tightfit.stages.audit.module_checks import check_modules
 from tightfit.stages.audit.size_checks import check_dynamic_plan, check_measured_sizes
 from tightfit.stages.simulate.caching_allocator import AllocatorBytes
 from tightfit.stages.simulate.cuda_memory import simulate_cuda_memory
-from tightfit.stages.simulate.cycle import CycleResult, simulate_any
+from tightfit.stages.simulate.cyclic_schedule import CycleResult, simulate_any
 from tightfit.stages.simulate.simulate import simulate, sum_microbatches
 from tightfit.stages.simulate.stream_check import check_streams
 from tightfit.util.budget import MIN_BUDGET, NO_BUDGET, parse_budget

@@ -98,7 +98,7 @@ class BudgetPlanner:
         warns of it."""
         name = _compiled_frame()[1]
         graph = self.graphs[name]
-        peak = max(graph.peak, self.budget + excess if graph.fits else graph.peak + excess)
+        peak = max(self.budget, graph.peak) + excess
         self.graphs[name] = replace(graph, peak=peak, fits=False)
         self._warn(
             f"inductor's kernels of graph {name} take {peak:,} bytes by its own estimate",

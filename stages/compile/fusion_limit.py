@@ -90,9 +90,11 @@ def _within_limit(graph: Any, limit: int, note_excess: Callable[[int], None]) ->
             peaks[choices.distance] = _estimate_peak(graph)
             if peaks[choices.distance] <= limit:
                 return
-        choices.distance = min(peaks, key=lambda distance: peaks[distance])
-        update()
-        note_excess(peaks[choices.distance] - limit)
+        best = min(peaks, key=lambda distance: peaks[distance])
+        note_excess(peaks[best] - limit)
+        if best != choices.distance:
+            choices.distance = best
+            update()
 
     graph._update_scheduler = update_within_limit
     # A buffer that is kept for another one of its size lives longer than is estimated.

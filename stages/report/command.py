@@ -353,7 +353,7 @@ def _write_trace(options: argparse.Namespace) -> None:
     )
     from tightfit.schemas.store import write_bytes
     from tightfit.stages.report.perfetto import build_trace
-    from tightfit.stages.simulate.cycle import simulate_any
+    from tightfit.stages.simulate.cyclic_schedule import simulate_any
 
     if options.graph is None:
         raise ConfigError("report needs --graph with --perfetto")

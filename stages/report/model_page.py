@@ -47,7 +47,7 @@ from tightfit.stages.report.tradeoff_plot import (
     strategy_colors,
     strategy_order,
 )
-from tightfit.stages.simulate.cycle import simulate_any
+from tightfit.stages.simulate.cyclic_schedule import simulate_any
 
 
 @dataclass(frozen=True)

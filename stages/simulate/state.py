@@ -95,7 +95,7 @@ class SimulatorState:
     the compute stream is free; what concerns the `link` and the memory behind it is in `away`. Of
     `updates`, the optimizer, `updated` are the parameters that have been updated; `remote` the
     storages of those that live in the offload target, in whose stream `beside` they may be updated.
-    In a cycle, `carried` is what the step before has left (`stages.simulate.cycle`).
+    In a cycle, `carried` is what the step before has left (`stages.simulate.cyclic_schedule`).
     """
 
     graph: Graph

@@ -14,6 +14,8 @@ from tightfit.schemas.graph.size_expressions import Size, evaluate_size
 Numbers = tuple[int | None, ...]
 """A number at each of several sizes; None where it means nothing."""
 
+_Evaluation = Callable[[str, Mapping[str, int]], float]
+
 _MAX_TERMS = 2
 _LOOKED_AT = 64
 """How many sizes of a range, from the smallest on, are looked at."""
@@ -93,18 +95,19 @@ def distinguishing_sizes(
         for one in dynamic.dimensions
         for size in range(one.smallest, min(one.largest, one.smallest + _LOOKED_AT) + 1)
     ]
-    texts: list[tuple[Callable[[str, Mapping[str, int]], float], str]]
-    texts = [(evaluate_size, text) for text in dict.fromkeys([*points[0], *expressions])]
-    texts += [(evaluate_number, text) for text in dict.fromkeys(numbers)]
-    known = [tuple(evaluate(text, at) for at in points) for evaluate, text in texts]
-    seen = [tuple(evaluate(text, at) for at in candidates) for evaluate, text in texts]
-    first = {values: found for values, found in reversed([*zip(known, seen, strict=True)])}
-    unclear = [(found, first[values]) for values, found in zip(known, seen, strict=True)]
-    unclear += [
-        (found, (values[0],) * len(found))
-        for values, found in zip(known, seen, strict=True)
-        if len(set(values)) == 1
-    ]
+    alike: dict[tuple[float, ...], list[tuple[_Evaluation, str]]] = {}
+    known = [(evaluate_size, text) for text in dict.fromkeys([*points[0], *expressions])]
+    for evaluate, text in (*known, *((evaluate_number, text) for text in dict.fromkeys(numbers))):
+        values = tuple(evaluate(text, at) for at in points)
+        alike.setdefault(values, []).append((evaluate, text))
+    unclear: list[tuple[tuple[float, ...], tuple[float, ...]]] = []
+    for values, texts in alike.items():
+        is_constant = len(set(values)) == 1
+        if len(texts) == 1 and not is_constant:
+            continue
+        rows = [tuple(evaluate(text, at) for at in candidates) for evaluate, text in texts]
+        others = [values[:1] * len(candidates)] if is_constant else []
+        unclear += [(rows[0], other) for other in (*rows[1:], *others)]
     chosen: list[dict[str, int]] = []
     while unclear and len(chosen) < _MAX_DISTINGUISHING:
         counts = [

@@ -1,4 +1,4 @@
-"""Looks for steps that follow each other without a seam (`stages.simulate.cycle`).
+"""Looks for steps that follow each other without a seam (`stages.simulate.cyclic_schedule`).
 
 How much of the device activations have and how much of the link they take, which parameters are
 updated where, through how many staging buffers states pass, and how much of the device is left to
@@ -32,7 +32,7 @@ from tightfit.stages.combine.optimizer_offload.search import (
 )
 from tightfit.stages.combine.optimizer_offload.search_space import OffloadChoice
 from tightfit.stages.combine.optimizer_offload.state_placement import spread_evenly
-from tightfit.stages.simulate.cycle import simulate_cycle
+from tightfit.stages.simulate.cyclic_schedule import simulate_cycle
 from tightfit.util.errors import ScheduleError
 
 FIRST_DEVICE_UPDATES = (1.0, 0.8, 0.6, 0.4, 0.0)

@@ -26,7 +26,7 @@ from tightfit.stages.combine.optimizer_offload.lower_bound import lower_bound_se
 from tightfit.stages.combine.optimizer_offload.problem import OffloadProblem
 from tightfit.stages.combine.optimizer_offload.search import OffloadSearchResult
 from tightfit.stages.combine.plan_summary import describe_cost_source, describe_link_source
-from tightfit.stages.simulate.cycle import unroll_cycle
+from tightfit.stages.simulate.cyclic_schedule import unroll_cycle
 from tightfit.stages.simulate.liveness import simulate_executions
 from tightfit.stages.simulate.offload_layout import offload_layout
 from tightfit.stages.simulate.simulate import simulate, sum_microbatches

@@ -37,7 +37,7 @@ from tightfit.stages.combine.optimizer_offload.search_space import (
     vary_placement,
 )
 from tightfit.stages.combine.optimizer_offload.transfer_placement import place_transfers
-from tightfit.stages.simulate.cycle import CycleResult
+from tightfit.stages.simulate.cyclic_schedule import CycleResult
 from tightfit.stages.simulate.liveness import simulate_executions
 from tightfit.stages.simulate.simulate import SimulationResult, simulate, sum_microbatches
 from tightfit.util.errors import ConfigError

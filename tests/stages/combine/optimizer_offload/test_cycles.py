@@ -36,7 +36,7 @@ from tightfit.stages.combine.optimizer_offload.cycle_bound import cycle_lower_bo
 from tightfit.stages.combine.optimizer_offload.cycle_search import CycleChoice, CycleSearch
 from tightfit.stages.combine.optimizer_offload.problem import OffloadProblem
 from tightfit.stages.combine.optimizer_offload.search import OffloadSearch, OffloadSearchResult
-from tightfit.stages.simulate.cycle import carried_positions, simulate_cycle
+from tightfit.stages.simulate.cyclic_schedule import carried_positions, simulate_cycle
 from tightfit.stages.simulate.simulate import simulate
 from tightfit.util.errors import ArtifactError, ScheduleError
 

@@ -31,7 +31,7 @@ from tightfit.stages.combine.optimizer_offload.plan import build_offload_plan
 from tightfit.stages.combine.optimizer_offload.problem import OffloadProblem, build_offload_problem
 from tightfit.stages.combine.optimizer_offload.search import OffloadSearch, OffloadSearchResult
 from tightfit.stages.combine.optimizer_offload.search_space import OffloadChoice
-from tightfit.stages.simulate.cycle import simulate_any
+from tightfit.stages.simulate.cyclic_schedule import simulate_any
 from tightfit.stages.simulate.simulate import simulate
 from tightfit.util.errors import ConfigError
 
